@@ -36,6 +36,9 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "schema_refused": "a schema from a server is beyond the bounds, or no schema",
         "redirect_refused": "a server sent us to another origin",
         "server_garbage": "a server sent what is no message; a child may have printed into its standard output",
+        "registration_refused": "an agent may not register or remove a tool, or not this one (403, 409, 422, 429)",
+        "tool_registered": "an agent registered a tool, or one waits for approval",
+        "tool_removed": "an agent removed a tool",
         "too_many_questions": "a server asked more questions than one call may",
     }
 )

@@ -10,6 +10,11 @@ _NAMES = {
     "trimcp.agent_tools.stores": "ContextStore KeptContext MemoryContexts",
     "trimcp.agent_tools.client": "AgentConnection ContextHandle InputRequired ToolCalling connect",
     "trimcp.agent_tools.client_wire": "AgentTarget",
+    "trimcp.agent_tools.callers": "AgentCaller",
+    "trimcp.agent_tools.catalog": "Catalog Provider Registered",
+    "trimcp.agent_tools.entries": "Implemented",
+    "trimcp.agent_tools.manifests": "Manifest ManifestBounds version_key",
+    "trimcp.agent_tools.rules": "RegistrationRules",
     "trimcp.agent_tools.errors": "AgentToolsError ContextGone DeadlinePassed Draining ERRORS_BY_CODE InvalidArguments "
     "MalformedMessage NameTaken NotAllowed NothingHere ProviderGone RequestCancelled RequestUnderWay ToolCrashed "
     "ToolFailed TooLargeMessage TooMuch Unauthenticated UnfitManifest UnknownContext UnknownTool VersionConflict",

@@ -1,5 +1,9 @@
 # Written by docs/stubs.py from the list in __init__.py beside it.
 
+from trimcp.agent_tools.callers import AgentCaller as AgentCaller
+from trimcp.agent_tools.catalog import Catalog as Catalog
+from trimcp.agent_tools.catalog import Provider as Provider
+from trimcp.agent_tools.catalog import Registered as Registered
 from trimcp.agent_tools.client import AgentConnection as AgentConnection
 from trimcp.agent_tools.client import ContextHandle as ContextHandle
 from trimcp.agent_tools.client import InputRequired as InputRequired
@@ -11,6 +15,7 @@ from trimcp.agent_tools.context_table import ContextTable as ContextTable
 from trimcp.agent_tools.contexts import Applied as Applied
 from trimcp.agent_tools.contexts import ContextActor as ContextActor
 from trimcp.agent_tools.contexts import ContextLimits as ContextLimits
+from trimcp.agent_tools.entries import Implemented as Implemented
 from trimcp.agent_tools.errors import AgentToolsError as AgentToolsError
 from trimcp.agent_tools.errors import ContextGone as ContextGone
 from trimcp.agent_tools.errors import DeadlinePassed as DeadlinePassed
@@ -34,16 +39,22 @@ from trimcp.agent_tools.errors import UnknownContext as UnknownContext
 from trimcp.agent_tools.errors import UnknownTool as UnknownTool
 from trimcp.agent_tools.errors import VersionConflict as VersionConflict
 from trimcp.agent_tools.handler_context import ActorContext as ActorContext
+from trimcp.agent_tools.manifests import Manifest as Manifest
+from trimcp.agent_tools.manifests import ManifestBounds as ManifestBounds
+from trimcp.agent_tools.manifests import version_key as version_key
+from trimcp.agent_tools.rules import RegistrationRules as RegistrationRules
 from trimcp.agent_tools.stores import ContextStore as ContextStore
 from trimcp.agent_tools.stores import KeptContext as KeptContext
 from trimcp.agent_tools.stores import MemoryContexts as MemoryContexts
 
 __all__ = [
     "ActorContext",
+    "AgentCaller",
     "AgentConnection",
     "AgentTarget",
     "AgentToolsError",
     "Applied",
+    "Catalog",
     "ContextActor",
     "ContextGone",
     "ContextHandle",
@@ -54,15 +65,21 @@ __all__ = [
     "DeadlinePassed",
     "Draining",
     "ERRORS_BY_CODE",
+    "Implemented",
     "InputRequired",
     "InvalidArguments",
     "KeptContext",
     "MalformedMessage",
+    "Manifest",
+    "ManifestBounds",
     "MemoryContexts",
     "NameTaken",
     "NotAllowed",
     "NothingHere",
+    "Provider",
     "ProviderGone",
+    "Registered",
+    "RegistrationRules",
     "RequestCancelled",
     "RequestUnderWay",
     "TooLargeMessage",
@@ -76,4 +93,5 @@ __all__ = [
     "UnknownTool",
     "VersionConflict",
     "connect",
+    "version_key",
 ]

@@ -126,6 +126,11 @@ class Offering:
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         """Offer a function as a tool, as `tool` does; also while the server runs, then clients are notified."""
         entry = tool_entry(function, options)
+        self.guard_tool(entry, options)
+        self._add(self.tools, entry.listed.name, entry)
+
+    def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
+        """Give a tool the confirmation and the permission that its options and the server's settings require."""
         confirm = options.get("confirm")
         if confirm is None:
             hints = entry.listed.annotations
@@ -135,11 +140,27 @@ class Offering:
 
             entry.confirmation = Confirmation(entry.listed, self.confirm_fallback)
         entry.permission = _permission(options, entry)
-        self._add(self.tools, entry.listed.name, entry)
+
+    def put_tool(self, name: str, entry: ToolEntry, *, listed: bool = True) -> None:
+        """Offer a finished tool under a name, in the place of any other; `listed` is for a name that is new.
+
+        A tool that is not listed may be called by those who know its name.
+        """
+        if name in self.tools:
+            scopes = frozenset() if entry.permission is None else entry.permission.scopes
+            self.tools.replace(name, entry, live=self._live, scopes=scopes)
+            self._declare()
+        else:
+            self._add(self.tools, name, entry, listed)
 
     def remove_tool(self, name: str) -> None:
         """Stop offering a tool; running calls continue. Raises KeyError for an unknown name."""
         self._remove(self.tools, name)
+
+    def expect_tools(self) -> None:
+        """Declare that the list of tools may change, also to clients that connect before it first does."""
+        self.tools.touched = True
+        self._declare()
 
     # Resources
 
@@ -395,9 +416,11 @@ class Offering:
         entry = self.tools.get(tool)
         return entry is not None and entry.prepared.run_mode == "thread" and not entry.prepared.is_async
 
-    def _add(self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry) -> None:
+    def _add(
+        self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry, listed: bool = True
+    ) -> None:
         scopes = frozenset() if entry.permission is None else entry.permission.scopes
-        registry.add(name, entry, live=self._live, scopes=scopes)
+        registry.add(name, entry, live=self._live, scopes=scopes, listed=listed)
         self._declare()
 
     def _remove(self, registry: Registry[Any], name: str) -> None:

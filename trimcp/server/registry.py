@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from typing import Generic, TypeAlias, TypeVar
 
@@ -59,7 +60,7 @@ class Bus:
 
 @attrs.define(eq=False, repr=False)
 class Registry(Generic[EntryT]):
-    """Entries by name, in the order they were added.
+    """Entries by name, in the order they were added. Some may be found by name without being listed.
 
     Args:
         kind: the name of one entry in error messages.
@@ -71,14 +72,20 @@ class Registry(Generic[EntryT]):
     change: Change
     touched: bool = attrs.field(init=False, default=False)
     _entries: dict[str, EntryT] = attrs.field(init=False, factory=dict)
+    _unlisted: set[str] = attrs.field(init=False, factory=set)
+    _held: int = attrs.field(init=False, default=0)  # blocks of `together` under way
+    _late: bool = attrs.field(init=False, default=False)  # there was a change inside of them
     _needed: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict)  # scopes, of entries that need any
     _pages: dict[tuple[Revision, frozenset[str] | None, str | None], Encoded] = attrs.field(init=False, factory=dict)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) - len(self._unlisted)
 
     def __iter__(self) -> Iterator[EntryT]:
-        return iter(self._entries.values())
+        unlisted = self._unlisted
+        if not unlisted:
+            return iter(self._entries.values())
+        return (entry for name, entry in self._entries.items() if name not in unlisted)
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
@@ -86,10 +93,12 @@ class Registry(Generic[EntryT]):
     def get(self, name: str) -> EntryT | None:
         return self._entries.get(name)
 
-    def add(self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset()) -> None:
+    def add(
+        self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset(), listed: bool = True
+    ) -> None:
         """Add an entry. With `live` clients may have seen the list already.
 
-        It is not listed to clients that lack one of `scopes`.
+        It is not listed to clients that lack one of `scopes`, nor to anybody if it is not `listed`.
 
         Raises LocalError if the name is taken: replacing an entry by accident is a bug, so remove it first.
         """
@@ -98,7 +107,21 @@ class Registry(Generic[EntryT]):
         self._entries[name] = entry
         if scopes:
             self._needed[name] = scopes
-        self._changed(live)
+        if listed:
+            self._changed(live)
+        else:
+            self._unlisted.add(name)
+
+    def replace(self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset()) -> None:
+        """Put an entry in the place of the one with this name. Raises KeyError for an unknown name."""
+        if name not in self._entries:
+            raise KeyError(f"there is no {self.kind} named {name!r}")
+        self._entries[name] = entry
+        self._needed.pop(name, None)
+        if scopes:
+            self._needed[name] = scopes
+        if name not in self._unlisted:
+            self._changed(live)
 
     def remove(self, name: str, *, live: bool) -> None:
         """Remove an entry. Raises KeyError for an unknown name."""
@@ -106,13 +129,31 @@ class Registry(Generic[EntryT]):
             raise KeyError(f"there is no {self.kind} named {name!r}")
         del self._entries[name]
         self._needed.pop(name, None)
-        self._changed(live)
+        if name in self._unlisted:
+            self._unlisted.remove(name)
+        else:
+            self._changed(live)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Notify of the changes inside the block once, at its end. The block must not wait."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            if self._late and not self._held:
+                self._late = False
+                self.bus.publish(self.change)
 
     def _changed(self, live: bool) -> None:
         self._pages.clear()
         if live:
             self.touched = True
-            self.bus.publish(self.change)
+            if self._held:
+                self._late = True
+            else:
+                self.bus.publish(self.change)
 
     def rights_of(self, principal: Principal | None) -> frozenset[str] | None:
         """Return the principal's scopes that any entry needs (a key shared by many); None if it sees every entry."""
@@ -144,7 +185,12 @@ class Registry(Generic[EntryT]):
         if cached is not None:
             return cached
         rights = key[1]
-        names = [name for name in self._entries if rights is None or self._needed.get(name, rights) <= rights]
+        unlisted = self._unlisted
+        names = [
+            name
+            for name in self._entries
+            if name not in unlisted and (rights is None or self._needed.get(name, rights) <= rights)
+        ]
         try:
             after = None if cursor is ABSENT else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
             first = 0 if after is None else names.index(after) + 1

@@ -89,6 +89,10 @@ class ToolEntry:
     mirrors: tuple[Mirror, ...] = ()
     confirmation: Confirmation | None = None
     permission: Permission | None = None
+    turns: str = ""  # the name under which its calls are counted; "" for its own
+
+    def __attrs_post_init__(self) -> None:
+        self.turns = self.turns or self.listed.name
 
     async def call(self, pools: Pools, ctx: Context[Any], params: CallToolParams) -> Any:
         """Run a call and return its result, also for `ToolError`s and, from 2025-11-25 on, wrong arguments."""
@@ -110,7 +114,7 @@ class ToolEntry:
                 value = await self.prepared.run(pools, ctx, arguments)
             else:
                 run = self.prepared.run
-                value = await pools.in_turn(ctx, "tool", self.listed.name, self.quota, run, arguments)
+                value = await pools.in_turn(ctx, "tool", self.turns, self.quota, run, arguments)
             return self.make_result(value)
         except ConversionError as error:
             return self._refuse(ctx, error.problems)
@@ -139,7 +143,7 @@ class ToolEntry:
         clock = WorkClock(timeout, math.inf)
         with clock.scope, ctx.timed_by(clock):
             run = self.prepared.run
-            return await pools.in_turn(ctx, "tool", self.listed.name, self.quota, run, arguments)
+            return await pools.in_turn(ctx, "tool", self.turns, self.quota, run, arguments)
         raise ToolError(f"{self.listed.name} did not finish within {timeout:g} seconds")
 
     def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:

@@ -1,0 +1,565 @@
+"""The tools that agents register with a server, beside those that it has: whose they are, and in which versions.
+
+Registered tools are entries of `server.tools` like any other, so quotas, rights, filters and the audit apply to them,
+and clients of the Model Context Protocol see and call them. The newest version of a tool has its plain name. Older ones
+are found as `NAME@VERSION` and not listed.
+
+A tool is carried out by a function that the server declares (*by reference*), by a provider on its stream, or at a
+callback URL. A name belongs to whoever registered it first, in all its versions; names of tools that live elsewhere
+begin with a prefix, and nothing is ever registered over a tool of the server's own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from inspect import isawaitable
+from itertools import count
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import attrs
+
+from trimcp.agent_tools.callers import AgentCaller, Owner
+from trimcp.agent_tools.entries import Elsewhere, EntryTemplate, Implemented, by_reference, elsewhere, shown, version_of
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    NameTaken,
+    NotAllowed,
+    ProviderGone,
+    TooMuch,
+    UnfitManifest,
+    UnknownTool,
+    VersionConflict,
+)
+from trimcp.agent_tools.manifests import NAME, Manifest, VersionKey, version_key
+from trimcp.agent_tools.rules import RegistrationRules, Verdict, prefix_of
+from trimcp.cleaning import harmless
+from trimcp.principal import Principal
+from trimcp.security import security_event
+from trimcp.server.offering import Offering
+from trimcp.server.tools import ToolEntry
+from trimcp.session.context import Context
+
+log: logging.Logger = logging.getLogger("trimcp.server")
+
+Progress: TypeAlias = Callable[[float, float | None, str | None], None]
+"""Called with the progress of a call, its last value if known, and one line for a person. Never waits."""
+
+_MOST_PINS: Final = 10_000
+_LONGEST_VERSION: Final = 64
+
+
+class Provider(Protocol):
+    """Whoever carries out tools elsewhere and is connected now.
+
+    Attributes:
+        name: for logs.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def call(
+        self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
+    ) -> Any:
+        """Carry out a call and return its result, any JSON value. Cancelling it cancels the call there.
+
+        Args:
+            manifest: as the provider sent it, without the prefix of its name.
+            arguments: of the call, valid for the manifest.
+            progress: reports how far the call is.
+            request_id: unique among the calls of one catalog.
+
+        Raises:
+            ToolFailed: the tool reports an error of its own.
+            ProviderGone: the provider has disconnected; raised at once when it does.
+            AgentToolsError: anything else that the provider answered.
+        """
+        ...
+
+
+@attrs.frozen(eq=False)
+class Registered:
+    """What became of a manifest.
+
+    Attributes:
+        manifest: as it is known now, with the prefix of its name.
+        status: "registered", or "pending" until somebody approves it.
+    """
+
+    manifest: Manifest
+    status: Literal["registered", "pending"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what a message says of it."""
+        manifest = self.manifest
+        return {"name": manifest.name, "version": manifest.version, "hash": manifest.hash, "status": self.status}
+
+
+@attrs.frozen(eq=False)
+class _Candidate:
+    """A manifest, who sent it, and its entry; None for that of a callback whose host is not resolved yet."""
+
+    manifest: Manifest
+    caller: AgentCaller
+    by: Provider | None
+    entry: ToolEntry | None
+
+
+@attrs.define(eq=False)
+class _Place:
+    """One version of one tool: what is offered, and what waits to be."""
+
+    version: VersionKey
+    offered: _Candidate | None = None
+    waiting: _Candidate | None = None
+
+
+@attrs.define(eq=False)
+class _Versions:
+    """All versions of one tool, the newest first.
+
+    `keys` has those that are offered, by their keys in `server.tools`, and `texts` the versions as they are written.
+    """
+
+    name: str
+    owner: Owner
+    slots: list[_Place] = attrs.field(factory=list)
+    keys: dict[str, ToolEntry] = attrs.field(factory=dict)
+    texts: list[str] = attrs.field(factory=list)
+
+    def slot(self, version: str) -> _Place | None:
+        wanted = version_key(version[:_LONGEST_VERSION])
+        return next((slot for slot in self.slots if slot.version == wanted), None)
+
+    def layout(self) -> dict[str, _Candidate]:
+        """Return what is offered by key: the newest version has the tool's name."""
+        offered = [slot.offered for slot in self.slots if slot.offered is not None]
+        return {f"{self.name}@{each.manifest.version}" if at else self.name: each for at, each in enumerate(offered)}
+
+
+class Catalog:
+    """The registered tools of one server.
+
+    Args:
+        server: gets the tools.
+        implementations: the functions that manifests may name, plain or `Implemented`.
+        rules: who may register tools, and how many.
+
+    Raises:
+        TypeError, ValueError: an implementation or its options cannot be a tool, as for `Server.tool`.
+    """
+
+    def __init__(
+        self,
+        server: Offering,
+        implementations: Mapping[str, Callable[..., Any] | Implemented] | None = None,
+        rules: RegistrationRules | None = None,
+    ) -> None:
+        self.server: Offering = server
+        self.rules: RegistrationRules = rules or RegistrationRules()
+        self._implementations = {name: by_reference(name, given) for name, given in (implementations or {}).items()}
+        self._families: dict[str, _Versions] = {}
+        self._keys: dict[tuple[str, str], str] = {}  # of each version of a registered tool, as it is written
+        self._owned: Counter[Owner] = Counter()
+        self._pins: OrderedDict[tuple[Owner, str, VersionKey], str] = OrderedDict()
+        self._calls = count(1)
+        server.expect_tools()
+        if self.rules.anonymous_on_loopback:
+            log.warning(
+                "ANYBODY ON THIS MACHINE may register tools without a token (anonymous_on_loopback=True): "
+                "use it for trying things out only"
+            )
+
+    # Finding
+
+    def find(self, name: str, version: str | None = None) -> tuple[str, ToolEntry]:
+        """Return a tool's key in `server.tools`, and its entry; without a version the newest. Raises UnknownTool."""
+        if version is None:
+            entry = self.server.tools.get(name)
+            if entry is not None:
+                return name, entry
+            raise UnknownTool(f"there is no tool named {harmless(name, 100)}")
+        key = self._keys.get((name, version)) or self._key_of(name, version)
+        entry = None if key is None else self.server.tools.get(key)
+        if key is None or entry is None:
+            raise UnknownTool(f"there is no tool named {harmless(name, 100)} of version {harmless(version, 64)}")
+        return key, entry
+
+    def _key_of(self, name: str, version: str) -> str | None:
+        """Return the key of a version that is written in another way, or of a tool of the server's own."""
+        family = self._families.get(name)
+        if family is not None:
+            slot = family.slot(version)
+            offered = None if slot is None else slot.offered
+            return None if offered is None else self._keys.get((name, offered.manifest.version))
+        entry = self.server.tools.get(name)
+        same = entry is not None and version_key(version_of(entry)) == version_key(version[:_LONGEST_VERSION])
+        return name if same else None
+
+    def manifests(
+        self, name: str | None = None, version: str | None = None, principal: Principal | None = None
+    ) -> list[Manifest]:
+        """Return the manifests of all tools, those of the server's own too.
+
+        Args:
+            name: only those of this name, the newest version first.
+            version: only those of this version.
+            principal: leave out tools for which it lacks scopes; None leaves out none.
+        """
+        tools = self.server.tools
+        if name is None:
+            entries = list(tools)
+        else:
+            found = tools.get(name)
+            entries = [] if found is None else [found]
+        manifests = [each for entry in entries for each in self._versions_of(entry, principal)]
+        if version is None:
+            return manifests
+        wanted = version_key(version[:_LONGEST_VERSION])
+        return [each for each in manifests if version_key(each.version) == wanted]
+
+    def _versions_of(self, entry: ToolEntry, principal: Principal | None) -> Iterator[Manifest]:
+        name = entry.listed.name
+        family = self._families.get(name)
+        if family is not None and entry in family.keys.values():
+            for candidate in family.layout().values():
+                if candidate.entry is not None and shown(candidate.entry, principal):
+                    yield candidate.manifest
+        elif shown(entry, principal):
+            listed = entry.listed
+            yield Manifest(name, listed.description or "", listed.input_schema, version_of(entry))
+
+    def pending(self) -> list[tuple[Manifest, AgentCaller]]:
+        """Return the manifests that wait for approval, each with who sent it."""
+        slots = [slot for family in self._families.values() for slot in family.slots]
+        return [(slot.waiting.manifest, slot.waiting.caller) for slot in slots if slot.waiting is not None]
+
+    # Registering
+
+    async def register(self, raw: Any, caller: AgentCaller, by: Provider | None = None) -> Registered:
+        """Register a tool for a caller, and say what became of it. Repeating it changes nothing.
+
+        Args:
+            raw: the manifest as it was sent.
+            caller: whose tool it becomes.
+            by: carries it out; None for a tool by reference or at a callback URL, as its manifest says.
+
+        Raises:
+            NotAllowed: the caller may not register tools, or not this one.
+            UnfitManifest: the manifest has problems, or names an implementation that the server does not have.
+            NameTaken: the name is the server's own or somebody else's, or the version has another manifest.
+            TooMuch: there are too many tools, or too many of this owner.
+            ProviderGone: it was withdrawn meanwhile.
+        """
+        try:
+            self.check(caller)
+            sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
+            return await self._register(sent, caller, by)
+        except AgentToolsError as error:
+            said = raw.get("name") if isinstance(raw, Mapping) else None
+            security_event(
+                "registration_refused", **_facts(said if isinstance(said, str) else None, caller, why=error.message)
+            )
+            raise
+
+    def check(self, caller: AgentCaller) -> None:
+        """Raise NotAllowed if the caller may not register tools."""
+        principal, scope = caller.principal, self.rules.scope
+        if principal is None:
+            if not (self.rules.anonymous_on_loopback and caller.loopback):
+                raise NotAllowed("tools are not registered without a token")
+        elif scope is not None and not principal.may(frozenset((scope,))):
+            raise NotAllowed(f"this needs the scope {scope}", {"requiredScopes": [scope]})
+
+    async def _register(self, sent: Manifest, caller: AgentCaller, by: Provider | None) -> Registered:
+        manifest = sent.named(self._full_name(sent, caller, by))
+        family, slot = self._place(manifest, caller)
+        status = self._status(slot, manifest, by)
+        if status is not None:
+            return Registered(manifest, status)
+        slot.waiting = candidate = _Candidate(manifest, caller, by, self._entry(sent, manifest, by))
+        self._keep(family, slot)
+        try:
+            if manifest.callback is not None:
+                resolved = attrs.evolve(candidate, entry=await self._resolved(manifest, manifest.callback))
+                _still(slot, candidate)
+                slot.waiting = candidate = resolved
+            verdict = await self._verdict(candidate)
+            _still(slot, candidate)
+            if verdict is False:
+                raise NotAllowed(f"{manifest.name} {manifest.version} was not approved")
+            if verdict is True:
+                self._offer(family, slot, candidate)
+        except BaseException:
+            if slot.waiting is candidate:
+                slot.waiting = None
+                self._tidy(family)
+            raise
+        if verdict is None:
+            security_event("tool_registered", **_facts(manifest.name, caller, status="pending", hash=manifest.hash))
+            return Registered(manifest, "pending")
+        return Registered(manifest, "registered")
+
+    def _status(self, slot: _Place, manifest: Manifest, by: Provider | None) -> Literal["registered", "pending"] | None:
+        """Return what has become of an equal manifest before; None if there is none. Raises NameTaken for another."""
+        known, waiting = slot.offered, slot.waiting
+        if known is not None and known.by is by and known.manifest.hash == manifest.hash:
+            return "registered"
+        if waiting is not None and waiting.by is by and waiting.manifest.hash == manifest.hash:
+            return "pending"
+        if waiting is not None:
+            raise NameTaken(f"another manifest of {manifest.name} {manifest.version} waits for approval")
+        if known is not None and known.by is not by:
+            raise NameTaken(f"{manifest.name} {manifest.version} is provided on another stream")
+        if known is not None and self.rules.approve is None:
+            raise NameTaken(
+                f"{manifest.name} {manifest.version} has another manifest: remove it, or use another version"
+            )
+        return None
+
+    def approve(self, name: str, version: str, hash: str) -> Registered:
+        """Offer a tool that waits for approval.
+
+        Args:
+            name, version: of the tool, as `pending` has them.
+            hash: of the manifest that was looked at.
+
+        Raises:
+            UnknownTool: nothing of this name and version waits.
+            VersionConflict: what waits has another hash.
+            NameTaken: the server has a tool of its own by this name now.
+        """
+        family = self._families.get(name)
+        slot = None if family is None else family.slot(version)
+        candidate = None if slot is None else slot.waiting
+        if family is None or slot is None or candidate is None or candidate.entry is None:
+            raise UnknownTool(f"nothing named {harmless(name, 100)} of version {harmless(version, 64)} waits")
+        manifest = candidate.manifest
+        if manifest.hash != hash:
+            raise VersionConflict("another manifest waits than the one that was looked at", {"hash": manifest.hash})
+        self._offer(family, slot, candidate)
+        return Registered(manifest, "registered")
+
+    async def remove(self, name: str, caller: AgentCaller | None, version: str | None = None) -> None:
+        """Stop offering a registered tool; running calls continue.
+
+        Args:
+            name: its whole name.
+            caller: has to own it; None is the server itself.
+            version: only this version.
+
+        Raises:
+            UnknownTool: there is no such tool, or no such version.
+            NotAllowed: it is not the caller's.
+        """
+        if caller is not None:
+            self.check(caller)
+        family = self._families.get(name)
+        if family is None and name not in self.server.tools:
+            raise UnknownTool(f"there is no tool named {harmless(name, 100)}")
+        if family is None or (caller is not None and caller.owner != family.owner):
+            why = "it is the server's own" if family is None else "somebody else registered it"
+            security_event("registration_refused", **_facts(name, caller, why=f"it is not removed: {why}"))
+            raise NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
+        slots = family.slots if version is None else list(filter(None, (family.slot(version),)))
+        if not slots:
+            raise UnknownTool(f"there is no version {harmless(version or '', 64)} of {name}")
+        for slot in slots:
+            slot.offered = slot.waiting = None
+        self._tidy(family)
+        security_event("tool_removed", **_facts(name, caller, version=version))
+
+    async def withdraw_all(self, by: Provider) -> None:
+        """Stop offering everything that a provider brought; its registrations under way fail.
+
+        It does not wait, so it does its work also when cancelled.
+        """
+        self._clear(lambda candidate: candidate.by is by)
+
+    def close(self) -> None:
+        """Stop offering all registered tools."""
+        self._clear(lambda candidate: True)
+
+    def _clear(self, fits: Callable[[_Candidate], bool]) -> None:
+        with self.server.tools.together():
+            for family in list(self._families.values()):
+                held = len(family.slots)
+                for slot in family.slots:
+                    if slot.offered is not None and fits(slot.offered):
+                        slot.offered = None
+                        held = 0
+                    if slot.waiting is not None and fits(slot.waiting):
+                        slot.waiting = None
+                        held = 0
+                if not held:
+                    self._tidy(family)
+
+    # Names and places
+
+    def _full_name(self, sent: Manifest, caller: AgentCaller, by: Provider | None) -> str:
+        """Return the name under which a manifest is registered."""
+        if by is None and sent.callback is None:
+            wanted = sent.implementation or sent.name
+            if wanted not in self._implementations:
+                raise UnfitManifest(f"the server has no implementation named {harmless(wanted, 100)}")
+            if "." in sent.name and sent.name not in self._implementations:
+                raise UnfitManifest("a name with a point is for tools that live elsewhere, which begin with a prefix")
+            return sent.name
+        if by is not None and (sent.implementation is not None or sent.callback is not None):
+            raise UnfitManifest("the tool of a provider is called on its stream: it has no implementation or callback")
+        prefix = (self.rules.prefix or prefix_of)(caller)
+        if not prefix or sent.name.startswith(f"{prefix}."):
+            return sent.name
+        name = f"{prefix}.{sent.name}"
+        if NAME.fullmatch(name) is None:
+            raise UnfitManifest(f"{harmless(name, 160)}, which has the prefix of this agent, is no tool's name")
+        return name
+
+    def _place(self, manifest: Manifest, caller: AgentCaller) -> tuple[_Versions, _Place]:
+        """Return where a manifest belongs; perhaps places that are not kept yet."""
+        name, rules, owner = manifest.name, self.rules, caller.owner
+        family = self._families.get(name) or _Versions(name, owner)
+        if family.owner != owner:
+            raise NameTaken(f"{name} was registered by somebody else")
+        self._check_free(family, name)
+        self._check_free(family, f"{name}@{manifest.version}")
+        slot = family.slot(manifest.version)
+        if slot is not None:
+            return family, slot
+        if self._owned.total() >= rules.max_tools:
+            raise TooMuch(f"there are {rules.max_tools} registered tools, and no more are taken")
+        if self._owned[owner] >= rules.max_per_owner:
+            raise TooMuch(f"one owner may register {rules.max_per_owner} tools")
+        if len(family.slots) >= rules.max_versions:
+            raise TooMuch(f"one tool may have {rules.max_versions} versions")
+        return family, _Place(version_key(manifest.version))
+
+    def _check_free(self, family: _Versions, key: str) -> None:
+        """Raise NameTaken if the server has another tool under a key."""
+        found = self.server.tools.get(key)
+        if found is not None and found is not family.keys.get(key):
+            raise NameTaken(f"{key} is a tool of the server's own")
+
+    def _keep(self, family: _Versions, slot: _Place) -> None:
+        if slot not in family.slots:
+            self._families[family.name] = family
+            family.slots.append(slot)
+            family.slots.sort(key=lambda each: each.version, reverse=True)
+            self._owned[family.owner] += 1
+
+    def _tidy(self, family: _Versions) -> None:
+        """Forget the places of a family that hold nothing, and offer what is left."""
+        left = [slot for slot in family.slots if slot.offered is not None or slot.waiting is not None]
+        self._owned[family.owner] -= len(family.slots) - len(left)
+        if self._owned[family.owner] <= 0:
+            del self._owned[family.owner]
+        family.slots[:] = left
+        self._arrange(family)
+        if not left and self._families.get(family.name) is family:
+            del self._families[family.name]
+
+    # Offering
+
+    async def _verdict(self, candidate: _Candidate) -> Verdict:
+        """Return whether a manifest is approved; None if somebody has yet to decide."""
+        approve, manifest = self.rules.approve, candidate.manifest
+        if approve is None or self._pins.get(_pin_of(candidate)) == manifest.hash:
+            return True
+        found = approve(manifest, candidate.caller)
+        verdict: Any = await found if isawaitable(found) else found
+        if verdict is not None and not isinstance(verdict, bool):
+            raise TypeError(f"approve returned {verdict!r:.60}: it decides by True, False or None")
+        return verdict
+
+    def _offer(self, family: _Versions, slot: _Place, candidate: _Candidate) -> None:
+        """Offer what waits. Raises NameTaken if the server has got a tool of its own by this name."""
+        manifest = candidate.manifest
+        self._check_free(family, manifest.name)
+        self._check_free(family, f"{manifest.name}@{manifest.version}")
+        slot.offered, slot.waiting = candidate, None
+        # What somebody unknown runs elsewhere may be another program the next time.
+        if candidate.caller.principal is not None or (candidate.by is None and manifest.callback is None):
+            self._pins[_pin_of(candidate)] = manifest.hash
+            if len(self._pins) > _MOST_PINS:
+                self._pins.popitem(last=False)
+        self._arrange(family)
+        by = None if candidate.by is None else candidate.by.name
+        facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
+        security_event("tool_registered", **_facts(manifest.name, candidate.caller, **facts))
+
+    def _arrange(self, family: _Versions) -> None:
+        """Give the newest version the tool's name, and the others theirs. Clients are notified once."""
+        server, name, tools = self.server, family.name, self.server.tools
+        for text in family.texts:
+            self._keys.pop((name, text), None)
+        before, family.keys, family.texts = family.keys, {}, []
+        with tools.together():
+            layout = family.layout()
+            for key, entry in before.items():
+                if key not in layout and tools.get(key) is entry:  # the server's author may have removed it
+                    server.remove_tool(key)
+            for key, candidate in layout.items():
+                found, new = tools.get(key), candidate.entry
+                if new is None or (found is not None and found is not before.get(key)):
+                    continue  # the server's author has put another tool in its place
+                if found is not new:
+                    server.put_tool(key, new, listed=key == name)
+                family.keys[key] = new
+                family.texts.append(candidate.manifest.version)
+                self._keys[name, candidate.manifest.version] = key
+
+    def _entry(self, sent: Manifest, manifest: Manifest, by: Provider | None) -> ToolEntry | None:
+        """Return the entry of a manifest; None for a callback, whose host is yet to be resolved."""
+        if manifest.callback is not None:
+            if self.rules.callbacks is None:
+                raise NotAllowed("this server calls no tools at URLs")
+            self.rules.callbacks.check(manifest.callback)
+            return None
+        if by is None:
+            return self._guarded(self._implementations[manifest.implementation or manifest.name], manifest)
+
+        async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
+            return await by.call(sent, arguments, progress=ctx.report_progress_nowait, request_id=self._new_id())
+
+        return self._elsewhere(call, manifest)
+
+    async def _resolved(self, manifest: Manifest, url: str) -> ToolEntry:
+        """Return the entry of a callback."""
+        assert self.rules.callbacks is not None
+        target = await self.rules.callbacks.resolve(url)
+
+        async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
+            return await target.call(manifest, arguments, request_id=self._new_id())
+
+        return self._elsewhere(call, manifest)
+
+    def _elsewhere(self, call: Elsewhere, manifest: Manifest) -> ToolEntry:
+        return self._guarded(elsewhere(call, manifest.name, self.rules.timeout, self.rules.max_concurrent), manifest)
+
+    def _guarded(self, template: EntryTemplate, manifest: Manifest) -> ToolEntry:
+        """Return a template's entry for a manifest, with its rights."""
+        entry = template.entry_for(manifest)
+        self.server.guard_tool(entry, template.options)
+        return entry
+
+    def _new_id(self) -> str:
+        return f"call-{next(self._calls)}"
+
+
+def _facts(name: str | None, caller: AgentCaller | None, **more: Any) -> dict[str, Any]:
+    """Return what a security event says of a tool."""
+    who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent, "peer": caller.address}
+    return {"tool": name, **who, **more}
+
+
+def _still(slot: _Place, candidate: _Candidate) -> None:
+    """Raise ProviderGone if a candidate does not wait any more."""
+    if slot.waiting is not candidate:
+        raise ProviderGone("it was withdrawn before it was approved")
+
+
+def _pin_of(candidate: _Candidate) -> tuple[Owner, str, VersionKey]:
+    manifest = candidate.manifest
+    return candidate.caller.owner, manifest.name, version_key(manifest.version)
