@@ -22,7 +22,7 @@ from trimcp.nurseries import open_service_nursery
 from trimcp.run import Served, run_of, signals
 from trimcp.transports.http.face import HttpFace
 from trimcp.transports.http.identity import TokenAuth
-from trimcp.transports.http.settings import HttpLimits, HttpSettings
+from trimcp.transports.http.settings import Companion, HttpLimits, HttpSettings
 from trimcp.transports.trace import Write, trace_from_environment
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class _Options(TypedDict, total=False):
     uds: str | Path | None
     sockets: Sequence[socket.socket]
     auth: TokenAuth | None
+    agent_tools: Companion | None
     limits: HttpLimits | None
     certfile: str | Path | None
     keyfile: str | Path | None
@@ -109,6 +110,7 @@ async def serve_http(
     uds: str | Path | None = None,
     sockets: Sequence[socket.socket] = (),
     auth: TokenAuth | None = None,
+    agent_tools: Companion | None = None,
     settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     certfile: str | Path | None = None,
@@ -131,6 +133,7 @@ async def serve_http(
         uds: the path of a Unix socket to listen on instead.
         sockets: listening sockets to use instead, as passed by a service manager.
         auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
+        agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`. The same as in `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: bounds on what one client may use, and timeouts.
         certfile, keyfile: PEM files, for TLS; one file may contain both.
@@ -150,7 +153,7 @@ async def serve_http(
     if certfile is not None and ssl_context is not None:
         raise LocalError("pass either certfile or ssl_context: there is one certificate")
     stop = trio.Event() if stop is None else stop
-    settings = _with_auth(settings, auth)
+    settings = _with_auth(settings, auth, agent_tools)
     limits = HttpLimits() if limits is None else limits
     at_port = None if uds is not None or sockets else port
     async with http_face(server, settings) as face, open_service_nursery() as nursery:
@@ -207,10 +210,12 @@ async def serve_http(
         await ended.wait()
 
 
-def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None) -> HttpSettings:
+def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None, agent_tools: Companion | None) -> HttpSettings:
     settings = HttpSettings() if settings is None else settings
     if auth is not None:
         settings = attrs.evolve(settings, auth=auth)
+    if agent_tools is not None:
+        settings = attrs.evolve(settings, agent_tools=agent_tools)
     if settings.auth is not None and settings.authenticate is not None:
         raise LocalError("pass either auth or authenticate; ResourceServer(also=...) takes a check of your own")
     return settings
@@ -319,6 +324,7 @@ def asgi_app(
     server: Served,
     *,
     auth: TokenAuth | None = None,
+    agent_tools: Companion | None = None,
     settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     root: str = "",
@@ -331,13 +337,14 @@ def asgi_app(
     Args:
         server: a server or a running server.
         auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
+        agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`. The same as in `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: how large and slow requests may be.
         root: the prefix under which it is mounted, for parent applications that do not set `root_path`.
     """
     from trimcp.transports.http.asgi.app import AsgiApp
 
-    settings = _with_auth(settings, auth)
+    settings = _with_auth(settings, auth, agent_tools)
     return AsgiApp(partial(http_face, server, settings), root=root, limits=HttpLimits() if limits is None else limits)
 
 

@@ -4,6 +4,8 @@ from trimcp.lazy import lazy_names as _lazy_names
 
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
+    "trimcp.agent_tools.service": "AgentCall AgentRun",
+    "trimcp.agent_tools.serving": "AgentAccess AgentAllow AgentTools",
     "trimcp.agent_tools.context_table": "ContextStatistics ContextTable",
     "trimcp.agent_tools.contexts": "Applied ContextActor ContextLimits",
     "trimcp.agent_tools.handler_context": "ActorContext",

@@ -43,15 +43,25 @@ from trimcp.agent_tools.manifests import Manifest as Manifest
 from trimcp.agent_tools.manifests import ManifestBounds as ManifestBounds
 from trimcp.agent_tools.manifests import version_key as version_key
 from trimcp.agent_tools.rules import RegistrationRules as RegistrationRules
+from trimcp.agent_tools.service import AgentCall as AgentCall
+from trimcp.agent_tools.service import AgentRun as AgentRun
+from trimcp.agent_tools.serving import AgentAccess as AgentAccess
+from trimcp.agent_tools.serving import AgentAllow as AgentAllow
+from trimcp.agent_tools.serving import AgentTools as AgentTools
 from trimcp.agent_tools.stores import ContextStore as ContextStore
 from trimcp.agent_tools.stores import KeptContext as KeptContext
 from trimcp.agent_tools.stores import MemoryContexts as MemoryContexts
 
 __all__ = [
     "ActorContext",
+    "AgentAccess",
+    "AgentAllow",
+    "AgentCall",
     "AgentCaller",
     "AgentConnection",
+    "AgentRun",
     "AgentTarget",
+    "AgentTools",
     "AgentToolsError",
     "Applied",
     "Catalog",

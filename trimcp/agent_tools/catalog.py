@@ -371,7 +371,7 @@ class Catalog:
         self._tidy(family)
         security_event("tool_removed", **_facts(name, caller, version=version))
 
-    async def withdraw_all(self, by: Provider) -> None:
+    def withdraw(self, by: Provider) -> None:
         """Stop offering everything that a provider brought; its registrations under way fail.
 
         It does not wait, so it does its work also when cancelled.

@@ -427,7 +427,7 @@ class Job:
         return isinstance(cause, ConnectionLost) and self.session.lost is not None
 
     def log_crash(self, error: BaseException) -> ErrorReply:
-        """Log a handler's crash with its traceback, and return an error without details, perhaps with the incident's id."""
+        """Log a handler's crash with its traceback, and return an error without details."""
         from trimcp.cleaning import in_quotes
 
         where = self.session.endpoint.whereabouts(self)

@@ -70,6 +70,15 @@ class Exchange(Handler, StreamSink):
             if response is not None:
                 self._send(reply, response)
                 return
+        if shared.companion is not None and type(message) is Malformed:
+            other = shared.companion.take(head, body)
+            if isinstance(other, HttpResponse):
+                self._send(reply, other)
+                return
+            if other is not None:
+                reply.handler = other
+                other.start(body, reply)
+                return
         plan = shared.routing.route(head, message, events=self.forms.events)
         pushed = plan if isinstance(plan, HttpResponse) else self._find_session(plan, message)
         if isinstance(pushed, HttpResponse):

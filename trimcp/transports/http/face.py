@@ -71,7 +71,11 @@ class HttpFace:
         self.sse2024 = Sse2024(self.shared)
         self.deadlines = self.shared.deadlines
         self.budget = self.shared.budget
-        self._hook = self.settings.authenticate or self.settings.auth
+        settings = self.settings
+        self._hook = settings.authenticate or settings.auth
+        if settings.agent_tools is not None:
+            self.shared.companion = settings.agent_tools.over_http(self.service, self.shared)
+            self._hook = self._hook or settings.agent_tools.authenticate
 
     def statistics(self) -> dict[str, int]:
         """Return the numbers of open connections, exchanges, sessions and streams of HTTP+SSE."""
@@ -115,7 +119,12 @@ class HttpFace:
         settings, path = self.settings, head.path
         if settings.auth is not None and path in settings.auth.metadata_paths:
             return await settings.auth.describe(head)
+        companion = self.shared.companion
         extra = settings.routes.get(path)
+        theirs = extra is None and companion is not None
+        if theirs and companion is not None:
+            extra = companion.find(head)
+            theirs = extra is not None
         if extra is None and path not in (
             settings.path,
             settings.websocket_path,
@@ -126,12 +135,17 @@ class HttpFace:
         preflight = settings.origins.preflight(head)
         if preflight is not None:
             return preflight
-        identity = None if self._hook is None else await identify(self._hook, head)
+        hook = self._hook
+        if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
+            hook = None
+        identity = None if hook is None else await identify(hook, head)
         if isinstance(identity, Refused):
             # A request without credentials only asks which are required, and a check that crashed is logged as an
             # ERROR.
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
                 security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+            if theirs and companion is not None:
+                return companion.refused(identity.status, identity.message, identity.headers)
             return refusal(identity.status, identity.message, *identity.headers)
         if identity is not None:
             head.principal = identity
@@ -248,3 +262,5 @@ class HttpFace:
             session.end("the server is shutting down")
         for stream in self.sse2024.streams:
             stream.end("the server is shutting down")
+        if self.shared.companion is not None:
+            self.shared.companion.end()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 
@@ -26,7 +26,7 @@ from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
-from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
+from trimcp.wire.jsonrpc import JSON, RequestId, encode_error, parse
 from trimcp.wire.revisions import Revision
 
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
@@ -121,7 +121,12 @@ class HttpReply(Protocol):
     """Sends the response to one request; made by the host. Nothing here blocks, or raises if the client left.
 
     Call either `send` once, or `start`, any number of `write`, and `finish`.
+
+    Attributes:
+        handler: the handler that responds, which may be replaced before it has responded; None if there is none.
     """
+
+    handler: Handler | None
 
     def send(self, response: HttpResponse) -> None:
         """Send a whole response."""
@@ -199,6 +204,7 @@ class Upgrade:
         subprotocol: the agreed subprotocol, or None if the client offered none that is supported.
         max_message: bytes of the largest accepted message.
         principal, headers: the caller, and the request's headers by lower-case name; set on every `Incoming`.
+        read: returns a message from its text, see `WebSocketChannel`.
     """
 
     serve: Callable[[MessageChannel], Awaitable[None]]
@@ -206,6 +212,7 @@ class Upgrade:
     max_message: int
     principal: Principal | None = None
     headers: Mapping[str, str] | None = None
+    read: Callable[[bytes], Any] = parse
 
 
 Admitted: TypeAlias = HttpResponse | Handler | Upgrade
@@ -230,6 +237,29 @@ class Face(Protocol):
 
     def done(self, head: Head, status: int, sent: int) -> None:
         """Log in the access log that a response has ended: its status (0 if none) and the bytes of its body."""
+
+
+class CompanionFace(Protocol):
+    """Another protocol that a face serves beside MCP: paths of its own, and its messages at the endpoint."""
+
+    def find(self, head: Head) -> Callable[[Head], Awaitable[Admitted]] | None:
+        """Return what answers a request after the identity check, if the path is one of its own."""
+        ...
+
+    def admits_anyone(self, head: Head) -> bool:
+        """Return whether a request without credentials is answered."""
+        ...
+
+    def take(self, head: Head, body: bytes) -> Handler | HttpResponse | None:
+        """Return what answers a body that was POSTed to the endpoint of MCP and is none of its messages; else None."""
+        ...
+
+    def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
+        """Return the response to a request for one of its paths that the identity check refuses."""
+        ...
+
+    def end(self) -> None:
+        """End every stream now, because the port is closed."""
 
 
 class PushedSession(Protocol):

@@ -21,7 +21,15 @@ from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadline, DeadlineQueue, Deadlines
 from trimcp.transports.http.events import EventStore, MemoryEvents, event_id, parse_event_id
 from trimcp.transports.http.routing import Routing
-from trimcp.transports.http.seams import Head, HttpReply, HttpResponse, PushedSession, Service, refusal
+from trimcp.transports.http.seams import (
+    CompanionFace,
+    Head,
+    HttpReply,
+    HttpResponse,
+    PushedSession,
+    Service,
+    refusal,
+)
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.http.shares import Table
 from trimcp.transports.http.streams import EventStream, OpenStreams, SessionEvents, StreamSink
@@ -227,6 +235,7 @@ class Shared:
     open_streams: OpenStreams = attrs.field(init=False)  # the streams that are being read
     sessions: Table[HttpSession] = attrs.field(init=False)  # of Streamable HTTP, until 2025-11-25
     routing: Routing = attrs.field(init=False)
+    companion: CompanionFace | None = attrs.field(init=False, default=None)  # another protocol beside MCP
     exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet
     draining: bool = attrs.field(init=False, default=False)  # whether new work is refused
     _tracer: Tracer | None = attrs.field(init=False)

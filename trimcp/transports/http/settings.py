@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -12,7 +12,7 @@ from trimcp.transports.http.access import AccessLog
 from trimcp.transports.http.events import EventStore
 from trimcp.transports.http.identity import Authenticate, TokenAuth
 from trimcp.transports.http.origins import Origins
-from trimcp.transports.http.seams import Admitted, Head, HttpResponse
+from trimcp.transports.http.seams import Admitted, CompanionFace, Head, HttpResponse
 from trimcp.transports.trace import Write
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
 
@@ -26,6 +26,22 @@ Dialect: TypeAlias = Callable[[Head, bytes], HttpResponse | None]
 """Checks the body of a POST to the endpoint: returns the response if the body is of its protocol, else None."""
 
 
+class Companion(Protocol):
+    """Another protocol of a server, such as `trimcp.agent_tools.AgentTools`."""
+
+    @property
+    def authenticate(self) -> Authenticate | None:
+        """Identifies callers on a port that has no check of its own."""
+        ...
+
+    def over_http(self, running: object, shared: Any, /) -> CompanionFace:
+        """Return what serves it on one port of a run of the server; `shared` is what the port's requests share.
+
+        Raises LocalError if it belongs to another server.
+        """
+        ...
+
+
 @attrs.frozen(kw_only=True, field_transformer=checked(zero=("retry", "silence", "max_replays", "replay_time")))
 class HttpSettings:
     """All settings of a face. Sizes are bytes, times are seconds.
@@ -37,6 +53,7 @@ class HttpSettings:
         health: whether `/healthz` and `/readyz` are answered.
         routes: the application's own routes, by path.
         dialects: other protocols on the endpoint.
+        agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`.
         origins: the pages and host names that may reach it.
         authenticate: identifies the caller; None admits everyone.
         auth: checks access tokens, in place of `authenticate`: `trimcp.auth.ResourceServer(...)`.
@@ -67,6 +84,7 @@ class HttpSettings:
     health: bool = True
     routes: Mapping[str, Route] = attrs.field(factory=dict)
     dialects: Sequence[Dialect] = ()
+    agent_tools: Companion | None = None
     origins: Origins = attrs.field(factory=Origins)
     authenticate: Authenticate | None = None
     auth: TokenAuth | None = None

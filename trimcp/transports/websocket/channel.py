@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Final
+from typing import Any, Final
 
 import trio
 import trio_websocket
@@ -77,6 +77,7 @@ class WebSocketChannel(MessageChannel):
         early: bytes that arrived with the handshake.
         holding: counts the bytes kept of an incomplete message.
         principal, headers: set on every received message.
+        read: returns a message from its text; by default one of JSON-RPC. It must not raise.
     """
 
     half_open = False
@@ -92,6 +93,7 @@ class WebSocketChannel(MessageChannel):
         holding: Holding | None = None,
         principal: Principal | None = None,
         headers: Mapping[str, str] | None = None,
+        read: Callable[[bytes], Any] = parse,
     ) -> None:
         # Upper bound of unread input: one batch and two windows. Each window may be exceeded by one read and by the
         # beginning of a message that this read completes.
@@ -101,6 +103,7 @@ class WebSocketChannel(MessageChannel):
         self._keep_alive = keep_alive
         self._principal = principal
         self._headers = headers
+        self._read = read
         self._gate = FrameGate(max_message, masked=not client)
         self._gated = GatedStream(stream, self._gate, keep_alive, early)
         self._gated.amount.holding = holding
@@ -174,7 +177,7 @@ class WebSocketChannel(MessageChannel):
     async def _next(self) -> Incoming:
         data = _encoded(await self._library.get_message())
         self._gated.taken(len(data))
-        message: Message = self._gate.oversized.pop(0) if not data and self._gate.oversized else parse(data)
+        message: Message = self._gate.oversized.pop(0) if not data and self._gate.oversized else self._read(data)
         return Incoming(message, len(data), None, self._headers, self._principal)
 
     async def hung_up(self) -> None:
@@ -385,6 +388,7 @@ async def serve_upgraded(
                 holding=head.holding,
                 principal=upgrade.principal,
                 headers=upgrade.headers,
+                read=upgrade.read,
             )
             async with running(channel):
                 await upgrade.serve(channel)

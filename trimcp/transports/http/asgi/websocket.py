@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -64,6 +64,7 @@ class WebSocketCall:
                     found.max_message,
                     found.principal,
                     found.headers,
+                    read=found.read,
                     stall_timeout=self._stall_timeout,
                     wait_hung_up=extensions.get(HUNG_UP),
                 )
@@ -114,6 +115,7 @@ class AsgiWebSocket(MessageChannel):
     stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds: for a peer that does not read
     # Waits until the server knows that the peer is gone, even with unread events; None if it cannot.
     wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
+    read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True)  # returns a message from its text
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once the peer is gone
     sent: int = attrs.field(init=False, default=0)  # bytes of messages passed to the server
     # Without buffers: a value that was sent has been received.
@@ -162,7 +164,7 @@ class AsgiWebSocket(MessageChannel):
                 if self._failure is not None:
                     raise trio.BrokenResourceError(self._failure) from None
                 raise
-        return [Incoming(parse(data), len(data), None, self.headers, self.principal)]
+        return [Incoming(self.read(data), len(data), None, self.headers, self.principal)]
 
     async def hung_up(self) -> None:
         await (self.over.wait if self.wait_hung_up is None else self.wait_hung_up)()

@@ -1,0 +1,130 @@
+"""Answers of calls: from a reply of MCP to a `tool_response`, and progress from one protocol to the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+import orjson
+
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    DeadlinePassed,
+    Draining,
+    InvalidArguments,
+    MalformedMessage,
+    NotAllowed,
+    RequestCancelled,
+    ToolCrashed,
+    ToolFailed,
+    TooMuch,
+)
+from trimcp.agent_tools.messages import ToolRequest
+from trimcp.channel import Outgoing
+from trimcp.wire.codes import (
+    CANCELLED_BY_DRAIN,
+    FORBIDDEN,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    MISSING_CAPABILITY,
+    OVERLOADED,
+    TIMED_OUT,
+)
+from trimcp.wire.common import RESULT_INPUT_REQUIRED
+from trimcp.wire.jsonrpc import encode
+
+if TYPE_CHECKING:
+    from trimcp.server.tools import ToolEntry
+
+_loads: Final[Callable[[bytes], Any]] = orjson.loads
+_dumps: Final[Callable[[Any], bytes]] = orjson.dumps
+
+_HEAD: Final = b'{"type":"tool_response","request_id":'
+
+
+@attrs.define(eq=False)
+class CallAnswer:
+    """What a call led to.
+
+    Attributes:
+        result: the result as JSON text, or None with an error.
+        error: why there is no result.
+        asks: the result is questions: `input_requests` and `request_state`.
+    """
+
+    result: bytes | None = None
+    error: AgentToolsError | None = None
+    asks: bool = False
+
+    def status(self, *, extended: bool) -> str:
+        """Return the `status` of the `tool_response`."""
+        if self.error is not None:
+            return self.error.extended_status if extended else "error"
+        return "input_required" if self.asks else "success"
+
+    def encode(self, request: ToolRequest) -> bytes:
+        """Return the `tool_response` as JSON text."""
+        id = _dumps(request.request_id)
+        if self.error is None:
+            status = b'"input_required"' if self.asks else b'"success"'
+            return b"".join((_HEAD, id, b',"status":', status, b',"result":', self.result or b"null", b"}"))
+        status = _dumps(self.status(extended=request.statuses is not None))
+        return b"".join((_HEAD, id, b',"status":', status, b',"error":', encode(self.error.body()), b"}"))
+
+
+def answer_to(outgoing: Outgoing, entry: ToolEntry, cancelled: str | None) -> CallAnswer:
+    """Return the answer that a reply to `tools/call` is; `cancelled` is why the call was cancelled, or None."""
+    if cancelled is not None:
+        return CallAnswer(error=RequestCancelled(cancelled))
+    if outgoing.error is not None:
+        return CallAnswer(error=_error(outgoing))
+    result: dict[str, Any] = _loads(outgoing.data)["result"]
+    if result.get("isError"):
+        return CallAnswer(error=ToolFailed(_text(result.get("content", ()))))
+    if result.get("resultType") == RESULT_INPUT_REQUIRED:
+        asked = {"input_requests": result.get("inputRequests", {}), "request_state": result.get("requestState")}
+        return CallAnswer(_dumps(asked), asks=True)
+    if "structuredContent" in result:
+        structured = result["structuredContent"]
+        shape = entry.shape
+        return CallAnswer(_dumps(structured["result"] if shape is not None and shape.wrapped else structured))
+    content = result.get("content", ())
+    if len(content) == 1 and content[0].get("type") == "text":
+        return CallAnswer(_dumps(content[0]["text"]))
+    return CallAnswer(_dumps(content))
+
+
+def _error(outgoing: Outgoing) -> AgentToolsError:
+    body = _loads(outgoing.data)["error"]
+    code, message, data = outgoing.error, body["message"], body.get("data")
+    if code == INVALID_PARAMS:
+        kind = InvalidArguments if isinstance(data, dict) and "problems" in data else MalformedMessage
+        return kind(message, data)
+    if code == FORBIDDEN:
+        return NotAllowed(message, data)
+    if code == OVERLOADED:
+        after = (outgoing.headers or {}).get("retry-after")
+        return TooMuch(message, retry_after=float(after) if after else 1)
+    if code == CANCELLED_BY_DRAIN:
+        return Draining(message)
+    if code == TIMED_OUT:
+        return DeadlinePassed(message)
+    if code in (MISSING_CAPABILITY, INVALID_REQUEST):
+        return ToolFailed(message)
+    return ToolCrashed(message, data)
+
+
+def _text(content: Any) -> str:
+    texts = [block["text"] for block in content if block.get("type") == "text"]
+    return "\n".join(texts) or "the tool reports an error without a text"
+
+
+def progress_of(data: bytes, request_id: str) -> bytes:
+    """Return a progress notification as a `tool_progress`."""
+    params = _loads(data)["params"]
+    progress = {"type": "tool_progress", "request_id": request_id, "progress": params["progress"]}
+    for name in ("total", "message"):
+        if name in params:
+            progress[name] = params[name]
+    return _dumps(progress)

@@ -1,0 +1,457 @@
+"""Agent tools in one run of a server, and each call from its request to its answer.
+
+A `tool_request` becomes a `tools/call` of the newest revision of MCP, delivered to a session that transports push into.
+So there is one registry, and every limit, quota, filter, permission and record of a call is that of MCP. `AgentCall` is
+where the session sends what belongs to the call, and translates it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import attrs
+
+from trimcp.agent_tools.answers import CallAnswer, answer_to, progress_of
+from trimcp.agent_tools.callers import AgentCaller, Owner, agent_of
+from trimcp.agent_tools.catalog import Catalog
+from trimcp.agent_tools.context_table import ContextTable
+from trimcp.agent_tools.contexts import ContextActor
+from trimcp.agent_tools.entries import version_of
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    InvalidArguments,
+    MalformedMessage,
+    RequestCancelled,
+    RequestUnderWay,
+    TooMuch,
+    UnknownTool,
+)
+from trimcp.agent_tools.handler_context import ActorContext
+from trimcp.agent_tools.messages import (
+    AgentMessage,
+    ContextCreate,
+    ContextDestroy,
+    ContextDestroyed,
+    ContextRead,
+    ContextState,
+    ContextUpdate,
+    ListTools,
+    RegisterTool,
+    RemoveTool,
+    ToolList,
+    ToolRemoved,
+    ToolRequest,
+    ToolsRegistered,
+)
+from trimcp.budget import Holding
+from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
+from trimcp.errors import LocalError
+from trimcp.schema.convert import without_root
+from trimcp.server.running import Running
+from trimcp.server.tools import ToolEntry
+from trimcp.session.agent_context import AgentContext, ContextEvent
+from trimcp.session.push import Pushed
+from trimcp.session.session import Session
+from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
+from trimcp.wire.jsonrpc import Notification, Request, RequestId
+from trimcp.wire.revisions import LATEST
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+
+_INFO: Final = {"name": "agent-tools", "version": "1"}
+_PLAIN: Final = {META_PROTOCOL_VERSION: LATEST.name, META_CLIENT_INFO: _INFO, META_CLIENT_CAPABILITIES: {}}
+_ASKABLE: Final = {**_PLAIN, META_CLIENT_CAPABILITIES: {"elicitation": {"form": {}}}}
+"""The envelope of a call whose agent takes questions as an answer (`"statuses": "extended"`)."""
+
+_MAX_UNDER_WAY: Final = 10_000
+"""Calls under way without a context, over all callers; each is known by its id."""
+
+
+@attrs.define(eq=False, repr=False)
+class AgentRun:
+    """Agent tools in one run of a server.
+
+    Attributes:
+        server: the server's run.
+        contexts: its contexts.
+        catalog: the tools and who registered them.
+        agent_claim: the claim of a token that names the agent; None for the client that it was issued to.
+        strict: whether messages with members that the protocol does not have are refused.
+    """
+
+    server: Running
+    contexts: ContextTable
+    catalog: Catalog
+    agent_claim: str | None = None
+    strict: bool = False
+    _last_id: int = attrs.field(init=False, default=0)
+    _under_way: dict[tuple[Owner, str], AgentCall] = attrs.field(init=False, factory=dict)  # without a context
+
+    def caller(self, principal: Any, address: str | None, said: str | None = None, *, loopback: bool) -> AgentCaller:
+        """Return who sends a request; raises `NotAllowed` as `agent_of` does."""
+        return AgentCaller(principal, agent_of(principal, self.agent_claim, said), address, loopback)
+
+    def find(self, request: ToolRequest) -> tuple[str, ToolEntry]:
+        """Return the tool that a request is for, after checking its arguments: nothing is queued before.
+
+        Raises:
+            UnknownTool, InvalidArguments: there is none, or they do not fit its schema.
+        """
+        key, entry = self.catalog.find(request.tool_name, request.version)
+        arguments = request.arguments or {}
+        if not entry.validator.is_valid(arguments):
+            problems = without_root(entry.validator.problems(arguments))
+            text = f"invalid arguments for {request.tool_name}: {'; '.join(problems)}"
+            raise InvalidArguments(text[:500], {"problems": problems})
+        return key, entry
+
+    def context_now(self, caller: AgentCaller, id: str | None) -> ContextActor | None:
+        """Return the context of a request, if it is in memory; else None."""
+        return None if id is None else self.contexts.get(caller.owner, id)
+
+    async def context(self, caller: AgentCaller, id: str) -> ContextActor:
+        """Return the context of a request, which begins if nobody made it yet.
+
+        Raises:
+            UnknownContext, ContextGone, TooMuch: it cannot be used, or there are too many.
+        """
+        return await self.contexts.find_or_make(caller.owner, id, permissions=_permissions(caller))
+
+    def begin(
+        self,
+        request: ToolRequest,
+        caller: AgentCaller,
+        context: ContextActor | None,
+        out: Sink,
+        on_answer: Callable[[AgentCall, CallAnswer], object],
+        *,
+        session: Session | None = None,
+        headers: Mapping[str, str] | None = None,
+        size: int = 0,
+        holding: Holding | None = None,
+        via: object = None,
+        progress: bool = False,
+        transport: str = "http",
+    ) -> AgentCall:
+        """Start a call, which ends with one call of `on_answer`, perhaps before this returns.
+
+        Args:
+            request: what to call.
+            caller: who calls.
+            context: the context that it belongs to, or None.
+            out: takes its `tool_progress`, as `Outgoing` messages, and says when a tool has to wait for the reader.
+            on_answer: called with the answer. It must not block.
+            session: the session of the connection; None for one of this call's own.
+            headers, size: of the request, see `Incoming`.
+            holding: counts the memory of a session of its own.
+            via: the part of the program whose `drain` ends it.
+            progress: whether to send progress.
+            transport: the transport's name in records.
+
+        Raises:
+            UnknownTool, InvalidArguments, RequestUnderWay, TooMuch: it was not started.
+        """
+        key, entry = self.find(request)
+        own = None
+        if session is None:
+            own = self.server.open_brief(holding, via)
+            session = own.session
+        self._last_id += 1
+        call = AgentCall(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, transport)
+        try:
+            if context is not None:
+                context.begin_call(request.request_id, call)
+            else:
+                self._begin_call(call)
+        except AgentToolsError:
+            if own is not None:
+                own.close()
+            raise
+        meta: dict[str, Any] = dict(_PLAIN if request.statuses is None else _ASKABLE)
+        if progress:
+            meta["progressToken"] = self._last_id
+        if request.timeout is not None:
+            meta[META_TIMEOUT] = request.timeout
+        params: dict[str, Any] = {"name": key, "arguments": request.arguments or {}, "_meta": meta}
+        if request.input_responses is not None:
+            params["inputResponses"] = request.input_responses
+        if request.request_state is not None:
+            params["requestState"] = request.request_state
+        message = Request(self._last_id, "tools/call", params)
+        session.deliver((Incoming(message, size, call, headers, caller.principal),))
+        return call
+
+    def _begin_call(self, call: AgentCall) -> None:
+        """Note a call without a context."""
+        under_way = self._under_way
+        if len(under_way) >= _MAX_UNDER_WAY:
+            raise TooMuch("too much is under way; try again later", retry_after=1)
+        if call.key in under_way:
+            raise RequestUnderWay("a request with this request_id is under way")
+        under_way[call.key] = call
+
+    def call_of(self, caller: AgentCaller, context_id: str | None, request_id: str) -> AgentCall | None:
+        """Return a call of this caller that is under way, or None."""
+        if context_id is None:
+            return self._under_way.get((caller.owner, request_id))
+        context = self.contexts.get(caller.owner, context_id)
+        found = None if context is None else context.calls.get(request_id)
+        return found if isinstance(found, AgentCall) else None
+
+    def call_is_over(self, call: AgentCall, status: str) -> None:
+        """Forget a call, and note it in its context's history."""
+        context = call.agent_actor
+        if context is None:
+            self._under_way.pop(call.key, None)
+        else:
+            context.end_call(call.request.request_id)
+            context.record(self._remembered(call, status))
+
+    async def answer(self, message: AgentMessage, caller: AgentCaller) -> AgentMessage:
+        """Carry out a message that is no call and opens no stream, and return the answer to it.
+
+        Raises:
+            AgentToolsError: it cannot be carried out.
+        """
+        carry_out = _CARRY_OUT.get(type(message))
+        if carry_out is None:
+            raise MalformedMessage(f"`{message.type}` is no request here")
+        answer = await carry_out(self, message, caller)
+        answer.request_id = message.request_id
+        return answer
+
+    async def _list(self, message: ListTools, caller: AgentCaller) -> AgentMessage:
+        found = self.catalog.manifests(message.name, message.version, caller.principal)
+        if message.name is not None and not found:
+            raise UnknownTool(f"there is no tool {message.name!r:.100}")
+        return ToolList(tools=[manifest.to_json() for manifest in found])
+
+    async def _register(self, message: RegisterTool, caller: AgentCaller) -> AgentMessage:
+        registered = await self.catalog.register(message.tool, caller)
+        return ToolsRegistered(tools=[registered.to_json()])
+
+    async def _remove(self, message: RemoveTool, caller: AgentCaller) -> AgentMessage:
+        await self.catalog.remove(message.name, caller, message.version)
+        return ToolRemoved(name=message.name, version=message.version)
+
+    async def _create(self, message: ContextCreate, caller: AgentCaller) -> AgentMessage:
+        context = await self.contexts.create(
+            caller.owner, message.context_id, message.state, message.ttl, permissions=_permissions(caller)
+        )
+        return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
+
+    async def _read(self, message: ContextRead, caller: AgentCaller) -> AgentMessage:
+        context = await self.contexts.find(caller.owner, message.context_id)
+        context.used()
+        return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
+
+    async def _update(self, message: ContextUpdate, caller: AgentCaller) -> AgentMessage:
+        context = await self.context(caller, message.context_id)
+        applied = await context.update(message.updates, message.version)
+        return ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
+
+    async def _destroy(self, message: ContextDestroy, caller: AgentCaller) -> AgentMessage:
+        context = await self.contexts.find(caller.owner, message.context_id)
+        reason = message.reason or "the agent ended the context"
+        await context.destroy(reason)
+        return ContextDestroyed(context_id=context.id, reason=reason)
+
+    @asynccontextmanager
+    async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[AgentMessage]]:
+        """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
+        context = await self.contexts.find(caller.owner, id)
+        async with context.watch() as events:
+            yield (_message_of(event) async for event in events)
+
+    @staticmethod
+    def _remembered(call: AgentCall, status: str) -> dict[str, Any]:
+        request = call.request
+        return {
+            "request_id": request.request_id,
+            "tool": request.tool_name,
+            "version": call.version,
+            "arguments": request.arguments or {},
+            "status": status,
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        }
+
+    def end(self) -> None:
+        """Cancel the calls that belong to no context; contexts end theirs."""
+        for call in list(self._under_way.values()):
+            call.cancel("the server is shutting down")
+
+
+def _permissions(caller: AgentCaller) -> Sequence[str]:
+    """Return the `permissions` of a new context: the scopes of the token that makes it."""
+    scopes = None if caller.principal is None else caller.principal.scopes
+    return () if scopes is None else sorted(scopes)
+
+
+def _message_of(event: ContextEvent) -> AgentMessage:
+    """Return what a watcher is told as a message."""
+    content = {} if event.content is None else dict(event.content)
+    if event.kind == "state":
+        return ContextState(context_id=event.context_id, version=event.version, state=content)
+    if event.kind == "update":
+        return ContextUpdate(context_id=event.context_id, version=event.version, updates=content)
+    return ContextDestroyed(context_id=event.context_id, reason=event.reason)
+
+
+_CARRY_OUT: Final[dict[type[AgentMessage], Callable[[AgentRun, Any, AgentCaller], Awaitable[AgentMessage]]]] = {
+    ListTools: AgentRun._list,
+    RegisterTool: AgentRun._register,
+    RemoveTool: AgentRun._remove,
+    ContextCreate: AgentRun._create,
+    ContextRead: AgentRun._read,
+    ContextUpdate: AgentRun._update,
+    ContextDestroy: AgentRun._destroy,
+}
+
+
+@attrs.define(eq=False, repr=False)
+class AgentCall(Sink):
+    """One `tool_request` under way: the origin and the sink of its `tools/call`.
+
+    Attributes:
+        request: what was asked.
+        caller: who asked.
+        agent_actor: the context that it belongs to, or None.
+        entry: the tool.
+        transport: the transport's name in records.
+        explicit_errors: wrong arguments and crashes are answered with errors that have data.
+    """
+
+    run: AgentRun
+    request: ToolRequest
+    caller: AgentCaller
+    agent_actor: ContextActor | None
+    entry: ToolEntry
+    _out: Sink
+    _on_answer: Callable[[AgentCall, CallAnswer], object]
+    _session: Session | None  # None once the call is over
+    _own: Pushed | None  # the same, if it is for this call alone
+    _id: int
+    transport: str
+    explicit_errors: bool = attrs.field(init=False, default=True)
+    _why: str | None = attrs.field(init=False, default=None)
+
+    @property
+    def key(self) -> tuple[Owner, str]:
+        """By what it is known among the calls without a context."""
+        return self.caller.owner, self.request.request_id
+
+    @property
+    def version(self) -> str:
+        """The tool's version."""
+        return version_of(self.entry)
+
+    @property
+    def over(self) -> bool:
+        """Whether it was answered."""
+        return self._session is None
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is running for it."""
+        return self._session is None or self._session.jobs.at_rest
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the call, which is answered with the reason."""
+        if self._session is not None and self._why is None:
+            self._why = reason
+            cancelled = {"requestId": self._id, "reason": reason}
+            self._session.deliver((Incoming(Notification("notifications/cancelled", cancelled)),))
+
+    def disconnected(self, why: str, *, slow: bool = False) -> None:
+        """End the call because nobody can read its answer any more. Its handler is cancelled."""
+        own, self._own = self._own, None
+        if self._session is None:
+            return
+        if own is None:
+            self.cancel(why)
+            return
+        self._finish("cancelled")
+        own.disconnect(why, slow=slow)
+
+    # The origin of its messages
+
+    @property
+    def name(self) -> str:
+        return "tool_request"
+
+    @property
+    def client(self) -> str | None:
+        return self.caller.address
+
+    @property
+    def sink(self) -> Sink:
+        return self
+
+    @property
+    def agent_context(self) -> AgentContext | None:
+        return None if self.agent_actor is None else ActorContext(self.agent_actor)
+
+    # Called by the session
+
+    @property
+    def full(self) -> bool:
+        return self._out.full
+
+    async def room(self) -> None:
+        await self._out.room()
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Translate a message and pass it on; the reply ends the call."""
+        if outgoing.kind is Kind.REPLY:
+            if self._session is not None:
+                self._answer(answer_to(outgoing, self.entry, self._why))
+        elif outgoing.kind is Kind.REQUEST:
+            raise LocalError("an agent cannot be asked while its call runs")
+        else:
+            translated = self._translated(outgoing)
+            if translated is not None:
+                self._out.post(translated)
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        translated = self._translated(outgoing)
+        if translated is not None:
+            self._out.post_latest((self._id, key), translated)
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        self._out.settle_latest((self._id, key), keep=keep)
+
+    def unanswered(self, request_id: RequestId) -> None:
+        if self._session is not None:
+            self._answer(CallAnswer(error=RequestCancelled(self._why or "the call was cancelled")))
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        return self._out.waiting()
+
+    def _translated(self, outgoing: Outgoing) -> Outgoing | None:
+        """Return progress as a `tool_progress`; None for a message that this protocol does not have."""
+        if self._session is None:
+            return None
+        lane = lane_of(outgoing)
+        if lane != "progress":
+            self._session.counts.drop(lane)
+            return None
+        return Outgoing(progress_of(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
+
+    def _answer(self, answer: CallAnswer) -> None:
+        self._finish(answer.status(extended=True))
+        own, self._own = self._own, None
+        if own is not None:
+            own.close()
+        self._on_answer(self, answer)
+
+    def _finish(self, status: str) -> None:
+        self._session = None
+        self.run.call_is_over(self, status)

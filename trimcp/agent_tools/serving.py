@@ -1,0 +1,139 @@
+"""A server's agent tools: what is served beside MCP, by whom it is used, and what they may."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import attrs
+
+from trimcp.agent_tools.callers import agent_of
+from trimcp.agent_tools.catalog import Catalog
+from trimcp.agent_tools.context_table import ContextTable
+from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.entries import Implemented, version_of
+from trimcp.agent_tools.rules import RegistrationRules
+from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.stores import ContextStore, MemoryContexts
+from trimcp.errors import LocalError
+from trimcp.guard.permission import AccessRequest, Decision, judge
+from trimcp.server.running import Running
+from trimcp.server.server import Server
+from trimcp.session.agent_context import AgentContext
+from trimcp.session.context import Context
+from trimcp.wire.revisions import LATEST
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from trimcp.transports.http.identity import Authenticate
+    from trimcp.transports.http.seams import CompanionFace
+    from trimcp.transports.http.sessions import Shared
+
+
+@attrs.frozen
+class AgentAccess(AccessRequest):
+    """What an `allow` function of `AgentTools` decides on: a call of a tool, over either protocol.
+
+    Attributes:
+        agent: who calls: the agent's id; over MCP that of its token.
+        agent_context: the context that the call belongs to, or None.
+        version: the tool's version.
+    """
+
+    agent: str
+    agent_context: AgentContext | None
+    version: str
+
+
+AgentAllow: TypeAlias = "Callable[[AgentAccess], Decision | Awaitable[Decision]]"
+"""Decides on a call, sync or async: True, False or `Denied("why")`. An exception denies the call."""
+
+
+class AgentTools:
+    """Serves a server's tools also by the agent-tools protocol: `serve_http(server, agent_tools=AgentTools(server))`.
+
+    Args:
+        server: the server, before it runs.
+        implementations: functions, by name, that a manifest can register as a tool (registration by reference).
+        registration: who may register tools, how many, and how large.
+        allow: decides on each call of a tool, over both protocols, beside the tool's own `allow`.
+        contexts: the bounds of contexts.
+        store: keeps contexts; by default in memory, so that they end with the server.
+        agent_claim: the claim of a token that names the agent; by default the client that it was issued to.
+        authenticate: identifies callers on a port that has no check of its own: `bearer_tokens({...})`.
+        strict: refuse messages with members that the protocol does not have.
+
+    Attributes:
+        catalog: the tools and who registered them.
+    """
+
+    def __init__(
+        self,
+        server: Server[Any],
+        *,
+        implementations: Mapping[str, Callable[..., Any] | Implemented] | None = None,
+        registration: RegistrationRules | None = None,
+        allow: AgentAllow | None = None,
+        contexts: ContextLimits | None = None,
+        store: ContextStore | None = None,
+        agent_claim: str | None = None,
+        authenticate: Authenticate | None = None,
+        strict: bool = False,
+    ) -> None:
+        if LATEST not in server.profile.revisions:
+            raise LocalError(f"agent tools are served by calls of {LATEST.name}, which this server does not speak")
+        self.server: Server[Any] = server
+        self.contexts: ContextLimits = ContextLimits() if contexts is None else contexts
+        self.store: ContextStore = MemoryContexts() if store is None else store
+        self.agent_claim: str | None = agent_claim
+        self.authenticate: Authenticate | None = authenticate
+        self.strict: bool = strict
+        rules = RegistrationRules() if registration is None else registration
+        self.catalog: Catalog = Catalog(server, implementations or {}, rules)
+        self._allow = allow
+        self._runs: dict[Running, AgentRun] = {}
+        server.parts.append(self._beside)
+        if allow is not None:
+            server.middleware(self._decide)
+
+    @asynccontextmanager
+    async def _beside(self, running: Running) -> AsyncIterator[None]:
+        """Keep an `AgentRun` for a run of the server while the block runs."""
+        async with ContextTable(self.contexts, self.store, self.server.budget).running() as table:
+            run = AgentRun(running, table, self.catalog, self.agent_claim, self.strict)
+            self._runs[running] = run
+            try:
+                yield
+            finally:
+                del self._runs[running]
+                run.end()
+
+    def run_of(self, running: object) -> AgentRun:
+        """Return the agent tools of a run of the server. Raises LocalError if it is another server's."""
+        run = self._runs.get(running) if isinstance(running, Running) else None
+        if run is None:
+            raise LocalError("these agent tools belong to another server than the one that is served")
+        return run
+
+    def over_http(self, running: object, shared: Shared) -> CompanionFace:
+        """Return what serves it on one port of a run of the server; `shared` is what the port's requests share."""
+        from trimcp.agent_tools.http import AgentHttp
+
+        return AgentHttp(self.run_of(running), shared)
+
+    async def _decide(self, ctx: Any, params: Any, call_next: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """Ask `allow` before a tool is called. Middleware, so that both protocols pass it."""
+        if isinstance(ctx, Context) and ctx.method == "tools/call":
+            entry = self.server.tools.get(params.name)
+            if entry is not None:
+                origin = ctx.internals[1].origin
+                agent = origin.caller.agent if isinstance(origin, AgentCall) else agent_of(ctx.principal, None)
+                arguments = params.arguments or {}
+                hints = entry.listed.annotations or None
+                name, version, context = entry.listed.name, version_of(entry), ctx.agent_context
+                asked = AgentAccess(ctx.method, name, ctx.principal, arguments, hints, ctx, agent, context, version)
+                assert self._allow is not None  # else this is no middleware
+                await judge(self._allow, asked)
+        return await call_next(ctx, params)
