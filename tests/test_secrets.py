@@ -117,15 +117,20 @@ async def connected(road: str, revision: Revision, written: Written) -> AsyncIte
         async with served(server, road, settings=trimcp.HttpSettings(**settings)) as place:
             await be_refused(place, written)
             headers = {"authorization": f"Bearer {BEARER}", "cookie": f"session={COOKIE}", "x-api-key": KEY}
-            target = place.target(f"{place.url}?token={QUERY}", headers=headers)
+            target = place.target(with_query(place), headers=headers)
             async with client.connect(target, revision=revision) as session:
                 yield session
+
+
+def with_query(place: ServedHere) -> str:
+    """The server's URL with a secret in its query; of gRPC without one, where URLs have none."""
+    return place.url if place.transport == "grpc" else f"{place.url}?token={QUERY}"
 
 
 async def be_refused(place: ServedHere, written: Written) -> None:
     """Come with a wrong token, and with credentials in the address."""
     headers = {"authorization": f"Bearer {BAD_BEARER}"}
-    for url in (f"{place.url}?token={QUERY}", place.url.replace("://", f"://me:{USERINFO}@")):
+    for url in (with_query(place), place.url.replace("://", f"://me:{USERINFO}@")):
         with pytest.raises((trimcp.McpError, ValueError, ExceptionGroup)) as caught:
             async with trimcp.Client("bad").connect(place.target(url, headers=headers)):
                 pass

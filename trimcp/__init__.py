@@ -23,7 +23,8 @@ _NAMES = {
     "trimcp.fleet.upstream": "Upstream supervise",
     "trimcp.guard": "guard=.",
     "trimcp.hidden": "hidden=.",
-    "trimcp.net": "asgi_app http http_face run_http run_websocket serve_http serve_websocket websocket",
+    "trimcp.net": "asgi_app grpc http http_face run_grpc run_http run_websocket serve_grpc serve_http serve_websocket "
+    "websocket",
     "trimcp.run": "in_process load_servers run_stdio serve_stdio stdio",
     "trimcp.schema.hints": "Arg",
     "trimcp.schema.forms": "Answer Form form=form_for",
@@ -41,6 +42,7 @@ _NAMES = {
     "trimcp.session.limits": "Limits Quota",
     "trimcp.session.listening": "PromptsChanged ResourceUpdated ResourcesChanged Subscription ToolsChanged",
     "trimcp.testing": "testing=.",
+    "trimcp.transports.grpc.client": "GrpcServer",
     "trimcp.transports.http.access": "AccessLog JsonFormatter",
     "trimcp.transports.http.asgi.hypercorn": "serve_hypercorn",
     "trimcp.transports.http.client.policy": "HttpTimeouts=Timeouts",

@@ -32,10 +32,13 @@ from trimcp.fleet.group import Group as Group
 from trimcp.fleet.upstream import Upstream as Upstream
 from trimcp.fleet.upstream import supervise as supervise
 from trimcp.net import asgi_app as asgi_app
+from trimcp.net import grpc as grpc
 from trimcp.net import http as http
 from trimcp.net import http_face as http_face
+from trimcp.net import run_grpc as run_grpc
 from trimcp.net import run_http as run_http
 from trimcp.net import run_websocket as run_websocket
+from trimcp.net import serve_grpc as serve_grpc
 from trimcp.net import serve_http as serve_http
 from trimcp.net import serve_websocket as serve_websocket
 from trimcp.net import websocket as websocket
@@ -67,6 +70,7 @@ from trimcp.session.listening import ResourceUpdated as ResourceUpdated
 from trimcp.session.listening import ResourcesChanged as ResourcesChanged
 from trimcp.session.listening import Subscription as Subscription
 from trimcp.session.listening import ToolsChanged as ToolsChanged
+from trimcp.transports.grpc.client import GrpcServer as GrpcServer
 from trimcp.transports.http.access import AccessLog as AccessLog
 from trimcp.transports.http.access import JsonFormatter as JsonFormatter
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn as serve_hypercorn
@@ -125,6 +129,7 @@ __all__ = [
     "EventStore",
     "Form",
     "Group",
+    "GrpcServer",
     "HttpLimits",
     "HttpServer",
     "HttpSettings",
@@ -179,15 +184,18 @@ __all__ = [
     "fingerprint",
     "form",
     "from_json",
+    "grpc",
     "http",
     "http_face",
     "in_process",
     "load_servers",
     "memory_channels",
     "read_servers",
+    "run_grpc",
     "run_http",
     "run_stdio",
     "run_websocket",
+    "serve_grpc",
     "serve_http",
     "serve_hypercorn",
     "serve_stdio",

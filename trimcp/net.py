@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import attrs
 import trio
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from trimcp.server.server import Server
+    from trimcp.transports.grpc.client import GrpcServer
     from trimcp.transports.http.asgi.app import AsgiApp
     from trimcp.transports.http.client.exchanges import ClientAuth
     from trimcp.transports.http.client.policy import Mode, Timeouts
@@ -45,8 +46,8 @@ _FLUSH: Final = 2.0
 """Seconds allowed for sending the last answers to their clients."""
 
 
-class _Options(TypedDict, total=False):
-    """Options of everything that serves HTTP; `serve_http` has the defaults."""
+class _Common(TypedDict, total=False):
+    """Options of everything that listens; `serve_http` has the defaults."""
 
     host: str | None
     uds: str | Path | None
@@ -57,8 +58,14 @@ class _Options(TypedDict, total=False):
     certfile: str | Path | None
     keyfile: str | Path | None
     ssl_context: ssl.SSLContext | None
-    software: Software
     grace: float
+
+
+class _Options(_Common, total=False):
+    """Options of everything that serves HTTP."""
+
+    software: Software
+    grpc: bool
 
 
 class _Serving(_Options, total=False):
@@ -66,6 +73,19 @@ class _Serving(_Options, total=False):
 
     stop: trio.Event | None
     task_status: trio.TaskStatus[list[str]]
+
+
+class _ServingGrpc(_Common, total=False):
+    """Options that `serve_grpc` passes on to `serve_http`."""
+
+    stop: trio.Event | None
+
+
+class _RunningGrpc(_Common, total=False):
+    """Options that `run_grpc` passes on."""
+
+    port: int
+    settings: HttpSettings | None
 
 
 class _Running(_Options, total=False):
@@ -117,6 +137,7 @@ async def serve_http(
     keyfile: str | Path | None = None,
     ssl_context: ssl.SSLContext | None = None,
     software: Software = "own",
+    grpc: bool = False,
     stop: trio.Event | None = None,
     grace: float = 5.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -139,6 +160,7 @@ async def serve_http(
         certfile, keyfile: PEM files, for TLS; one file may contain both.
         ssl_context: for TLS with other options. Hypercorn sets the protocols that it offers (ALPN).
         software: the HTTP server to use.
+        grpc: also serve MCP through gRPC on this port, see `serve_grpc`; needs `software="hypercorn"`.
         stop: once set, no new connections are accepted, calls in progress get `grace` seconds to answer and are then
             cancelled with an error reply, and this returns.
         grace: seconds.
@@ -152,6 +174,8 @@ async def serve_http(
         raise LocalError("keyfile goes with certfile: without a certificate there is no TLS")
     if certfile is not None and ssl_context is not None:
         raise LocalError("pass either certfile or ssl_context: there is one certificate")
+    if grpc and software != "hypercorn":
+        raise LocalError("gRPC needs HTTP/2: pass software='hypercorn'")
     stop = trio.Event() if stop is None else stop
     settings = _with_auth(settings, auth, agent_tools)
     limits = HttpLimits() if limits is None else limits
@@ -159,13 +183,12 @@ async def serve_http(
     async with http_face(server, settings) as face, open_service_nursery() as nursery:
         closing, drained = trio.Event(), trio.Event()
         if software == "hypercorn":
-            from trimcp.transports.http.asgi.app import AsgiApp
             from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
 
             # Hypercorn cannot stop accepting and keep its connections, so new ones are accepted and refused meanwhile.
             listen: Callable[..., Awaitable[None]] = partial(
                 serve_hypercorn,
-                AsgiApp(lambda: nullcontext(face), limits=limits),
+                _application(grpc)(lambda: nullcontext(face), limits=limits),
                 bind=_binds(host, at_port, uds, sockets),
                 certfile=certfile,
                 keyfile=keyfile,
@@ -221,6 +244,16 @@ def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None, agent_tool
     return settings
 
 
+def _application(grpc: bool) -> type[AsgiApp]:
+    if grpc:
+        from trimcp.transports.grpc.server import GrpcApp
+
+        return GrpcApp
+    from trimcp.transports.http.asgi.app import AsgiApp
+
+    return AsgiApp
+
+
 async def _listen(
     listen: Callable[..., Awaitable[None]], ended: trio.Event, task_status: trio.TaskStatus[list[str]]
 ) -> None:
@@ -269,6 +302,42 @@ async def serve_websocket(
     await serve_http(server, port=port, settings=settings, **options)
 
 
+async def serve_grpc(
+    server: Served,
+    *,
+    port: int = 8000,
+    settings: HttpSettings | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    **options: Unpack[_ServingGrpc],
+) -> None:
+    """Serve through gRPC, until cancelled or stopped; on the same port also over HTTP and WebSocket.
+
+    In clear text clients begin with HTTP/2 at once (prior knowledge), with TLS it is agreed on (ALPN). The service
+    `grpc.health.v1.Health` says whether new work is taken.
+
+    Args:
+        server: a server or a running server.
+        port: 0 for any free port.
+        settings: identity, origins and sizes, and paths of what is served over HTTP.
+        task_status: `await nursery.start(serve_grpc, ...)` returns the URLs it listens on: "grpc://127.0.0.1:8000".
+        options: as for `serve_http`.
+    """
+    urls = _GrpcUrls(task_status)
+    await serve_http(server, port=port, settings=settings, software="hypercorn", grpc=True, task_status=urls, **options)
+
+
+@attrs.frozen
+class _GrpcUrls:
+    """Reports the URLs of an HTTP server as those of gRPC on the same port."""
+
+    _task_status: trio.TaskStatus[list[str]]
+
+    def started(self, value: list[str] | None = None) -> None:
+        schemes = {"http": "grpc", "https": "grpcs", "http+unix": "grpc+unix", "ws": "grpc", "wss": "grpcs"}
+        found = [urlsplit(url) for url in value or ()]
+        self._task_status.started([f"{schemes[url.scheme]}://{url.netloc}" for url in found])
+
+
 def run_http(
     server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[_Running]
 ) -> None:
@@ -302,6 +371,19 @@ def run_websocket(
     """
     start = partial(_run_until_signal, serve_websocket, server, ready, path=path, **options)
     run_trio("run_websocket", "serve_websocket", start)
+
+
+def run_grpc(
+    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[_RunningGrpc]
+) -> None:
+    """Serve through gRPC as the whole program, and shut down gracefully, as `run_http` does.
+
+    Args:
+        server: the server.
+        ready: called with the URLs it listens on.
+        options: as for `serve_grpc`.
+    """
+    run_trio("run_grpc", "serve_grpc", partial(_run_until_signal, serve_grpc, server, ready, **options))
 
 
 async def _run_until_signal(
@@ -417,3 +499,25 @@ def websocket(
     from trimcp.transports.websocket.client import WebSocketServer
 
     return WebSocketServer(url, headers, uds, ssl_context, trace=trace or trace_from_environment())
+
+
+def grpc(
+    url: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    uds: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    trace: Write | None = None,
+) -> GrpcServer:
+    """Describe a server that is reached through gRPC: `client.connect(trimcp.grpc("grpc://127.0.0.1:8000"))`.
+
+    Args:
+        url: "grpc://host:port", or "grpcs://host:port" with TLS.
+        headers: metadata to send with each call.
+        uds: path of a Unix socket to connect to; the host of `url` is then only a name.
+        ssl_context: for grpcs; by default the certificates that this system trusts. It is set to HTTP/2.
+        trace: called with a line for every message, secrets masked; by default the environment decides.
+    """
+    from trimcp.transports.grpc.client import GrpcServer
+
+    return GrpcServer(url, headers, uds, ssl_context, trace=trace or trace_from_environment())

@@ -24,6 +24,7 @@ from trimcp.values import valued
 
 if TYPE_CHECKING:
     from trimcp.client.hosts import ServerEntry
+    from trimcp.transports.grpc.client import GrpcServer
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.stdio.child import StdioServer
     from trimcp.transports.trace import Write
@@ -172,7 +173,7 @@ def stdio(
 
 def load_servers(
     source: str | Path | Mapping[str, Any], *, on_stderr: Callable[[str], object] | None = None
-) -> dict[str, StdioServer | HttpServer | WebSocketServer]:
+) -> dict[str, StdioServer | HttpServer | WebSocketServer | GrpcServer]:
     """Return the servers of an `mcpServers` configuration by name, each ready for `client.connect` or `Group.open`.
 
     Args:
@@ -191,7 +192,7 @@ def load_servers(
 
 def target_of(
     entry: ServerEntry, *, on_stderr: Callable[[str], object] | None = None
-) -> StdioServer | HttpServer | WebSocketServer:
+) -> StdioServer | HttpServer | WebSocketServer | GrpcServer:
     """Return the connection target that one entry of an `mcpServers` configuration describes."""
     if entry.url is not None:
         from trimcp.client.client import at_url

@@ -37,7 +37,7 @@ from trimcp.wire.revisions import OLDEST, Revision
 LOCAL = (*IN_MEMORY, "stdio")
 STREAMABLE = ("http", "http as events", "http on hypercorn", "http over unix")
 WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn")
-TRANSPORTS = (*LOCAL, *STREAMABLE, "http+sse", *WEBSOCKET)
+TRANSPORTS = (*LOCAL, *STREAMABLE, "http+sse", *WEBSOCKET, "grpc")
 
 
 EVERY_PAIR: Final = bool(os.environ.get("TRIMCP_MATRIX"))

@@ -15,7 +15,7 @@ from trimcp.wire.common import META_PROTOCOL_VERSION
 
 # Over HTTP each message is an exchange of its own, with a status: tests/transports/http/test_routing.py and
 # test_exchange.py say these things there.
-ONLY_OVER = (*LOCAL, *WEBSOCKET)
+ONLY_OVER = (*LOCAL, *WEBSOCKET, "grpc")
 
 
 def failure(message: Any) -> tuple[Any, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -72,9 +73,9 @@ class Relay(Place):
 async def relayed(server: Place, *, mark: bytes | None = None) -> AsyncIterator[Relay]:
     """Run a relay to a server; it has the server's path, on a port of its own."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    scheme = "ws" if server.url.startswith("ws") else "http"
-    path = server.url.rpartition("/")[2]
-    relay = Relay(server, f"{scheme}://127.0.0.1:{listener.socket.getsockname()[1]}/{path}", mark)
+    parts = urlsplit(server.url)
+    url = parts._replace(netloc=f"127.0.0.1:{listener.socket.getsockname()[1]}").geturl()
+    relay = Relay(server, url, mark)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(relay.run, listener)
         yield relay

@@ -21,7 +21,7 @@ from trimcp.wire.revisions import LATEST_LEGACY, OLDEST, Revision
 __all__ = ["IN_MEMORY", "NETWORK", "SOFTWARE", "Place", "ServedHere", "connect", "connected", "served", "target_of"]
 
 IN_MEMORY = ("memory", "framed")
-NETWORK = ("http", "http on hypercorn", "http+sse", "websocket", "websocket on hypercorn")
+NETWORK = ("http", "http on hypercorn", "http+sse", "websocket", "websocket on hypercorn", "grpc")
 SOFTWARE = ("own", "hypercorn")
 """What listens: our own listener, or Hypercorn."""
 
@@ -120,6 +120,8 @@ def target_of(url: str, transport: str, **options: Any) -> Any:
     """What a client connects to at this address."""
     if transport.startswith("websocket"):
         return trimcp.websocket(url, **options)
+    if transport == "grpc":
+        return trimcp.grpc(url, **options)
     return trimcp.http(url, mode="sse" if transport.startswith("http+sse") else "streamable", **options)
 
 
@@ -142,8 +144,11 @@ async def served(
         options: other ones of `trimcp.serve_http`; by default it listens on a free port of 127.0.0.1.
     """
     place = ServedHere(transport, server)
-    serve = trimcp.serve_websocket if transport == "websocket alone" else trimcp.serve_http
-    software: Any = "hypercorn" if "hypercorn" in transport else "own"
+    serve: Any = trimcp.serve_websocket if transport == "websocket alone" else trimcp.serve_http
+    if transport == "grpc":
+        serve = trimcp.serve_grpc
+    else:
+        options["software"] = "hypercorn" if "hypercorn" in transport else "own"
     with TemporaryDirectory() as folder:
         if transport == "http over unix":
             options["uds"] = f"{folder}/mcp.sock"
@@ -154,7 +159,6 @@ async def served(
             with place.scope:
                 await serve(
                     server,
-                    software=software,
                     settings=settings,
                     stop=place.stop,
                     grace=grace,

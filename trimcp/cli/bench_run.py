@@ -29,6 +29,7 @@ from trimcp.cli.screen import Screen
 from trimcp.cli.targets import find_target, read_headers, token_hint
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
+from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
 
@@ -81,6 +82,8 @@ class _Server:
     def of(text: str, screen: Screen, headers: Sequence[str], bearer: str | None) -> _Server:
         """Return the server that a TARGET names."""
         target = find_target(text, screen.server_says, read_headers(headers, bearer))
+        if isinstance(target, GrpcServer):
+            raise Failure("bench does not measure gRPC; it takes commands and URLs with http, https, ws and wss")
         return _Server(
             target, one_line(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
         )

@@ -19,6 +19,7 @@ from trimcp.run import target_of
 from trimcp.transports.stdio.child import StdioServer
 
 if TYPE_CHECKING:
+    from trimcp.transports.grpc.client import GrpcServer
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
@@ -28,13 +29,13 @@ TARGET is one of
   "python server.py"    a command line, as one word in quotes; or write it last, after --
   server.py[:NAME]      a file with a trimcp.Server, run by this Python (also package.module:NAME)
   servers.json:NAME     an entry of an mcpServers file, as hosts and editors have them
-  https://HOST/mcp      a URL: http, https, ws, wss; http+unix://%2Frun%2Fserver.sock/mcp, ws+unix
+  https://HOST/mcp      a URL: http, https, ws, wss, grpc, grpcs; http+unix://%2Frun%2Fserver.sock/mcp, ws+unix
 """
 
-Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
+Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer | GrpcServer"
 """What a command can connect to."""
 
-_URL = re.compile(r"(https?|wss?|(http|ws)\+unix)://", re.IGNORECASE)
+_URL = re.compile(r"(https?|wss?|grpcs?|(http|ws|grpc)\+unix)://", re.IGNORECASE)
 _OTHER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _UNAUTHORIZED = re.compile(r"\bthe server answered 401\b")
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -84,7 +85,9 @@ def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
     if _URL.match(text):
         return target_of(ServerEntry("", url=text))
     if _OTHER_URL.match(text):
-        raise Failure(f"{text.partition(':')[0]!r:.60} is no way to reach a server; http, https, ws, wss are")
+        raise Failure(
+            f"{text.partition(':')[0]!r:.60} is no way to reach a server; http, https, ws, wss, grpc, grpcs are"
+        )
     entry = _ENTRY.fullmatch(text)
     if entry is not None and Path(entry["file"]).is_file():
         return _entry(entry["file"], entry["name"], on_stderr)

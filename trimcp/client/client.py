@@ -36,13 +36,14 @@ from trimcp.wire.lifecycle import DiscoverResult
 from trimcp.wire.revisions import REVISIONS, Revision, find
 
 if TYPE_CHECKING:
+    from trimcp.transports.grpc.client import GrpcServer
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _LONGEST_PROBE: Final = 30.0
-_URL: Final = re.compile(r"(https?|wss?)://", re.IGNORECASE)
+_URL: Final = re.compile(r"(https?|wss?|grpcs?)://", re.IGNORECASE)
 
 
 @runtime_checkable
@@ -109,7 +110,7 @@ class Client(ClientProgram):
         does cancelling it. If the server is lost the body goes on: its calls raise `ConnectionLost`.
 
         Args:
-            target: a URL (http, https, ws, wss), what `trimcp.stdio`, `trimcp.http` or `trimcp.websocket` returns, a
+            target: a URL (http, https, ws, wss, grpc, grpcs), what `trimcp.stdio`, `trimcp.http` and so on return, a
                 `MessageChannel`, or an async context manager that yields one.
             revision: use exactly this one; by default the newest that both sides support.
 
@@ -123,8 +124,8 @@ class Client(ClientProgram):
         return connecting(self, named(target), revision, self.connect_timeout)
 
 
-def at_url(url: str, headers: Mapping[str, str] | None = None) -> HttpServer | WebSocketServer:
-    """Return the server at a URL as a target, with the defaults of `trimcp.http` and `trimcp.websocket`.
+def at_url(url: str, headers: Mapping[str, str] | None = None) -> HttpServer | WebSocketServer | GrpcServer:
+    """Return the server at a URL as a target, with the defaults of `trimcp.http`, `trimcp.websocket`, `trimcp.grpc`.
 
     Raises:
         LocalError: the URL names no server, or a header cannot be sent.
@@ -136,13 +137,17 @@ def at_url(url: str, headers: Mapping[str, str] | None = None) -> HttpServer | W
         from trimcp.transports.websocket.client import WebSocketServer
 
         return WebSocketServer(url, headers, trace=trace)
+    if url[:4].lower() == "grpc":
+        from trimcp.transports.grpc.client import GrpcServer
+
+        return GrpcServer(url, headers, trace=trace)
     from trimcp.transports.http.client.target import HttpServer
 
     return HttpServer(url, headers, trace=trace)
 
 
 def named(target: Target) -> Opener:
-    """Return the target that can be opened; of a URL, the same as `trimcp.http` or `trimcp.websocket` returns.
+    """Return the target that can be opened; of a URL, the same as `trimcp.http` and so on return.
 
     Raises:
         TypeError: it is no target; the text says what to pass, and quotes nothing of it.
@@ -152,7 +157,7 @@ def named(target: Target) -> Opener:
     if isinstance(given, str):
         if _URL.match(given):
             return at_url(given)
-        what = "a str that is no URL with http://, https://, ws:// or wss://"
+        what = "a str that is no URL with http://, https://, ws://, wss://, grpc:// or grpcs://"
     elif isinstance(given, DirectEnd | MessageChannel | Connectable | AbstractAsyncContextManager):
         return given
     else:

@@ -38,8 +38,8 @@ class Audit:
     """Keeps a record of each call of a server: `Server("files", audit=trimcp.guard.Audit(file="audit.jsonl"))`.
 
     A record is a dict for JSON. Members always present: `time` (UTC, ISO 8601, when the call ended), `method`,
-    `request_id`, `revision`, `transport` ("http", "sse", "websocket", or "stream" for standard input and output and
-    other byte streams), `outcome`, `duration` (seconds of work), `waited` (seconds of waiting for a turn before),
+    `request_id`, `revision`, `transport` ("http", "sse", "websocket", "grpc", or "stream" for standard input and output
+    and other byte streams), `outcome`, `duration` (seconds of work), `waited` (seconds of waiting for a turn before),
     `request_bytes` (approximate) and `reply_bytes`. Members present if known: `principal`, `address` (over HTTP),
     `client` and `client_version` (as the client declares them), `target` (the tool's, resource's or prompt's name),
     `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given by
@@ -238,6 +238,8 @@ def _transport(job: Job) -> str:
         return "http"
     if job.headers is None:
         return "stream"
+    if job.headers.get("content-type", "").startswith("application/grpc"):
+        return "grpc"
     return "websocket" if isinstance(job.session.sink, Outbox) else "sse"
 
 

@@ -54,6 +54,7 @@ class HttpFace:
         connections: open connections, if our own listener is the host.
         deadlines: the clock; `run` runs it.
         budget: counts the memory used for all peers.
+        draining: set once no new work is taken.
     """
 
     service: Service
@@ -63,6 +64,7 @@ class HttpFace:
     connections: int = attrs.field(init=False, default=0)
     deadlines: Deadlines = attrs.field(init=False)
     budget: Budget = attrs.field(init=False)
+    draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     _hook: Authenticate | None = attrs.field(init=False)
     _known_forms: dict[tuple[str | None, str | None], Forms | None] = attrs.field(init=False, factory=dict)
 
@@ -113,6 +115,31 @@ class HttpFace:
         if access is not None:
             access.record(head, status, sent)
 
+    # Called by other protocols on the same port
+
+    @property
+    def max_calls(self) -> int:
+        """How many sessions may be open at once over gRPC."""
+        return self.settings.max_sessions
+
+    async def authorize(self, head: Head) -> HttpResponse | None:
+        """Check a request's Host, Origin and caller, as `admit` does; return its refusal, or None."""
+        if self.settings.access_log is not None:
+            head.began = trio.current_time()
+        reason = self.settings.origins.refuse(head)
+        if reason is not None:
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
+            return refusal(403, reason)
+        refused = None if self._hook is None else await self._identify(self._hook, head)
+        return None if refused is None else refusal(refused.status, refused.message, *refused.headers)
+
+    def upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade | HttpResponse:
+        """Return how to serve a session on this connection, or the refusal."""
+        if self.shared.draining:
+            return refusal(503, "shutting down")
+        serve, most = partial(self._serve, head), self.service.max_message
+        return Upgrade(serve, subprotocol, most, head.principal, head.headers)
+
     # Routes
 
     async def _find(self, head: Head) -> Admitted:
@@ -138,19 +165,10 @@ class HttpFace:
         hook = self._hook
         if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
             hook = None
-        identity = None if hook is None else await identify(hook, head)
-        if isinstance(identity, Refused):
-            # A request without credentials only asks which are required, and a check that crashed is logged as an
-            # ERROR.
-            if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
-                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+        if hook is not None and (refused := await self._identify(hook, head)) is not None:
             if theirs and companion is not None:
-                return companion.refused(identity.status, identity.message, identity.headers)
-            return refusal(identity.status, identity.message, *identity.headers)
-        if identity is not None:
-            head.principal = identity
-            if head.holding is not None:
-                head.holding.move(owner_of(identity, None))
+                return companion.refused(refused.status, refused.message, refused.headers)
+            return refusal(refused.status, refused.message, *refused.headers)
         if extra is not None:
             return await extra(head)
         if path == settings.path:
@@ -158,6 +176,20 @@ class HttpFace:
         if path == settings.websocket_path:
             return self._websocket(head)
         return self.sse2024.admit(head)
+
+    async def _identify(self, hook: Authenticate, head: Head) -> Refused | None:
+        """Note who makes a request; return the refusal of one that may not."""
+        identity = await identify(hook, head)
+        if isinstance(identity, Refused):
+            # A request without credentials only asks which are required, and a check that crashed is logged as an
+            # ERROR.
+            if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
+                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+            return identity
+        head.principal = identity
+        if head.holding is not None:
+            head.holding.move(owner_of(identity, None))
+        return None
 
     def _streamable(self, head: Head) -> Admitted:
         method, keeps_sessions = head.method, self.shared.routing.keeps_sessions
@@ -212,12 +244,9 @@ class HttpFace:
         key = head.headers.get("sec-websocket-key")
         if key is not None and not _KEY.fullmatch(key):
             return refusal(400, "the header Sec-WebSocket-Key is no 16 bytes in base64")
-        if self.shared.draining:
-            return refusal(503, "shutting down")
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
-        serve, most = partial(self._serve, head), self.service.max_message
-        return Upgrade(serve, agreed, most, head.principal, head.headers)
+        return self.upgrade(head, agreed)
 
     async def _serve(self, head: Head, channel: MessageChannel) -> None:
         channel.holding = head.holding
@@ -252,12 +281,14 @@ class HttpFace:
         Cancelling ends the grace at once.
         """
         self.shared.draining = True
+        self.draining.set()
         await self.service.drain(grace, self.shared.sessions)
         self.end()
 
     def end(self) -> None:
         """End every session and stream now."""
         self.shared.draining = True
+        self.draining.set()
         for session in self.shared.sessions:
             session.end("the server is shutting down")
         for stream in self.sse2024.streams:

@@ -73,11 +73,16 @@ class AsgiApp:
             with closing(face.budget.holding(owner_of(None, head.peer))) as holding:
                 head.holding = holding
                 if kind == "http":
-                    await HttpCall(face, head, self.limits, holding, receive, send).run()
+                    await self.serve_http(face, head, scope, receive, send)
                 else:
                     await WebSocketCall(face, head, scope, receive, send, self.limits.stall_timeout).run()
         else:
             raise ValueError(f"an ASGI scope of type {kind!r} is none of ours")
+
+    async def serve_http(self, face: Face, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, whose memory `head.holding` counts."""
+        assert head.holding is not None
+        await HttpCall(face, head, self.limits, head.holding, receive, send).run()
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[Face]:

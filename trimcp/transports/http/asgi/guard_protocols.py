@@ -21,7 +21,7 @@ from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
 
 from trimcp.budget import Amount
-from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
+from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, StreamFlow, replaces
 from trimcp.transports.http.settings import HttpLimits
 
 
@@ -72,9 +72,30 @@ async def _handle_events(original: Method, protocol: H2Protocol, happened: list[
             if event.stream_id not in protocol.stream_buffers:  # answered completely (RFC 9113 section 8.1)
                 with suppress(h2.exceptions.ProtocolError):
                     connection.reset_stream(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+        elif isinstance(event, h2.events.DataReceived) and await _take_data(protocol, event):
+            pass
         else:
             await original(protocol, [event])
     await protocol._flush()
+
+
+async def _take_data(protocol: H2Protocol, event: h2.events.DataReceived) -> bool:
+    """Pass on data of a stream whose application opens the window; return False for another stream (guard `flow`).
+
+    The connection's own window is opened at once: no stream can hold up the others with what it leaves unread.
+    """
+    stream: Any = protocol.streams[event.stream_id]
+    flow: StreamFlow | None = getattr(stream, "flow", None)
+    size = event.flow_controlled_length
+    if flow is None or not flow.taken_over:
+        if flow is not None:
+            flow.early += size
+        return False
+    await stream.handle(events.Body(stream_id=event.stream_id, data=event.data))
+    if padding := size - len(event.data):
+        flow.credit(padding)
+    protocol.connection.increment_flow_control_window(size)
+    return True
 
 
 def _is_request(event: h2.events.RequestReceived) -> bool:

@@ -11,7 +11,6 @@ import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from contextvars import ContextVar
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -25,6 +24,7 @@ from trimcp.errors import LocalError
 from trimcp.nurseries import parted, sole
 from trimcp.transports.http.asgi.request import AsgiEvent, Receive, Scope, Send
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.quiet import quiet_headers
 
 if TYPE_CHECKING:
     from trimcp.transports.http.asgi.guards import GuardedConfig
@@ -39,8 +39,6 @@ SERVED: Final = "hypercorn>=0.17,<0.19"
 _FROM, _BELOW = (tuple(int(part) for part in bound) for bound in re.findall(r"=?(\d+)\.(\d+)", SERVED))
 
 _FOREVER = 1 << 62
-
-_serving: ContextVar[bool] = ContextVar("_serving", default=False)
 
 
 def check_version() -> None:
@@ -114,26 +112,24 @@ async def serve_hypercorn(
     config.graceful_timeout = grace
     watched = _Watched(app)
     failure: BaseException | None
-    served = _serving.set(True)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_end, config, watched.ending, grace)
-            if shutdown_trigger is not None:
-                nursery.start_soon(_trigger, shutdown_trigger, watched.ending)
-            await hypercorn.trio.serve(
-                watched,  # type: ignore[arg-type]  # an object with `__call__`, not a function
-                config,
-                shutdown_trigger=watched.ending.wait,
-                mode="asgi",
-                task_status=_Addresses(task_status),
-            )
-            nursery.cancel_scope.cancel(reason="the server has ended")
+        with quiet_headers():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_end, config, watched.ending, grace)
+                if shutdown_trigger is not None:
+                    nursery.start_soon(_trigger, shutdown_trigger, watched.ending)
+                await hypercorn.trio.serve(
+                    watched,  # type: ignore[arg-type]  # an object with `__call__`, not a function
+                    config,
+                    shutdown_trigger=watched.ending.wait,
+                    mode="asgi",
+                    task_status=_Addresses(task_status),
+                )
+                nursery.cancel_scope.cancel(reason="the server has ended")
     except BaseExceptionGroup as group:
         failure = sole(parted(group)[0] or group)
     else:
         failure = watched.failure
-    finally:
-        _serving.reset(served)
     if failure is not None:
         try:
             raise failure  # raised here to keep its own context: why the application could not start
@@ -228,14 +224,3 @@ class _Logger(hypercorn.logging.Logger):
 
     async def info(self, message: str, *args: Any, **kwargs: Any) -> None:
         await self.debug(message, *args, **kwargs)
-
-
-class _QuietWhileServing(logging.Filter):
-    """Drops what the header codec of HTTP/2 logs about requests to us: every header, with tokens."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not _serving.get()
-
-
-for _name in ("hpack.hpack", "hpack.table"):
-    logging.getLogger(_name).addFilter(_QuietWhileServing())

@@ -1,0 +1,315 @@
+"""Messages of a gRPC call as bytes: a flag, a length of four bytes, and a payload ("gRPC over HTTP2").
+
+A `GrpcDecoder` takes the payloads out of what arrives. The tunnel's payload is `message JsonRpc { bytes json = 1; }`,
+which is read and written here, so that MCP over gRPC needs no protobuf library.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+from urllib.parse import quote, unquote
+
+import attrs
+
+from trimcp.framing.gathering import Gathered
+from trimcp.wire.jsonrpc import PATIENCE, IdScanner, Malformed, oversize
+
+PREFIX: Final = 5
+"""Bytes before each payload."""
+
+_JSON_FIELD: Final = 0x0A  # field 1 with a length
+_OVERHEAD: Final = 16  # bytes of a JsonRpc beside its text, with room for a field or two of a later version
+_LENGTHS: Final = {1: 8, 5: 4}  # bytes of a value of a fixed length, by wire type
+_MOST_VARINT: Final = 10
+_LONGEST_MESSAGE: Final = 1_000  # characters of a status message that are sent
+_UNRESERVED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+_MOST_DIGITS: Final = 8
+
+
+class GrpcStatus(IntEnum):
+    """How a call ended."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+_BY_HTTP: Final = {
+    400: GrpcStatus.INTERNAL,
+    401: GrpcStatus.UNAUTHENTICATED,
+    403: GrpcStatus.PERMISSION_DENIED,
+    404: GrpcStatus.UNIMPLEMENTED,
+    429: GrpcStatus.UNAVAILABLE,
+    502: GrpcStatus.UNAVAILABLE,
+    503: GrpcStatus.UNAVAILABLE,
+    504: GrpcStatus.UNAVAILABLE,
+}
+
+
+def status_of_http(status: int) -> GrpcStatus:
+    """Return what a client makes of an HTTP status other than 200 ("HTTP to gRPC Status Code Mapping")."""
+    return _BY_HTTP.get(status, GrpcStatus.UNKNOWN)
+
+
+def status_of_refusal(status: int) -> GrpcStatus:
+    """Return the status with which a server refuses a call that it would refuse with this one over HTTP."""
+    known = {400: GrpcStatus.INVALID_ARGUMENT, 429: GrpcStatus.RESOURCE_EXHAUSTED, 500: GrpcStatus.INTERNAL}
+    return known.get(status, status_of_http(status))
+
+
+def encode_text(text: str) -> str:
+    """Return a status message as a header's value: percent-encoded UTF-8, of bounded length."""
+    return quote(text[:_LONGEST_MESSAGE], safe=_UNRESERVED)
+
+
+def decode_text(value: str) -> str:
+    """Return the status message that a header's value stands for."""
+    return unquote(value, errors="replace")
+
+
+def encode_timeout(seconds: float) -> str:
+    """Return the header `grpc-timeout` for a deadline that is so many seconds away."""
+    milliseconds = max(1, round(seconds * 1000))
+    if milliseconds < 10**_MOST_DIGITS:
+        return f"{milliseconds}m"
+    return f"{min(round(seconds), 10**_MOST_DIGITS - 1)}S"
+
+
+def decode_timeout(value: str) -> float | None:
+    """Return the seconds that a header `grpc-timeout` names; None if it cannot be read."""
+    digits, unit = value[:-1], value[-1:]
+    if unit in _UNITS and 0 < len(digits) <= _MOST_DIGITS and digits.isascii() and digits.isdigit():
+        return int(digits) * _UNITS[unit]
+    return None
+
+
+@attrs.frozen
+class GrpcFault:
+    """Why nothing more is read from a call.
+
+    Attributes:
+        status: the status with which a server ends it.
+        reason: one line that may be sent to the peer.
+    """
+
+    status: GrpcStatus
+    reason: str
+
+
+def message_frame(payload: bytes) -> bytes:
+    """Return a payload with its prefix."""
+    return b"\0" + len(payload).to_bytes(4, "big") + payload
+
+
+def json_rpc_header(size: int) -> bytes:
+    """Return what stands before a JSON text of this size: the prefix, and the field of `JsonRpc`."""
+    field = bytearray((_JSON_FIELD,))
+    left = size
+    while left > 0x7F:
+        field.append(left & 0x7F | 0x80)
+        left >>= 7
+    field.append(left)
+    return b"\0" + (size + len(field)).to_bytes(4, "big") + field
+
+
+def json_of(payload: bytes) -> bytes | None:
+    """Return the JSON text of a `JsonRpc`; None if that is no message of protobuf. Unknown fields are skipped."""
+    text, at, end = b"", 0, len(payload)
+    while at < end:
+        tag, at = _varint(payload, at)
+        if tag == _JSON_FIELD or tag & 7 == 2:
+            size, at = _varint(payload, at)
+            if size < 0 or at + size > end:
+                return None
+            if tag == _JSON_FIELD:
+                text = payload[at : at + size]
+            at += size
+        elif tag & 7 == 0 and tag > 0:
+            value, at = _varint(payload, at)
+            if value < 0:
+                return None
+        elif tag > 0 and tag & 7 in _LENGTHS:
+            at += _LENGTHS[tag & 7]
+            if at > end:
+                return None
+        else:
+            return None
+    return text
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the number at this place and where the next field begins; -1 if it is incomplete."""
+    value = 0
+    for shift, byte in enumerate(data[at : at + _MOST_VARINT]):
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, at + shift + 1
+    return -1, len(data)
+
+
+@attrs.define(eq=False, repr=False)
+class GrpcDecoder:
+    """Takes messages out of the bytes of one direction of a call.
+
+    Args:
+        max_size: the most bytes of one message. It may be changed.
+        tunnel: whether payloads are `JsonRpc`: `take` then returns JSON texts, and a `Malformed` for one over the
+            limit, of which only the id was read. Otherwise a message over the limit is a fault.
+
+    Attributes:
+        fault: why nothing more is taken; None if there is no error.
+        taken: bytes that `take` has processed, with prefixes and parts of an incomplete message.
+        rounds: how often everything that had begun was complete.
+    """
+
+    max_size: int
+    _tunnel: bool = attrs.field(default=False, kw_only=True, alias="tunnel")
+    fault: GrpcFault | None = attrs.field(init=False, default=None)
+    taken: int = attrs.field(init=False, default=0)
+    rounds: int = attrs.field(init=False, default=0)
+    _rest: bytes = attrs.field(init=False, default=b"")
+    _left: int = attrs.field(init=False, default=0)  # bytes of the present payload not taken yet
+    _message: Gathered | IdScanner | None = attrs.field(init=False, default=None)  # the present payload so far
+    _head: bytes | None = attrs.field(init=False, default=None)  # the beginning of one that is scanned, until its text
+    _dry: bool = attrs.field(init=False, default=False)  # whether `_rest` is not enough to go on
+
+    def feed(self, data: bytes) -> None:
+        """Add received bytes. They are kept as they are until `take`."""
+        if data:
+            self._rest = self._rest + data if self._rest else data
+            self._dry = False
+
+    @property
+    def waiting(self) -> int:
+        """Bytes not taken yet."""
+        return len(self._rest)
+
+    @property
+    def behind(self) -> bool:
+        """Whether `take` may find more in what has been fed already."""
+        return bool(self._rest) and not self._dry and self.fault is None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message has begun and is not complete, after everything was taken."""
+        return self._message is not None or bool(self._rest)
+
+    @property
+    def held(self) -> int:
+        """Bytes kept of an incomplete message."""
+        return self._message.size if isinstance(self._message, Gathered) else 0
+
+    def take(self, most: int) -> list[bytes | Malformed]:
+        """Return at most so many messages."""
+        found: list[bytes | Malformed] = []
+        data, at, end = self._rest, 0, len(self._rest)
+        self._dry = False
+        while len(found) < most and self.fault is None:
+            if self._message is None:
+                if end - at < PREFIX:
+                    self._dry = True
+                    break
+                size = int.from_bytes(data[at + 1 : at + PREFIX], "big")
+                if data[at]:
+                    self._fail(GrpcStatus.UNIMPLEMENTED, "messages must not be compressed")
+                    break
+                at += PREFIX
+                if size <= end - at and size <= self.max_size:
+                    self._add(found, data[at : at + size])
+                    at += size
+                    continue
+                self._begin(size)
+            else:
+                at = self._gather(found, data, at)
+                if self._message is not None:
+                    self._dry = True
+                    break
+        self.taken += at
+        self._rest = data[at:] if at else data
+        return found
+
+    def _begin(self, size: int) -> None:
+        """Begin a message that is not there as a whole, or may be too large."""
+        limit = self.max_size + _OVERHEAD if self._tunnel else self.max_size
+        if size > (PATIENCE * limit if self._tunnel else limit):
+            return self._fail(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {self.max_size:,} bytes")
+        self._message = Gathered() if size <= limit else IdScanner()
+        self._left, self._head = size, b""
+        return None
+
+    def _gather(self, found: list[bytes | Malformed], data: bytes, at: int) -> int:
+        """Take what is there of the present message; return where the rest of the data begins."""
+        piece = data[at : at + self._left]
+        self._left -= len(piece)
+        message = self._message
+        if isinstance(message, Gathered):
+            message.add(piece)
+        elif message is not None:
+            self._scan(message, piece)
+        if not self._left:
+            self._message = None
+            if isinstance(message, Gathered):
+                self._add(found, message.take())
+            elif message is not None:
+                self.rounds += 1
+                found.append(oversize(message, self.max_size))
+        return at + len(piece)
+
+    def _scan(self, scanner: IdScanner, piece: bytes) -> None:
+        """Feed the text of a message that is too large to the scanner, without the field's tag and length."""
+        if self._head is not None:
+            piece = self._head + piece
+            size, begins = _varint(piece, 1)
+            if size < 0 and len(piece) <= _MOST_VARINT:
+                self._head = piece
+                return
+            self._head, piece = None, piece[begins:] if piece[0] == _JSON_FIELD else b""
+        scanner.feed(piece)
+
+    def _add(self, found: list[bytes | Malformed], payload: bytes) -> None:
+        self.rounds += 1
+        if not self._tunnel:
+            found.append(payload)
+            return
+        text = _plain_json(payload)
+        if text is None:
+            self._fail(GrpcStatus.INVALID_ARGUMENT, "a payload is no JsonRpc")
+        elif len(text) <= self.max_size:
+            found.append(text)
+        else:
+            scanner = IdScanner()
+            scanner.feed(text)
+            found.append(oversize(scanner, self.max_size))
+
+    def _fail(self, status: GrpcStatus, reason: str) -> None:
+        self.fault = GrpcFault(status, reason)
+        self._message, self._rest = None, b""
+
+
+def _plain_json(payload: bytes) -> bytes | None:
+    """`json_of`, quickly for a payload that holds one field and nothing else."""
+    size = len(payload)
+    if size > 1 and payload[0] == _JSON_FIELD:
+        second = payload[1]
+        if second == size - 2 and second < 0x80:
+            return payload[2:]
+        if size > 2 and second >= 0x80 and payload[2] < 0x80 and (payload[2] << 7 | second & 0x7F) == size - 3:
+            return payload[3:]
+    return json_of(payload)

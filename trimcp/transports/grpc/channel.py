@@ -1,0 +1,231 @@
+"""Messages over one gRPC call, `Mcp.Exchange`: the channel of both sides. It knows bytes and framing, not HTTP/2."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import attrs
+import trio
+
+from trimcp.budget import Amount
+from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
+from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, json_rpc_header
+from trimcp.principal import Principal
+from trimcp.transports.descriptors import PIECE
+from trimcp.wire.jsonrpc import Malformed, parse
+
+EXCHANGE: Final = "/trimcp.v1.Mcp/Exchange"
+"""The path of the method that carries MCP."""
+
+_BATCH: Final = 128  # messages that one `receive` returns at most: each costs as much as a line of standard input
+_SMALLEST: Final = 32  # bytes of a short request, approximately
+
+
+class ByteCall(Protocol):
+    """A call as the channel sees it: bytes in both directions."""
+
+    @property
+    def gone(self) -> trio.Event:
+        """Set when nothing sent reaches the peer any more."""
+        ...
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes. Raises trio.BrokenResourceError if the call has ended."""
+
+    async def receive(self) -> bytes:
+        """Return bytes that have arrived; b"" once the peer has said everything.
+
+        Raises:
+            trio.BrokenResourceError: the call has failed; its text says how.
+            trio.ClosedResourceError: it was closed here.
+        """
+        ...
+
+    def credit(self, size: int) -> None:
+        """Note that received bytes have been used: the peer may send as many again."""
+
+    async def close(self, status: GrpcStatus, message: str = "") -> None:
+        """End the call. May be called twice; if cancelled, it ends at once."""
+
+    def progress(self) -> Hashable:
+        """Return a value that changes when the peer takes more; see `MessageChannel.taken`."""
+        ...
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether this side ended the call because the peer read nothing for too long."""
+        ...
+
+    @property
+    def half_closed(self) -> bool:
+        """Whether the peer has said everything, and still listens."""
+        ...
+
+
+@attrs.define(eq=False)
+class GrpcChannel(MessageChannel):
+    """One JSON-RPC message per `JsonRpc`.
+
+    A message over the limit is received as `Malformed` and is not kept in memory. What is no `JsonRpc`, a compressed
+    message, or one of sixteen times the limit ends the call, as does one that is not whole in time.
+
+    Args:
+        call: the call; ended with the channel.
+        max_message: bytes of the largest message that is accepted.
+        message_timeout: seconds from a message's first byte to its last.
+        message_rate: bytes; for each so many that arrive of a message it gets one second more.
+        window: bytes that may arrive before any of them is used.
+        principal, headers: set on every received message.
+    """
+
+    _call: ByteCall
+    max_message: int
+    message_timeout: float = attrs.field(default=30.0, kw_only=True)
+    message_rate: float = attrs.field(default=64 * 1024, kw_only=True)
+    _window: int = attrs.field(default=64 * 1024, kw_only=True)
+    _principal: Principal | None = attrs.field(default=None, kw_only=True)
+    _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    read_ahead: tuple[int, int] = attrs.field(init=False)
+    _decoder: GrpcDecoder = attrs.field(init=False)
+    _unfinished: Amount = attrs.field(init=False, factory=Amount)
+    _left: float = attrs.field(init=False, default=math.inf)  # seconds for the message in progress, if any
+    _rounds: int = attrs.field(init=False, default=0)
+    _sending: OneTask = attrs.field(init=False, factory=partial(OneTask, "sending on"))
+    _receiving: OneTask = attrs.field(init=False, factory=partial(OneTask, "receiving from"))
+    _broken: bool = attrs.field(init=False, default=False)
+    _closed: bool = attrs.field(init=False, default=False)
+    _why: str | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        self._decoder = GrpcDecoder(self.max_message, tunnel=True)
+        self.read_ahead = (_BATCH + self._window // _SMALLEST, 2 * self._window)
+
+    @property
+    def half_open(self) -> bool:  # type: ignore[override]  # it depends on how the peer ended its side
+        """Whether the peer has only said everything: it may still read the answers."""
+        return self._call.half_closed
+
+    @property
+    def too_slow(self) -> bool:  # type: ignore[override]  # as above
+        return self._call.too_slow
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        with self._sending:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            self._check_open()
+            if self._broken:
+                raise trio.BrokenResourceError(self._why or "an earlier send failed or was cut short")
+            if not batch:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return
+            self._broken = True  # until all bytes are written
+            held: list[bytes] = []
+            size = 0
+            try:
+                for message in batch:
+                    data = message.data
+                    held.append(json_rpc_header(len(data)))
+                    if len(data) >= PIECE:  # is not copied
+                        await self._call.send(b"".join(held))
+                        held, size = [], 0
+                        await self._call.send(data)
+                        continue
+                    held.append(data)
+                    size += len(data)
+                    if size >= PIECE:
+                        await self._call.send(b"".join(held))
+                        held, size = [], 0
+                if held:
+                    await self._call.send(b"".join(held))
+            except trio.BrokenResourceError:
+                self._check_open()
+                raise
+            self._broken = False
+
+    def taken(self) -> Hashable:
+        return self._call.progress()
+
+    async def receive(self) -> Sequence[Incoming]:
+        with self._receiving:
+            await trio.lowlevel.checkpoint_if_cancelled()
+            decoder = self._decoder
+            while True:
+                self._check_open()
+                if decoder.behind:
+                    await trio.lowlevel.checkpoint()
+                    if found := self._take():
+                        return found
+                if decoder.fault is not None:
+                    await self._fail(decoder.fault.status, decoder.fault.reason)
+                if self._unfinished.counted and self.holding is not None and not self.holding.may_grow:
+                    await self.holding.room()
+                if not (data := await self._more()):
+                    self._check_open()
+                    raise trio.EndOfChannel("the peer has ended the call")
+                decoder.feed(data)
+                if found := self._take():
+                    return found
+
+    def _take(self) -> list[Incoming]:
+        decoder, before = self._decoder, self._decoder.taken
+        found = decoder.take(_BATCH)
+        used = decoder.taken - before
+        self._call.credit(used)
+        if decoder.held or self._unfinished.counted:
+            self._unfinished.holding = self.holding
+            self._unfinished.set(decoder.held)
+        if decoder.rounds != self._rounds:
+            self._rounds, self._left = decoder.rounds, math.inf
+        if self._left < math.inf:
+            self._left += used / self.message_rate
+        return [self._incoming(message) for message in found]
+
+    def _incoming(self, found: bytes | Malformed) -> Incoming:
+        if isinstance(found, bytes):
+            return Incoming(parse(found), len(found), None, self._headers, self._principal)
+        return Incoming(found, 0, None, self._headers, self._principal)
+
+    async def _more(self) -> bytes:
+        """Wait for bytes. A message that has begun has to be whole in time; waiting elsewhere does not count."""
+        if not self._decoder.unfinished:
+            try:
+                return await self._call.receive()
+            except trio.BrokenResourceError as error:
+                self._why = str(error)
+                raise
+        began = trio.current_time()
+        if self._left == math.inf:
+            self._left = self.message_timeout
+        try:
+            with trio.move_on_after(self._left):
+                return await self._call.receive()
+        finally:
+            self._left -= trio.current_time() - began
+        await self._fail(GrpcStatus.DEADLINE_EXCEEDED, "a message took too long")
+        return b""
+
+    async def _fail(self, status: GrpcStatus, why: str) -> None:
+        self._why = f"the peer broke the protocol ({why})"
+        await self._call.close(status, why)
+        raise trio.BrokenResourceError(self._why)
+
+    def set_max_message(self, size: int) -> None:
+        self._decoder.max_size = size
+
+    async def hung_up(self) -> None:
+        await self._call.gone.wait()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        self._unfinished.set(0)
+        await self._call.close(GrpcStatus.OK)
+
+    def close_reason(self) -> str | None:
+        return self._why
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this channel was closed")

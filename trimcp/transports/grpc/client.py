@@ -1,0 +1,177 @@
+"""A gRPC server as a target for clients: MCP through one call, on a connection of its own."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Hashable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import SplitResult, urlsplit
+
+import attrs
+import trio
+
+from trimcp.bounds import checked
+from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
+from trimcp.errors import ConnectionLost, LocalError
+from trimcp.framing.grpc import GrpcStatus
+from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
+from trimcp.transports.grpc.http2 import WINDOW, CallFailed, Http2Call, Http2Client, running_http2
+from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, socket_path
+from trimcp.transports.trace import Write, traced
+from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
+
+_UNIX: Final = "grpc+unix"
+_SCHEMES: Final = ("grpc", "grpcs", _UNIX)
+_PORTS: Final = {"grpc": 80, "grpcs": 443, _UNIX: 0}
+_TRUSTING: Final = "pass ssl_context= with what to trust"
+
+_ADVICE: Final = {
+    GrpcStatus.UNAUTHENTICATED: "it wants credentials that were not sent or are not valid; "
+    "set headers={'authorization': ...}",
+    GrpcStatus.PERMISSION_DENIED: "it knows who asks and does not allow it, or does not accept this address as its own",
+    GrpcStatus.UNIMPLEMENTED: "there is no MCP behind this address; check the URL",
+    GrpcStatus.RESOURCE_EXHAUSTED: "too many ask; try again later",
+    GrpcStatus.UNAVAILABLE: "it has too much to do, is shutting down, or is no gRPC server",
+}
+
+
+def _checked_metadata(headers: Mapping[str, str] | None) -> dict[str, str]:
+    checked = checked_headers(headers)
+    for name in checked:
+        if name.startswith("grpc-") or name in ("te", "host", "content-type", "user-agent", "connection"):
+            raise LocalError(f"the header {name} belongs to gRPC and cannot be set")
+    return checked
+
+
+def _check_url(instance: object, attribute: Any, url: str) -> None:
+    parts = checked_url(url, _SCHEMES, "a gRPC server's URL begins with grpc:// or grpcs:// and names a host")
+    if "@" in parts.netloc and parts.scheme != _UNIX:
+        raise LocalError("credentials in the URL are not sent; pass headers={'authorization': ...}")
+    if parts.path not in ("", "/") or parts.query:
+        raise LocalError("a gRPC server has no path: write grpc://host:port")
+
+
+def _authority(parts: SplitResult) -> str:
+    if parts.scheme == _UNIX:
+        return "localhost"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else f"{parts.hostname}"
+    return f"{host}:{parts.port or _PORTS[parts.scheme]}"
+
+
+@attrs.frozen(field_transformer=checked())
+class GrpcServer:
+    """A server that is reached through gRPC, in any revision.
+
+    Attributes:
+        url: "grpc://host:port", with TLS "grpcs://...", on a Unix socket "grpc+unix://%2Frun%2Fserver.sock".
+        headers: sent with each call as metadata, such as `{"authorization": "Bearer ..."}`. Never logged.
+        uds: path of a Unix socket to connect to; the host of `url` is then sent but not connected to.
+        ssl_context: for grpcs; None for one that trusts the system's certificates. Its protocols (ALPN) are set here.
+        timeout: seconds that connecting and the server's first answer may take together.
+        keep_alive: pings and time limits for a silent server. Servers of other make may want fewer pings.
+        trace: called with a line for every message, secrets masked; None for no trace.
+    """
+
+    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
+    headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_metadata, repr=False)
+    uds: str | None = None
+    ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
+    timeout: float = attrs.field(default=30.0, kw_only=True)
+    keep_alive: KeepAlive = attrs.field(default=KEEP_ALIVE, kw_only=True)
+    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
+
+    @property
+    def key(self) -> object:
+        """A key that is equal for the same server, under which its era is remembered."""
+        return ("grpc", self.url, self.uds)
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to connect to, or None for TCP."""
+        return socket_path(self.url, self.uds)
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[MessageChannel]:
+        """Connect and yield a channel; leaving closes the connection. The body's exception is raised without a group.
+
+        Raises:
+            ConnectionLost: connecting failed; the text says why and what to do.
+        """
+        require_trio()
+        deadline = trio.current_time() + self.timeout
+        async with self.open() as connection, connection.call(EXCHANGE, self.headers.items()) as call:
+            try:
+                with trio.fail_at(deadline):
+                    await call.begun()
+            except CallFailed as failure:
+                raise ConnectionLost(self._why_refused(failure)) from failure
+            except trio.TooSlowError:
+                text = f"no answer of {masked_url(self.url)} within {self.timeout:g} seconds"
+                raise ConnectionLost(text) from None
+            async with GrpcChannel(_ExchangeEnd(call, connection), CLIENT_MAX_MESSAGE, window=WINDOW) as channel:
+                yield channel if self.trace is None else traced(channel, self.trace)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Http2Client]:
+        """Connect and yield the connection, for calls of any kind; leaving closes it.
+
+        Raises:
+            ConnectionLost: connecting failed; the text says why and what to do.
+        """
+        parts = urlsplit(self.url)
+        secure = parts.scheme == "grpcs"
+        tls = (self.ssl_context or ssl.create_default_context()) if secure else None
+        if tls is not None:
+            tls.set_alpn_protocols(["h2"])
+        host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
+        try:
+            stream = await dial(host, port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"cannot connect to {masked_url(self.url)}: {error}") from error.__cause__
+        if isinstance(stream, trio.SSLStream) and stream.selected_alpn_protocol() != "h2":
+            await trio.aclose_forcefully(stream)
+            raise ConnectionLost(f"{masked_url(self.url)} does not speak HTTP/2 on this port; check the URL")
+        client = Http2Client(stream, _authority(parts), secure, self.keep_alive)
+        async with running_http2(client):
+            yield client
+
+    def _why_refused(self, failure: CallFailed) -> str:
+        advice = _ADVICE.get(failure.status, "check the URL")
+        return f"no MCP at {masked_url(self.url)}: the server answered {failure} ({advice})"
+
+
+@attrs.define(eq=False)
+class _ExchangeEnd:
+    """The client's end of the call, for the channel."""
+
+    _call: Http2Call
+    _connection: Http2Client
+    too_slow: bool = False
+    half_closed: bool = False  # a server that has ended the call reads nothing more
+
+    @property
+    def gone(self) -> trio.Event:
+        return self._call.gone
+
+    async def send(self, data: bytes) -> None:
+        try:
+            await self._call.send(data)
+        except CallFailed as failure:
+            raise trio.BrokenResourceError(str(failure)) from None
+
+    async def receive(self) -> bytes:
+        try:
+            return await self._call.receive()
+        except CallFailed as failure:
+            raise trio.BrokenResourceError(str(failure)) from None
+
+    def credit(self, size: int) -> None:
+        self._call.credit(size)
+
+    async def close(self, status: GrpcStatus, message: str = "") -> None:
+        self._call.cancel()
+        await self._connection.aclose()
+
+    def progress(self) -> Hashable:
+        return self._call.pieces, self._connection.progress()
