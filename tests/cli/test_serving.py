@@ -446,6 +446,8 @@ async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:
         (["--http", "--port", "65536"], "65536 is not in the range"),
         (["--http", "--uds", "x", "--uds-mode", "9"], "in octal, such as 660"),
         (["--http", "--keyfile", SERVER], "--keyfile goes with --certfile"),
+        (["--agent-tools", "--ws"], "--agent-tools has WebSocket beside HTTP; leave out --ws"),
+        (["--agent-tools", "--workers", "2"], "--agent-tools keep contexts in one process; leave out --workers"),
         (["--http", "--certfile", "nowhere"], "does not exist"),
         (["--http", "--certfile", SERVER, "--port", "0"], "cannot use the certificate"),
         (["--http", "--certfile", SERVER, "--port", "0", "--server", "hypercorn"], "cannot use the certificate"),

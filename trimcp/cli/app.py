@@ -30,7 +30,7 @@ from trimcp.cli.exits import (
     Failure,
 )
 from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
-from trimcp.cli.loading import load_protected, trace_of
+from trimcp.cli.loading import Loaded, load_program, trace_of
 from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOptions, check_network, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.cli.screen import Screen
@@ -38,7 +38,6 @@ from trimcp.cli.targets import TARGET_HELP
 from trimcp.cli.text import Line, as_json, describe_content, describe_resource
 from trimcp.client.session import ClientSession
 from trimcp.run import run_stdio
-from trimcp.server.server import Server
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool
@@ -169,6 +168,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
       trimcp run codesearch.py -- ~/project
       trimcp run weather.py --watchdog 30
       trimcp run weather.py --http --port 0
+      trimcp run agent_tools.py --agent-tools --port 8080
       trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
       trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log
     """
@@ -182,15 +182,15 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
         from trimcp.cli.serving import serve  # not needed on standard input and output
 
         sys.exit(serve(load, words, options))
-    loaded, _ = load()
+    loaded = load().server
     if sys.stdin.isatty():  # a user at a terminal, who would see no output
         click.echo(_WAITING.format(name=clean(loaded.info.name), server=shlex.quote(server)), err=True)
     run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
 
 
-def _load(name: str, gc_threshold: int | None) -> tuple[Server[Any], Any]:
+def _load(name: str, gc_threshold: int | None) -> Loaded:
     try:
-        server, auth = load_protected(name)
+        loaded = load_program(name)
     except Failure:
         raise
     except Exception as error:  # the user's module may raise anything
@@ -199,7 +199,7 @@ def _load(name: str, gc_threshold: int | None) -> tuple[Server[Any], Any]:
         gc.collect()
         gc.freeze()  # the imported modules stay, so they need no collection
         gc.set_threshold(gc_threshold, 20, 100)
-    return server, auth
+    return loaded
 
 
 @app.command(cls=_Command, epilog=LOGIN_EXIT_CODES, short_help="Log in to a server that wants an access token.")

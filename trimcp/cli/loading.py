@@ -13,19 +13,36 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import attrs
+
 from trimcp.cli.exits import Failure
 from trimcp.server.server import Server
 
 _USUAL = ("server", "mcp", "app")
 
 
+@attrs.frozen
+class Loaded:
+    """What a module has to serve.
+
+    Attributes:
+        server: its server.
+        auth: what is called `auth` in it, if that takes tokens.
+        agent_tools: its `AgentTools` of that server, if it has any.
+    """
+
+    server: Server[Any]
+    auth: Any = None
+    agent_tools: Any = None
+
+
 def load_server(name: str) -> Server[Any]:
-    """Return the named server; see `load_protected`."""
-    return load_protected(name)[0]
+    """Return the named server; see `load_program`."""
+    return load_program(name).server
 
 
-def load_protected(name: str) -> tuple[Server[Any], Any]:
-    """Import `FILE.py[:NAME]` or `package.module[:NAME]`; return its server, and what is called `auth` beside it.
+def load_program(name: str) -> Loaded:
+    """Import `FILE.py[:NAME]` or `package.module[:NAME]`; return its server, and what belongs to that.
 
     Without a name it is the one called `server`, `mcp` or `app`, or the only one there is. A name may be that of a
     function without arguments that makes the server.
@@ -38,8 +55,16 @@ def load_protected(name: str) -> tuple[Server[Any], Any]:
     # Standard output is only for protocol messages, from the first byte on.
     with redirect_stdout(sys.stderr):
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
-        auth = getattr(module, "auth", None)
-        return _pick(module, attribute, place), auth if hasattr(auth, "metadata_paths") else None
+        auth, server = getattr(module, "auth", None), _pick(module, attribute, place)
+        return Loaded(server, auth if hasattr(auth, "metadata_paths") else None, _agent_tools_of(module, server))
+
+
+def _agent_tools_of(module: ModuleType, server: Server[Any]) -> Any:
+    serving = sys.modules.get("trimcp.agent_tools.serving")
+    if serving is None:  # a module that has some has imported it
+        return None
+    found = (value for value in vars(module).values() if isinstance(value, serving.AgentTools))
+    return next((value for value in found if value.server is server), None)
 
 
 def trace_of(error: Exception) -> str:

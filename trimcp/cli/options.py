@@ -102,7 +102,7 @@ class ConnectOptions(ReachOptions):
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
     "Over a network": (
-        *("http", "ws", "host", "port", "uds", "uds_mode", "path", "software", "certfile", "keyfile"),
+        *("http", "ws", "agent_tools", "host", "port", "uds", "uds_mode", "path", "software", "certfile", "keyfile"),
         *("workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     ),
     "Who may come over a network": (
@@ -149,6 +149,9 @@ class RunOptions:
     )
     http: bool = option(is_flag=True, help="Serve over HTTP instead of standard input and output.")
     ws: bool = option(is_flag=True, help="Serve over WebSocket alone.")
+    agent_tools: bool = option(
+        is_flag=True, help="Serve over HTTP, and its tools by the agent-tools protocol too, with contexts."
+    )
     host: str = option(metavar="ADDRESS", default="127.0.0.1", help="The address to listen on.")
     port: int = option(metavar="PORT", default=8000, type=click.IntRange(0, 65_535), help="0 takes a free one.")
     uds: str | None = option(metavar="FILE", help="Listen on a Unix socket instead.")
@@ -219,12 +222,16 @@ def check_network(options: RunOptions) -> bool:
         and parameter.name not in ("server", "arguments", *RUN_SECTIONS["How it runs"])
     ]
     names = {parameter.name for parameter in given}
-    if not options.http and not options.ws:
+    if not options.http and not options.ws and not options.agent_tools:
         if given:
             raise click.UsageError(f"{given[0].opts[0]} goes with --http or --ws", context)
         return False
     if options.http and options.ws:
         raise click.UsageError("--http has WebSocket beside it; write either --http or --ws", context)
+    if options.agent_tools and options.ws:
+        raise click.UsageError("--agent-tools has WebSocket beside HTTP; leave out --ws", context)
+    if options.agent_tools and options.workers > 1:
+        raise click.UsageError("--agent-tools keep contexts in one process; leave out --workers", context)
     if "uds" in names and names & {"host", "port"}:
         raise click.UsageError("listen either on a --port or on a Unix socket (--uds)", context)
     if names & {"auth_audience", "scopes"} and "auth_issuers" not in names:

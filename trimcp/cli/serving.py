@@ -18,6 +18,7 @@ import attrs
 import trio
 
 from trimcp.cli.exits import Failure
+from trimcp.cli.loading import Loaded
 from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
@@ -30,7 +31,7 @@ from trimcp.transports.http.access import AccessLog, JsonFormatter
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
 from trimcp.transports.http.identity import Authenticate, TokenAuth, bearer_tokens
 from trimcp.transports.http.origins import Origins
-from trimcp.transports.http.settings import HttpSettings
+from trimcp.transports.http.settings import Companion, HttpSettings
 
 _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
 _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
@@ -39,12 +40,11 @@ _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
-def serve(load: Callable[[], tuple[Server[Any], Any]], words: Sequence[str], options: RunOptions) -> int:
+def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions) -> int:
     """Serve until a signal is received, and return the exit code.
 
     Args:
-        load: returns the server and what takes tokens for it, if the module has that; called only in a process that
-            serves it.
+        load: returns the server and what belongs to it; called only in a process that serves it.
         words: the command's own, to start workers with.
         options: how to serve.
 
@@ -60,9 +60,12 @@ def serve(load: Callable[[], tuple[Server[Any], Any]], words: Sequence[str], opt
             tls_context(options.certfile, options.keyfile)  # to say what is wrong with it before anything is started
         if options.workers > 1 and worker is None:
             return trio.run(_serve_by_workers, words, options, settings)
-        server, auth = load()
+        loaded = load()
+        server, auth = loaded.server, loaded.auth
         if auth is not None and settings.auth is None and settings.authenticate is None:
             settings = attrs.evolve(settings, auth=auth)
+        if options.agent_tools:
+            settings = attrs.evolve(settings, agent_tools=loaded.agent_tools or _agent_tools_for(server))
         _use_state_keys(server)
         _set_up_logging(options)
         return trio.run(_serve_here, server, options, settings, worker)
@@ -158,6 +161,12 @@ def _settings(options: RunOptions) -> HttpSettings:
         raise Failure(str(error)) from None
 
 
+def _agent_tools_for(server: Server[Any]) -> Companion:
+    from trimcp.agent_tools import AgentTools
+
+    return AgentTools(server)
+
+
 def _token_auth(options: RunOptions, path: str, also: Authenticate | None) -> TokenAuth:
     """Return what takes the tokens of the authorization servers that the options name."""
     try:
@@ -248,11 +257,14 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
             lines.append(f"listening on ws{reached.removeprefix('http')}{settings.websocket_path}")
         if settings.sse_path is not None:
             lines.append(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
+        if settings.agent_tools is not None:
+            lines.append(f"listening on {reached} (agent tools: /tools, /contexts, /schemas, /agent)")
     addresses = [sock.getsockname() for sock in sockets]
     hosts = [str(address[0]) for address in addresses if isinstance(address, tuple)]  # of a Unix socket it is a path
     if (
         settings.authenticate is None
         and settings.auth is None
+        and (settings.agent_tools is None or settings.agent_tools.authenticate is None)
         and not all(host.startswith(_LOOPBACK) for host in hosts)
     ):
         lines.append("whoever reaches this address can use the server; --token-file asks for tokens")
