@@ -131,6 +131,10 @@ def opened_wire(target: AgentTarget) -> AbstractAsyncContextManager[AgentWire]:
         from trimcp.agent_tools.client_http import open_http
 
         return open_http(target)
+    if target.scheme.startswith("ws"):
+        from trimcp.agent_tools.client_websocket import open_websocket_wire
+
+        return open_websocket_wire(target)
     raise LocalError(f"a service is not reached over {target.scheme} yet")
 
 

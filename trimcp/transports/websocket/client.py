@@ -17,7 +17,7 @@ from trimcp.errors import ConnectionLost, LocalError
 from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, socket_path, status_text
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
-from trimcp.transports.websocket.handshake import HandshakeFailed, open_websocket
+from trimcp.transports.websocket.handshake import SUBPROTOCOL, HandshakeFailed, open_websocket
 from trimcp.wire.jsonrpc import ErrorResponse, parse
 
 _UNIX: Final = "ws+unix"
@@ -108,8 +108,13 @@ class WebSocketServer:
         async with running(channel):
             yield channel if self.trace is None else traced(channel, self.trace)
 
-    async def open(self) -> tuple[trio.SocketStream | trio.SSLStream[trio.SocketStream], bytes]:
+    async def open(
+        self, subprotocol: str = SUBPROTOCOL
+    ) -> tuple[trio.SocketStream | trio.SSLStream[trio.SocketStream], bytes]:
         """Connect and do the handshake; return the stream and the bytes that arrived after the handshake.
+
+        Args:
+            subprotocol: the one to offer.
 
         Raises:
             ConnectionLost: connecting failed; the text says why and what to do.
@@ -125,7 +130,7 @@ class WebSocketServer:
             raise ConnectionLost(f"cannot connect to {masked_url(self.url)}: {error}") from error.__cause__
         try:
             with trio.move_on_at(deadline):
-                return stream, await open_websocket(stream, _host(parts), resource, self.headers)
+                return stream, await open_websocket(stream, _host(parts), resource, self.headers, subprotocol)
             raise HandshakeFailed(f"the handshake took more than {self.timeout:g} seconds")
         # also if cancelled: the caller never gets the stream, so it must be closed here
         except BaseException as failure:

@@ -16,7 +16,7 @@ import trio
 from trimcp.transports.descriptors import READ_SIZE
 
 SUBPROTOCOL: Final = "mcp"
-"""The subprotocol that clients offer in Sec-WebSocket-Protocol, and that servers accept if it is offered."""
+"""The subprotocol of MCP, which clients offer in Sec-WebSocket-Protocol and servers accept if it is offered."""
 
 _VERSION: Final = "13"
 _GUID: Final = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -56,7 +56,9 @@ def accept(headers: Mapping[str, str], subprotocol: str | None) -> bytes:
     return _head("HTTP/1.1 101 Switching Protocols", answer)
 
 
-async def open_websocket(stream: trio.abc.Stream, host: str, resource: str, headers: Mapping[str, str]) -> bytes:
+async def open_websocket(
+    stream: trio.abc.Stream, host: str, resource: str, headers: Mapping[str, str], subprotocol: str = SUBPROTOCOL
+) -> bytes:
     """Request a WebSocket at `resource` (path and query), and return the bytes that followed the server's answer.
 
     Raises:
@@ -66,7 +68,7 @@ async def open_websocket(stream: trio.abc.Stream, host: str, resource: str, head
     asked = {"Host": host, **_UPGRADE, "Sec-WebSocket-Key": key, "Sec-WebSocket-Version": _VERSION}
     head = bytearray()
     try:
-        await stream.send_all(_head(f"GET {resource} HTTP/1.1", {**asked, _PROTOCOL: SUBPROTOCOL, **headers}))
+        await stream.send_all(_head(f"GET {resource} HTTP/1.1", {**asked, _PROTOCOL: subprotocol, **headers}))
         while (end := head.find(_END)) < 0:
             chunk = await stream.receive_some(READ_SIZE)
             head += chunk
@@ -78,12 +80,12 @@ async def open_websocket(stream: trio.abc.Stream, host: str, resource: str, head
         raise HandshakeFailed("the connection broke", bytes(head)) from None
     if not head.startswith(b"HTTP/1.1 101 "):
         raise HandshakeFailed("the server opens no WebSocket here", bytes(head))
-    if not _accepted(bytes(head[:end]), key):
+    if not _accepted(bytes(head[:end]), key, subprotocol):
         raise HandshakeFailed("the answer is no handshake of a WebSocket", bytes(head))
     return bytes(head[end + len(_END) :])
 
 
-def _accepted(head: bytes, key: str) -> bool:
+def _accepted(head: bytes, key: str, subprotocol: str) -> bool:
     """Whether a server's answer accepts this WebSocket, without anything that was not offered."""
     _, *lines = head.decode("latin-1").split("\r\n")
     headers: dict[str, str] = {}
@@ -97,7 +99,7 @@ def _accepted(head: bytes, key: str) -> bool:
         headers.get("upgrade", "").lower() == "websocket"
         and "upgrade" in [each.strip().lower() for each in headers.get("connection", "").split(",")]
         and headers.get("sec-websocket-accept") == _token(key)
-        and headers.get("sec-websocket-protocol") in (None, SUBPROTOCOL)
+        and headers.get("sec-websocket-protocol") in (None, subprotocol)
         and "sec-websocket-extensions" not in headers
     )
 
