@@ -135,7 +135,7 @@ class AgentChannel(WrappedChannel):
         elif isinstance(message, ContextWatch):
             self._watch(message)
         elif isinstance(message, ContextUnwatch):
-            scope = self._watches.get(message.context_id)
+            scope = self._watches.pop(message.context_id, None)  # so that the next message may watch it again
             if scope is not None:
                 scope.cancel(reason="the agent watches no longer")
         elif not message.asks:
