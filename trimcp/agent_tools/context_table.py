@@ -31,7 +31,7 @@ from trimcp.agent_tools.errors import (
     UnknownContext,
 )
 from trimcp.agent_tools.history import ToolHistory
-from trimcp.agent_tools.merging import EMPTY_OBJECT, StateBounds, StateSize, patched, size_of
+from trimcp.agent_tools.merging import EMPTY_OBJECT, MAX_DEPTH, StateBounds, StateSize, patched, size_of
 from trimcp.agent_tools.saving import Saver
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
 from trimcp.budget import Budget, Holding
@@ -87,10 +87,11 @@ class ContextStatistics:
 
 @attrs.define(eq=False, repr=False)
 class _OwnerContexts:
-    """The contexts of one owner."""
+    """The contexts of one owner, and how many more are ending."""
 
     holding: Holding
     actors: dict[str, ContextActor] = attrs.field(factory=dict)
+    ending: int = 0
 
 
 @attrs.define(eq=False, repr=False)
@@ -173,7 +174,13 @@ class ContextTable:
     # Making and finding
 
     def get(self, owner: Owner, id: str) -> ContextActor | None:
-        """Return a context in memory, or None if there is none: it may have ended, or be in the store."""
+        """Return a context in memory, which pushes its idle deadline on; None if it has ended or is not in memory."""
+        actor = self._find(owner, id)
+        if actor is not None:
+            actor.used()
+        return actor
+
+    def _find(self, owner: Owner, id: str) -> ContextActor | None:
         contexts = self._owners.get(owner)
         return None if contexts is None else contexts.actors.get(id)
 
@@ -184,6 +191,7 @@ class ContextTable:
             UnknownContext: this owner has none with this id.
             ContextGone: it has ended.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         actor = self.get(owner, id) or await self._seek(owner, id)
         if actor is None:
             raise UnknownContext("there is no such context")
@@ -203,6 +211,7 @@ class ContextTable:
             MalformedMessage: it is no id.
             TooMuch: there are too many contexts.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
         actor = self.get(owner, id) or await self._seek(owner, id)
         if actor is None:
             if is_minted(id):
@@ -244,7 +253,7 @@ class ContextTable:
             while (ending := self._ending.get((owner, id))) is not None:
                 await ending.wait_over()
             self._forget_gone((owner, id))
-            if (self.get(owner, id) or await self._seek(owner, id)) is not None:
+            if (self._find(owner, id) or await self._seek(owner, id)) is not None:
                 raise NameTaken("there is a context with this id")
         actor = self._make(owner, id, state, ttl, permissions)
         if self.durable:
@@ -259,7 +268,7 @@ class ContextTable:
         """Return a context, from the store if need be, or None. Raises ContextGone if it has ended."""
         key = (owner, id)
         while True:
-            actor = self.get(owner, id)
+            actor = self._find(owner, id)
             if actor is not None:
                 return actor
             if not self._open:
@@ -270,7 +279,7 @@ class ContextTable:
             if loading is not None:
                 await loading.wait()
                 continue
-            if not self._stored.get(owner):
+            if not self._stored.get(owner) or not _is_id(id):
                 return None
             return await self._load(owner, id)
 
@@ -292,7 +301,7 @@ class ContextTable:
             raise Draining("the service is shutting down")
         state = dict(kept.state)
         # Larger bounds than those of now may have held when it was written: it is kept, and may only shrink.
-        size = size_of(state, StateBounds(self._bounds.size * 64, 250, self._bounds.members * 64))
+        size = size_of(state, StateBounds(self._bounds.size * 64, MAX_DEPTH, self._bounds.members * 64))
         history = ToolHistory(kept.history) if kept.history else None
         ends = trio.current_time() + kept.ends - time.time()
         actor = self._add(kept.owner, kept.id, state, size, ends, kept.created, kept.version, history)
@@ -310,7 +319,7 @@ class ContextTable:
         """Make a new context, after all checks. Nothing waits between these and the end of this."""
         if not self._open:
             raise Draining("the service is shutting down")
-        if self.get(owner, id) is not None:
+        if self._find(owner, id) is not None:
             raise NameTaken("there is a context with this id")
         if ttl is not None and (not ttl > 0):
             raise MalformedMessage("`ttl` is a number of seconds greater than 0")
@@ -376,6 +385,7 @@ class ContextTable:
         del contexts.actors[actor.id]
         self._count -= 1
         self._ending[key] = actor
+        contexts.ending += 1
         if keep:
             actor.stop(reason, None)
         else:
@@ -384,17 +394,19 @@ class ContextTable:
         nursery.start_soon(self._finish, actor, contexts, keep)
 
     async def _finish(self, actor: ContextActor, contexts: _OwnerContexts, keep: bool) -> None:
-        await actor.unwind(self.limits.cleanup)
-        if self.durable and not keep:
-            deleted = self._shared.saver.delete(actor, actor.key)
-            with trio.move_on_after(_LAST_WRITE, shield=True):
-                await deleted.wait()
-        del self._ending[actor.key]
-        actor.forget()
-        if not contexts.actors and self._owners.get(actor.owner) is contexts:
-            # One that was made meanwhile would be here; one that still ends holds no memory that matters any more.
-            del self._owners[actor.owner]
-            contexts.holding.close()
+        try:
+            await actor.unwind(self.limits.cleanup)
+            if self.durable and not keep:
+                deleted = self._shared.saver.delete(actor, actor.key)
+                with trio.move_on_after(_LAST_WRITE, shield=True):
+                    await deleted.wait()
+        finally:  # an interrupt ends a clean-up, too, and somebody waits
+            del self._ending[actor.key]
+            actor.forget()
+            contexts.ending -= 1
+            if not contexts.actors and not contexts.ending:
+                del self._owners[actor.owner]
+                contexts.holding.close()
 
     def _remember_gone(self, key: ContextKey, reason: str) -> None:
         limits = self.limits
@@ -427,7 +439,7 @@ class ContextTable:
             await trio.sleep(_SWEEP)
 
     def _expired(self, owner: Owner, id: str) -> None:
-        actor = self.get(owner, id)
+        actor = self._find(owner, id)
         if actor is not None:  # used again just now
             self._shared.saver.save(actor)
         elif left := self._stored.get(owner, 0):
@@ -465,9 +477,13 @@ def checked_id(id: str) -> str:
     Raises:
         MalformedMessage: it is empty, too long, or has characters that cannot be printed.
     """
-    if not 0 < len(id) <= _LONGEST_ID or not id.isprintable():
+    if not _is_id(id):
         raise MalformedMessage(f"a context's id is 1 to {_LONGEST_ID} printable characters")
     return id
+
+
+def _is_id(id: str) -> bool:
+    return 0 < len(id) <= _LONGEST_ID and id.isprintable()
 
 
 def _budget_owner(owner: Owner) -> str:

@@ -23,6 +23,7 @@ from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
+    Draining,
     MalformedMessage,
     RequestUnderWay,
     TooMuch,
@@ -65,7 +66,8 @@ class ContextLimits:
         max_state: JSON text of a state, and of one update. In memory a state also takes 100 bytes per member.
         max_depth: levels of objects and arrays in a state.
         max_members: members and elements on all levels of a state.
-        idle: how long a context lives without use. A call under way is use, a watcher is not.
+        idle: how long a context lives without use. A request that names it and a call under way are use; watchers and
+            tasks that were started in it are not.
         lifetime: how long a context lives at most.
         history: calls kept in its `tool_history`; 0 for none.
         max_history: memory of its history; beyond it fewer calls are kept.
@@ -85,7 +87,7 @@ class ContextLimits:
     idle: float = 1_800.0
     lifetime: float = 86_400.0
     history: int = 100
-    max_history: int = 16 * 1024
+    max_history: int = 4 * 1024
     history_arguments: HistoryArguments = attrs.field(
         default="shapes", validator=attrs.validators.in_(("none", "shapes", "masked", "whole"))
     )
@@ -134,13 +136,6 @@ class ContextsShared:
     updates: int = attrs.field(init=False, default=0)
     replaced: int = attrs.field(init=False, default=0)
 
-    async def breathe(self) -> None:
-        """Be a cancel point, and a checkpoint from time to time."""
-        if self.updates % _UPDATES_PER_CHECKPOINT:
-            await trio.lowlevel.checkpoint_if_cancelled()
-        else:
-            await trio.lowlevel.checkpoint()
-
 
 @attrs.define(eq=False, repr=False)
 class _Unsaved:
@@ -182,6 +177,7 @@ class ContextActor:
     _scopes: set[trio.CancelScope] | None = attrs.field(init=False, default=None)
     _clean_ups: list[CleanUp] | None = attrs.field(init=False, default=None)
     _ended: str | None = attrs.field(init=False, default=None)  # the reason
+    _kept_on: bool = attrs.field(init=False, default=False)  # it ended here, and goes on in the store
     _unwound: trio.Event | None = attrs.field(init=False, default=None)
     _over: trio.Event | None = attrs.field(init=False, default=None)
 
@@ -263,10 +259,12 @@ class ContextActor:
     async def change(self, updates: Mapping[str, Any], version: int | None) -> Applied:
         """As `update`, but for code of the server: it may write every member."""
         shared = self._shared
-        if not shared.durable:
-            await shared.breathe()
-            return self._update_now(updates, version)
         await trio.lowlevel.checkpoint_if_cancelled()
+        if not shared.durable:
+            applied = self._update_now(updates, version)
+            if not shared.updates % _UPDATES_PER_CHECKPOINT:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+            return applied
         waiting = self._unsaved
         if waiting:
             newest = waiting[-1].result
@@ -459,7 +457,9 @@ class ContextActor:
         assert self._over is not None
         self._over.set()
 
-    def _gone(self) -> ContextGone:
+    def _gone(self) -> AgentToolsError:
+        if self._kept_on:
+            return Draining("the service is shutting down")
         return ContextGone("the context has ended", {"reason": self._ended})
 
     def _time_passed(self) -> None:
@@ -474,8 +474,13 @@ class ContextActor:
             self._shared.end(self, "its lifetime is over" if self._ends <= now else "it was not used for too long")
 
     def stop(self, reason: str, last: ContextEvent | None) -> None:
-        """Take nothing more: cancel the calls and tasks, end the watchers. What follows is the table's."""
-        self._ended, self._over = reason, trio.Event()
+        """Take nothing more: cancel the calls and tasks, end the watchers. What follows is the table's.
+
+        Args:
+            reason: why it ends.
+            last: what its watchers are told; None if it goes on in the store.
+        """
+        self._ended, self._over, self._kept_on = reason, trio.Event(), last is None
         self._deadline.close()
         if last is not None:
             self._fail_unsaved(self._gone)

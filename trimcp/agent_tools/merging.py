@@ -9,20 +9,33 @@ separator after each member. They add up, so a state's size is kept up to date a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import attrs
 
 from trimcp.agent_tools.errors import MalformedMessage, TooLargeMessage
-from trimcp.bounds import checked
+from trimcp.bounds import check_number, checked
 from trimcp.values import valued
 
 _BRACKETS: Final = 2
 _OF_KEY: Final = 4  # two quotes, a colon and a comma
 _WORDS: Final = 5  # null, true, false
+_SMALLEST: Final = -(1 << 63)
+_LARGEST: Final = 1 << 64
 
 _ABSENT: Final[Any] = object()
+
+
+MAX_DEPTH: Final = 128
+"""The largest bound on depth: as deep as messages are read. The functions below call themselves for each level."""
+
+
+def _check_depth(instance: object, attribute: object, value: object) -> None:
+    check_number("StateBounds.depth", value, whole=True)
+    if isinstance(value, int) and value > MAX_DEPTH:
+        raise ValueError(f"StateBounds.depth is at most {MAX_DEPTH}, not {value}")
 
 
 @attrs.frozen(field_transformer=checked())
@@ -37,7 +50,7 @@ class StateBounds:
     """
 
     size: int = 256 * 1024
-    depth: int = 32
+    depth: int = attrs.field(default=32, validator=_check_depth)
     members: int = 10_000
 
 
@@ -144,12 +157,18 @@ class _Measure:
         """Return the bytes of a value on this level; `members` grows by its members."""
         kind = type(value)
         if kind is str:
-            return text_size(value)
+            return _BRACKETS + (len(value) if value.isascii() else _text_size(value))
         if kind is bool or value is None:
             return _WORDS
         if kind is int:
-            return 2 if -10 < value < 100 else len(str(value))
+            if -10 < value < 100:
+                return 2
+            if _SMALLEST <= value < _LARGEST:
+                return len(str(value))
+            raise MalformedMessage("the updates hold an integer beyond 64 bits")
         if kind is float:
+            if not math.isfinite(value):
+                raise MalformedMessage("the updates hold NaN or Infinity, which are no numbers in JSON")
             return len(repr(value))
         if kind is not dict and kind is not list:
             raise MalformedMessage(f"the updates hold a {kind.__name__}, which is no JSON value")
@@ -238,12 +257,17 @@ class _Merge:
         return StateSize(measure.size_of(value, 1), measure.members)
 
 
-def text_size(text: str) -> int:
-    """Return the bytes of a text as JSON, escapes apart."""
-    return _BRACKETS + (len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")))
+def _text_size(text: str) -> int:
+    """Return the bytes of a text, escapes apart."""
+    if text.isascii():
+        return len(text)
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise MalformedMessage("the updates hold a lone surrogate, which is no text") from None
 
 
 def _key_size(key: Any) -> int:
     if type(key) is not str:
         raise MalformedMessage(f"the updates have a key that is a {type(key).__name__}, not a text")
-    return _OF_KEY + (len(key) if key.isascii() else len(key.encode("utf-8", "surrogatepass")))
+    return _OF_KEY + (len(key) if key.isascii() else _text_size(key))

@@ -47,15 +47,18 @@ class Saver:
 
     def save(self, context: Saved) -> None:
         """Write a context's newest state soon."""
+        if self._done.is_set():
+            context.not_kept()
+            return
         self._changed[context] = None
         self._want()
 
     def delete(self, context: Saved, key: ContextKey) -> trio.Event:
         """Delete a context soon; the event is set once that was tried. If it failed, later writes try again."""
         self._changed.pop(context, None)
-        event = self._deleted.get(key)
-        if event is None or event.is_set():
-            event = self._deleted[key] = trio.Event()
+        event = self._deleted[key] = trio.Event()
+        if self._done.is_set():
+            event.set()
         self._want()
         return event
 
@@ -75,6 +78,10 @@ class Saver:
                     await self._write()
         finally:
             self._done.set()
+            for context in self._changed:
+                context.not_kept()
+            for event in self._deleted.values():
+                event.set()
 
     async def close(self, seconds: float) -> None:
         """Write what waits, for at most so many seconds, and end the task."""
@@ -95,14 +102,16 @@ class Saver:
         made_again = {one.key for one in kept}
         try:
             await self._store.write(kept, [key for key in deleted if key not in made_again])
-        except Exception as error:  # whatever the store raises
-            self._failed(error)
+        except BaseException as error:  # whatever the store raises, or the end
             for context in changed:
                 if context.not_kept():
                     self._changed.setdefault(context)
             for key, event in deleted.items():
                 event.set()
                 self._deleted.setdefault(key, event)
+            if not isinstance(error, Exception):
+                raise
+            self._failed(error)
             return
         self.writes += 1
         if self._failing:

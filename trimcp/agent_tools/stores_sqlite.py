@@ -1,0 +1,237 @@
+"""A store of contexts in an SQLite file: they outlive a restart, and kill -9 with the state as of the last answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+import trio
+
+from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
+from trimcp.wire.jsonrpc import encode, parse_value
+
+_MARK: Final = 0x74726D63
+"""Marks a file as ours ("trmc", as SQLite's `application_id`)."""
+
+_FORM: Final = 1  # of the table, in `user_version`
+_AT_ONCE: Final = 500  # contexts forgotten in one transaction
+_KEY: Final = "principal = ? AND agent = ? AND id = ?"
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class SqliteContexts(ContextStore):
+    """Contexts in a file, for one process.
+
+    A commit waits for the disk (write-ahead log, `synchronous=FULL`), and one commit has all updates that arrived
+    during the last one. So an update takes as long as the disk needs, a few milliseconds, and thousands per second do
+    not take longer. All work on the file is done in a thread.
+
+    The file has the states and the tool histories, readable for the user who runs the server alone, and not encrypted.
+    Content of contexts that have ended is overwritten.
+
+    Args:
+        path: the file; made if it does not exist. Each process needs its own.
+    """
+
+    path: Path = attrs.field(converter=Path)
+    _file: _ContextsFile | None = attrs.field(init=False, default=None)
+    _turns: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(1))
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Keep the file open while the block runs.
+
+        Raises:
+            OSError: it cannot be opened, or another process uses it.
+            ValueError: it is another kind of file, which was not changed.
+        """
+        if self._file is not None:
+            raise OSError(f"the contexts in {str(self.path)!r} are in use by another table")
+        self._file = file = await self._in_thread(lambda: _ContextsFile(self.path))
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(file.close)
+            self._file = None
+
+    async def counts(self) -> Mapping[Owner, int]:
+        return await self._in_thread(self._open_file().counts)
+
+    async def load(self, owner: Owner, id: str) -> KeptContext | None:
+        file = self._open_file()
+        return await self._in_thread(lambda: file.load(owner, id))
+
+    async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
+        file = self._open_file()
+        await self._in_thread(lambda: file.write(kept, deleted))
+
+    async def expire(self, now: float) -> Sequence[ContextKey]:
+        file = self._open_file()
+        return await self._in_thread(lambda: file.expire(now))
+
+    def _open_file(self) -> _ContextsFile:
+        if self._file is None:
+            raise OSError(f"the contexts in {str(self.path)!r} are not open")
+        return self._file
+
+    async def _in_thread(self, function: Callable[[], T]) -> T:
+        """Call a function in a thread, one at a time: SQLite's connection is not for several."""
+        return await trio.to_thread.run_sync(function, limiter=self._turns)
+
+
+class _ContextsFile:
+    """The file, for one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        # Not imported at the top: some builds of Python lack it.
+        import sqlite3
+
+        _make_private(path)
+        try:
+            self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False, isolation_level=None)
+            try:
+                self._prepare()
+            except BaseException:
+                self._connection.close()
+                raise
+        except ValueError as error:
+            raise ValueError(f"{str(path)!r} is no store of contexts: {error}") from None
+        except sqlite3.Error as error:
+            raise OSError(f"cannot keep contexts in {str(path)!r}: {error}") from error
+
+    def _prepare(self) -> None:
+        # No other process may use it: each would have an actor for the same context.
+        self._ask("PRAGMA locking_mode = EXCLUSIVE")
+        mark, form = self._ask("PRAGMA application_id"), self._ask("PRAGMA user_version")
+        if mark != _MARK and (mark or form or self._ask("SELECT count(*) FROM sqlite_master")):
+            raise ValueError("it is a database of another program")
+        if form not in (0, _FORM):
+            raise ValueError(f"it was written by another version of trimcp (form {form}, not {_FORM})")
+        for pragma in (
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            "secure_delete = ON",
+            "journal_size_limit = 16777216",
+        ):
+            self._ask(f"PRAGMA {pragma}")
+        if not form:
+            with _Transaction(self._connection):
+                self._connection.execute(
+                    "CREATE TABLE contexts (principal TEXT NOT NULL, agent TEXT NOT NULL, id TEXT NOT NULL, "
+                    "version INTEGER NOT NULL, state BLOB NOT NULL, history BLOB NOT NULL, "
+                    "created REAL NOT NULL, ends REAL NOT NULL, until REAL NOT NULL, UNIQUE (principal, agent, id))"
+                )
+                self._connection.execute("CREATE INDEX contexts_until ON contexts (until)")
+                self._connection.execute(f"PRAGMA user_version = {_FORM}")
+                self._connection.execute(f"PRAGMA application_id = {_MARK}")
+
+    def _ask(self, statement: str) -> Any:
+        row = self._connection.execute(statement).fetchone()
+        return None if row is None else row[0]
+
+    def counts(self) -> dict[Owner, int]:
+        rows = self._connection.execute("SELECT principal, agent, count(*) FROM contexts GROUP BY principal, agent")
+        return {(principal, agent): count for principal, agent, count in rows}
+
+    def load(self, owner: Owner, id: str) -> KeptContext | None:
+        row = self._connection.execute(
+            f"SELECT version, state, history, created, ends, until FROM contexts WHERE {_KEY}",  # noqa: S608  # ours
+            (*owner, id),
+        ).fetchone()
+        if row is None:
+            return None
+        version, state, history, created, ends, until = row
+        entries = [encode(entry) for entry in _read(history, list)]
+        return KeptContext(owner, id, version, _read(state, dict), entries, created, ends, until)
+
+    def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
+        rows = [
+            (
+                *one.owner,
+                one.id,
+                one.version,
+                encode(dict(one.state)),
+                b"[%b]" % b",".join(one.history),
+                one.created,
+                one.ends,
+                one.until,
+            )
+            for one in kept
+        ]
+        with _Transaction(self._connection):
+            self._connection.executemany(
+                "INSERT INTO contexts (principal, agent, id, version, state, history, created, ends, until) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (principal, agent, id) DO UPDATE SET "
+                "version = excluded.version, state = excluded.state, history = excluded.history, "
+                "created = excluded.created, ends = excluded.ends, until = excluded.until",
+                rows,
+            )
+            self._connection.executemany(
+                f"DELETE FROM contexts WHERE {_KEY}",  # noqa: S608  # a constant
+                [(*owner, id) for owner, id in deleted],
+            )
+
+    def expire(self, now: float) -> list[ContextKey]:
+        with _Transaction(self._connection):
+            rows = self._connection.execute(
+                "SELECT rowid, principal, agent, id FROM contexts WHERE until < ? LIMIT ?", (now, _AT_ONCE)
+            ).fetchall()
+            self._connection.executemany("DELETE FROM contexts WHERE rowid = ?", [(row[0],) for row in rows])
+        return [((principal, agent), id) for _, principal, agent, id in rows]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class _Transaction:
+    """Commits what the block did, or undoes all of it."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        if kind is None:
+            try:
+                self._connection.execute("COMMIT")
+            except BaseException:
+                self._undo()
+                raise
+        else:
+            self._undo()
+
+    def _undo(self) -> None:
+        if self._connection.in_transaction:  # SQLite undoes it by itself after some errors
+            self._connection.execute("ROLLBACK")
+
+
+def _read(text: bytes, kind: type[T]) -> T:
+    value = parse_value(bytes(text))
+    if not isinstance(value, kind):
+        raise ValueError("the store of contexts has text that it did not write")
+    return value
+
+
+def _make_private(path: Path) -> None:
+    """Create the file if it does not exist, for this user alone; raise ValueError if it is another kind of file."""
+    # Do not follow links: in a directory where others can write, a link could name another file.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o600)
+    try:
+        head = os.read(descriptor, 16)
+        if head and head != b"SQLite format 3\0":
+            raise ValueError(f"{str(path)!r} is no store of contexts: it is no database")
+        if hasattr(os, "fchmod"):
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
