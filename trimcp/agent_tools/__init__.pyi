@@ -51,6 +51,7 @@ from trimcp.agent_tools.serving import AgentTools as AgentTools
 from trimcp.agent_tools.stores import ContextStore as ContextStore
 from trimcp.agent_tools.stores import KeptContext as KeptContext
 from trimcp.agent_tools.stores import MemoryContexts as MemoryContexts
+from trimcp.agent_tools.stores_sqlite import SqliteContexts as SqliteContexts
 
 __all__ = [
     "ActorContext",
@@ -92,6 +93,7 @@ __all__ = [
     "RegistrationRules",
     "RequestCancelled",
     "RequestUnderWay",
+    "SqliteContexts",
     "TooLargeMessage",
     "TooMuch",
     "ToolCalling",
