@@ -40,6 +40,7 @@ PROMISES: Final = {
     14: ("Quiet logs", "who leaves is one line at DEBUG; a crash is one ERROR, its reply says nothing"),
     15: ("All strangers together", "what peers make a server keep: 256 MiB, shared by principal, else by address"),
     16: ("No handler ends a server", "whatever it raises is its request's error; no other call is lost"),
+    17: ("Agent tools", "all of the above; contexts are their owner's alone, 8 KiB idle; tools go with their provider"),
 }  # fmt: skip
 
 _PART: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)

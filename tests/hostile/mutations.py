@@ -15,7 +15,16 @@ from tests.peers.http1 import http_request, post
 from tests.peers.messages import initialize, modern_request, notification, request
 from tests.peers.websockets import CONTINUATION, FIN, PING, PONG, TEXT, close, frame, handshake, message
 
-__all__ = ["changed", "from_a_server", "of_frames", "of_http2", "of_messages", "of_requests"]
+__all__ = [
+    "changed",
+    "from_a_server",
+    "of_agent_frames",
+    "of_agent_requests",
+    "of_frames",
+    "of_http2",
+    "of_messages",
+    "of_requests",
+]
 
 _EVENTS: Final = "Accept: text/event-stream"
 
@@ -34,6 +43,32 @@ _MESSAGES: Final = [
     initialize("2025-06-18"),
     notification("notifications/cancelled", requestId=1, reason="x"),
     b"[" + request(12, "ping") + b"]",
+]
+
+_AGENT_MESSAGES: Final = [
+    b'{"type":"tool_request","tool_name":"echo","arguments":{"text":"hi"},"request_id":"1","context_id":"a"}',
+    b'{"type":"tool_request","tool_name":"crash","arguments":{},"request_id":"2","statuses":"extended"}',
+    b'{"type":"tool_request","tool_name":"stream","arguments":{"count":3},"request_id":"3","progress":true}',
+    b'{"type":"tool_request","tool_name":"echo","version":"1","request_id":"4","timeout":0.5,"context_id":"b"}',
+    b'{"type":"tool_cancel","request_id":"1","context_id":"a","reason":"x"}',
+    b'{"type":"context_update","context_id":"a","updates":{"k":{"l":[1,null]},"m":null},"version":1}',
+    b'{"type":"context_create","context_id":"c","state":{"k":1},"ttl":1.5,"request_id":"5"}',
+    b'{"type":"context_read","context_id":"a"}',
+    b'{"type":"context_destroy","context_id":"a","reason":"x"}',
+    b'{"type":"list_tools","name":"echo"}',
+    b'{"type":"register_tool","tool":{"name":"weather","parameters":{"type":"object","properties":{"city":{"type":'
+    b'"string"}},"required":["city"]},"version":"1"}}',
+    b'{"type":"remove_tool","name":"weather","version":"1"}',
+]
+
+_STREAMED: Final = [
+    *_AGENT_MESSAGES,
+    b'{"type":"context_watch","context_id":"a","request_id":"6"}',
+    b'{"type":"context_unwatch","context_id":"a"}',
+    b'{"type":"provide_tools","request_id":"7","tools":[{"name":"far","parameters":{"type":"object"}}]}',
+    b'{"type":"tool_request","tool_name":"anonymous.far","arguments":{},"request_id":"8","timeout":0.2}',
+    b'{"type":"tool_response","request_id":"call-1","status":"success","result":{"x":1}}',
+    b'{"type":"tool_progress","request_id":"call-1","progress":1,"total":3}',
 ]
 
 _WORDS: Final = [
@@ -83,6 +118,48 @@ def of_requests(rng: random.Random, session: str) -> Callable[[], bytes]:
     def make() -> bytes:
         data = rng.choice(right)
         return changed(rng, data, data.find(b"\r\n\r\n") + 4)
+
+    return make
+
+
+def of_agent_requests(rng: random.Random) -> Callable[[], bytes]:
+    """Return what makes a wrong HTTP request of the agent-tools protocol for each right one."""
+    json_body, events = "Content-Type: application/json", "Accept: text/event-stream"
+    patch = "Content-Type: application/merge-patch+json"
+    manifest = b'{"name":"weather","description":"x","parameters":{"type":"object"},"version":"2"}'
+    right = [
+        *(http_request("POST", "/mcp", json_body, body=text) for text in _AGENT_MESSAGES),
+        *(http_request("POST", "/tools/call", json_body, body=text) for text in _AGENT_MESSAGES[:4]),
+        *(http_request("POST", "/tools/call", json_body, events, body=text) for text in _AGENT_MESSAGES[:4]),
+        http_request("POST", "/tools/register", json_body, body=manifest),
+        http_request("GET", "/tools"),
+        http_request("GET", "/tools/echo?version=1"),
+        http_request("DELETE", "/tools/weather?version=1"),
+        http_request("POST", "/contexts", json_body, body=b'{"context_id":"a","state":{"k":1},"ttl":1}'),
+        http_request("GET", "/contexts/a"),
+        http_request("PATCH", "/contexts/a", patch, 'If-Match: "1"', body=b'{"k":{"l":null}}'),
+        http_request("DELETE", "/contexts/a?reason=x"),
+        http_request("GET", "/schemas"),
+        handshake(path="/agent"),
+    ]
+
+    def make() -> bytes:
+        data = rng.choice(right)
+        return changed(rng, data, len(data) if rng.random() < 0.5 else data.find(b"\r\n\r\n") + 4)
+
+    return make
+
+
+def of_agent_frames(rng: random.Random) -> Callable[[], bytes]:
+    """Return what makes wrong WebSocket messages of the agent-tools protocol, a few of a conversation at a time."""
+
+    def make() -> bytes:
+        texts = [rng.choice(_STREAMED) for _ in range(rng.randrange(1, 6))]
+        said = [message(text if rng.random() < 0.3 else changed(rng, text)) for text in texts]
+        if rng.random() < 0.3:
+            said.append(close(1000))
+        joined = b"".join(said)
+        return joined if rng.random() < 0.7 else changed(rng, joined, 600)
 
     return make
 

@@ -53,9 +53,30 @@ async def statistics(count_more: Callable[[], dict[str, int]], head: Head) -> Ht
         "streams": len(face.sse2024.streams),
         "held": face.budget.held // 65_536,  # a session takes a little of it
         "running": sum(session.statistics().running for session in face.service.sessions),  # type: ignore[attr-defined]
+        **contexts_of(face),
         **count_more(),
     }
     return HttpResponse(200, (("Content-Type", "application/json"),), json.dumps(counts).encode())
+
+
+def contexts_of(face: HttpFace) -> dict[str, int]:
+    """Count what agents have with a server at rest: nothing."""
+    companion: Any = face.shared.companion
+    if companion is None:
+        return {}
+    counts = companion.run.contexts.statistics()
+    return {"contexts": counts.contexts, "watchers": counts.watchers, "ending": counts.ending}
+
+
+def make_agent_tools(
+    server: trimcp.Server[Any], registration: dict[str, Any] | None = None, contexts: dict[str, Any] | None = None
+) -> Any:
+    from trimcp.agent_tools import AgentTools, ContextLimits, RegistrationRules
+
+    rules = RegistrationRules(anonymous_on_loopback=True, **(registration or {}))
+    implementations = {"weather": lambda city: {"city": city}}
+    limits = ContextLimits(**(contexts or {}))
+    return AgentTools(server, implementations=implementations, registration=rules, contexts=limits)
 
 
 async def main(
@@ -69,6 +90,7 @@ async def main(
     events: dict[str, int] | None = None,
     origins: dict[str, list[str]] | None = None,
     server: dict[str, Any] | None = None,
+    agent_tools: dict[str, Any] | None = None,
     **settings: Any,
 ) -> None:
     """Serve.
@@ -83,10 +105,13 @@ async def main(
         events: a `MemoryEvents`.
         origins: an `Origins`.
         server: options of the `Server`.
+        agent_tools: serve agent tools too; options of `RegistrationRules` and `ContextLimits` in it.
         settings: the rest of `Settings`.
     """
     trimcp.net.HttpFace = NotedFace  # type: ignore[misc]
+    served = make(**(server or {}))
     chosen = HttpSettings(
+        agent_tools=None if agent_tools is None else make_agent_tools(served, **agent_tools),
         routes={"/statistics": partial(statistics, count_more)},
         authenticate=None if tokens is None else trimcp.bearer_tokens(tokens),
         events=None if events is None else MemoryEvents(**events),
@@ -99,7 +124,7 @@ async def main(
     async with trio.open_nursery() as nursery:
 
         async def listen(task_status: trio.TaskStatus[list[str]]) -> None:
-            await serve(make(**(server or {})), port=0, settings=chosen, task_status=task_status, **how)
+            await serve(served, port=0, settings=chosen, task_status=task_status, **how)
 
         urls = await nursery.start(listen)
         print(urls[0], flush=True)
@@ -110,8 +135,8 @@ async def main(
 
 
 def is_complaint(record: logging.LogRecord) -> bool:
-    """Whether a record is more than what is to be logged of the tool that crashes, and of attacks as such."""
-    if record.name == "trimcp.security":
+    """Whether a record is more than is to be logged of the tool that crashes, of attacks as such, and of a rule."""
+    if record.name == "trimcp.security" or "anonymous_on_loopback" in record.getMessage():
         return False
     return record.exc_info is None or "secret of the handler" not in str(record.exc_info[1])
 
