@@ -231,6 +231,7 @@ class AgentExchange(Handler, StreamSink):
     _call: AgentCall | None = attrs.field(init=False, default=None)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of the task that answers
     _request: ToolRequest | None = attrs.field(init=False, default=None)
+    _request_id: str | None = attrs.field(init=False, default=None)
     _wants_events: bool = attrs.field(init=False, default=False)
 
     # Called by the host
@@ -250,6 +251,7 @@ class AgentExchange(Handler, StreamSink):
         head, http = self.head, self.http
         try:
             message = self.reader(head, body, http.run.strict)
+            self._request_id = message.request_id
             if http.shared.draining:
                 raise Draining("the server is shutting down")
             caller = http.caller(head)
@@ -416,7 +418,7 @@ class AgentExchange(Handler, StreamSink):
         reply, self._reply = self._reply, None
         if reply is None:
             return
-        response = self.http.failure(error)
+        response = self.http.failure(error, self._request_id)
         if self._request is not None:
             response.body = CallAnswer(error=error).encode(self._request)
         response.headers = (*response.headers, *self.head.reply_headers)

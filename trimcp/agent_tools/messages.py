@@ -149,7 +149,7 @@ class ToolRequest(AgentMessage):
     context_id: str | None = _context(required=False)
     version: str | None = _text("the tool's version; without it the newest")
     timeout: float | None = _number("seconds after which the call is cancelled", positive=True)
-    progress: bool | None = _flag("whether to send `tool_progress` where messages are not asked for otherwise")
+    progress: bool | None = _flag("whether to send `tool_progress`; over HTTP the header `Accept` says it")
     statuses: str | None = _text("`extended` allows more values of `status`", choices=("extended",))
     input_responses: dict[str, Any] | None = _object("answers to the questions of `input_required`, by their keys")
     request_state: str | None = _text("as `input_required` had it", longest=1_048_576)
@@ -371,7 +371,7 @@ class ToolRemoved(AgentMessage):
 @_message
 @attrs.define(eq=False, kw_only=True)
 class ErrorMessage(AgentMessage):
-    """The answer to what has no other: an error. A `tool_request` that is malformed gets this, too."""
+    """The answer to what cannot be carried out; a call has a `tool_response` instead, unless it is malformed."""
 
     type = "error"
     request_id: str | None = _id()

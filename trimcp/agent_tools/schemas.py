@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Final
 
 from trimcp.agent_tools.errors import ERRORS_BY_CODE
-from trimcp.agent_tools.messages import MESSAGES, AgentMessage, rules_of
+from trimcp.agent_tools.messages import MESSAGES, AgentMessage, ToolsRegistered, rules_of
 from trimcp.wire.jsonrpc import encode
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -27,13 +27,33 @@ _MANIFEST: Final[dict[str, Any]] = {
     "type": "object",
     "description": "A tool.",
     "properties": {
-        "name": {"type": "string", "minLength": 1},
-        "description": {"type": "string"},
-        "parameters": {"type": "object", "description": "a JSON Schema of an object"},
-        "version": {"type": "string", "minLength": 1, "default": "1"},
+        "name": {"type": "string", "minLength": 1, "description": "letters, digits, points, dashes and underscores"},
+        "description": {"type": "string", "description": "for the model"},
+        "parameters": {"type": "object", "description": "the JSON Schema of the arguments, which are an object"},
+        "version": {"type": "string", "minLength": 1, "default": "1", "description": 'without it "1"'},
+        "implementation": {
+            "type": "string",
+            "description": "the service's function for it; without it that of its name",
+        },
+        "callback": {"type": "string", "description": "the URL at which it is called; not with `implementation`"},
     },
-    "required": ["name"],
+    "required": ["name", "parameters"],
 }
+
+_REGISTERED: Final[dict[str, Any]] = {
+    "type": "object",
+    "description": "What became of a manifest.",
+    "properties": {
+        "name": {"type": "string", "description": "the tool's name, with the prefix of who registered it"},
+        "version": {"type": "string", "description": "its version"},
+        "hash": {"type": "string", "description": "the SHA-256 of the manifest"},
+        "status": {"enum": ["registered", "pending"], "description": "`pending` until somebody approves it"},
+    },
+    "required": ["name", "version", "hash", "status"],
+}
+
+_REFERENCES: Final = {"error": "failure", "tool": "manifest"}
+"""Members whose values have a schema of their own."""
 
 
 def schema_of(cls: type[AgentMessage]) -> dict[str, Any]:
@@ -42,10 +62,11 @@ def schema_of(cls: type[AgentMessage]) -> dict[str, Any]:
     required = ["type"]
     for name, rule in rules_of(cls):
         schema = dict(rule.schema)
-        if name == "error":
-            schema = {"$ref": "#/$defs/failure"}
-        elif name == "tool":
-            schema = {"$ref": "#/$defs/manifest"}
+        if name == "tools":
+            of = "registered" if cls is ToolsRegistered else "manifest"
+            schema["items"] = {"$ref": f"#/$defs/{of}"}
+        elif name in _REFERENCES:
+            schema = {"$ref": f"#/$defs/{_REFERENCES[name]}", "description": schema["description"]}
         properties[name] = schema
         if rule.required:
             required.append(name)
@@ -61,7 +82,7 @@ def schemas() -> dict[str, Any]:
         "$schema": DIALECT,
         "title": "Agent tools",
         "oneOf": any_of,
-        "$defs": {**defs, "failure": _FAILURE, "manifest": _MANIFEST},
+        "$defs": {**defs, "failure": _FAILURE, "manifest": _MANIFEST, "registered": _REGISTERED},
     }
 
 

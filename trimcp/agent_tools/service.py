@@ -49,6 +49,7 @@ from trimcp.agent_tools.messages import (
 )
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
+from trimcp.cleaning import harmless
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
 from trimcp.server.running import Running
@@ -231,7 +232,8 @@ class AgentRun:
     async def _list(self, message: ListTools, caller: AgentCaller) -> AgentMessage:
         found = self.catalog.manifests(message.name, message.version, caller.principal)
         if message.name is not None and not found:
-            raise UnknownTool(f"there is no tool {message.name!r:.100}")
+            of = "" if message.version is None else f" of version {harmless(message.version, 64)}"
+            raise UnknownTool(f"there is no tool named {harmless(message.name, 100)}{of}")
         return ToolList(tools=[manifest.to_json() for manifest in found])
 
     async def _register(self, message: RegisterTool, caller: AgentCaller) -> AgentMessage:
