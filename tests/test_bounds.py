@@ -13,7 +13,8 @@ import trimcp
 import trimcp.testing
 from trimcp.bounds import check_number, checked
 from trimcp.client.client import Client
-from trimcp.fleet.supervision import Breaker, Health, Restarts
+from trimcp.fleet.supervision import Breaker, Health
+from trimcp.restarts import Restarts
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits, Quota
 from trimcp.transports.http.client.policy import Timeouts

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 600
 
 _WIRE = {"errors", "principal", "lazy", "values", "bounds", "rates", "cleaning", "security", "hidden", "wire"}
-_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "descendants", "channel"}
+_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "descendants", "restarts", "channel"}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
@@ -42,6 +42,7 @@ LAYERS: dict[str, set[str]] = {
     "principal": {"principal"},
     "bounds": {"bounds"},
     "rates": {"rates"},
+    "restarts": {"bounds", "values", "restarts"},
     "cleaning": {"cleaning"},
     "hidden": {"hidden", "values"},
     "security": {"cleaning", "security"},

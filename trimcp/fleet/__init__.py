@@ -6,7 +6,8 @@ from trimcp.lazy import lazy_names as _lazy_names
 _NAMES = {
     "trimcp.fleet.combinators": "Mapped Outcome call_all first_of hedge map_bounded",
     "trimcp.fleet.group": "Group",
-    "trimcp.fleet.supervision": "Breaker Health Restarts UpstreamState UpstreamStatistics",
+    "trimcp.fleet.supervision": "Breaker Health UpstreamState UpstreamStatistics",
+    "trimcp.restarts": "Restarts",
     "trimcp.fleet.upstream": "Upstream UpstreamSubscription supervise",
 }
 

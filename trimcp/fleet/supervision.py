@@ -4,42 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from random import Random
 
 import attrs
 
 from trimcp.bounds import checked
 from trimcp.values import valued
-
-
-@attrs.frozen(field_transformer=checked(zero=("first_pause", "longest_pause", "lasting")))
-@valued
-class Restarts:
-    """When a lost connection is reopened, and when the upstream is given up. Times are seconds of Trio's clock.
-
-    The pause before an attempt is drawn between 0 and a limit that doubles with each connection in a row that failed
-    or did not last ("full jitter": clients that lost the same server do not all reconnect at the same moment).
-
-    Attributes:
-        most, within: the upstream is given up after `most` restarts within `within` seconds.
-        first_pause: the limit after a connection that lasted.
-        longest_pause: the largest limit.
-        lasting: a connection of this age has lasted.
-        connect_timeout: how long an attempt may take, from starting the server to its first answers. The default is
-            long enough for programs that are downloaded when they are started.
-    """
-
-    most: int = 30
-    within: float = 600.0
-    first_pause: float = 0.5
-    longest_pause: float = 60.0
-    lasting: float = 10.0
-    connect_timeout: float = 60.0
-
-    def pause(self, in_a_row: int, random: Random) -> float:
-        """Return how long to wait after `in_a_row` consecutive connections that failed or did not last."""
-        doubled = self.first_pause * 2.0 ** min(in_a_row, 64)
-        return random.uniform(0, min(doubled, self.longest_pause))
 
 
 @attrs.frozen(field_transformer=checked())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, Final, TypeVar
@@ -21,8 +20,9 @@ from trimcp.client.client import Client, Connectable, connecting
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError, UpstreamDown
 from trimcp.fleet.combinators import first_of
-from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
+from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
 from trimcp.nurseries import open_service_nursery
+from trimcp.restarts import RestartCount, Restarts
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.revisions import Revision
 
@@ -61,8 +61,7 @@ class Supervisor:
     random: Random
     session: ClientSession | None = attrs.field(init=False, default=None)
     statistics: UpstreamStatistics = attrs.field(init=False)
-    _recent: deque[float] = attrs.field(init=False, factory=deque)
-    _in_a_row: int = attrs.field(init=False, default=0)
+    _count: RestartCount = attrs.field(init=False)
     _calls_in_a_row: int = attrs.field(init=False, default=0)
     _open_until: float = attrs.field(init=False, default=-math.inf)
     _leaving: bool = attrs.field(init=False, default=False)
@@ -72,6 +71,7 @@ class Supervisor:
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
+        self._count = RestartCount(self.restarts, self.random)
         self.statistics = UpstreamStatistics(UpstreamState.CONNECTING, since=trio.current_time())
 
     # For callers
@@ -178,8 +178,8 @@ class Supervisor:
         """Close the current connection, forget all failures, and open a new one now; see `Upstream.restart`."""
         if self._leaving:
             raise self.down()
-        self._recent.clear()
-        self._in_a_row = self._calls_in_a_row = 0
+        self._count.forget()
+        self._calls_in_a_row = 0
         self._open_until = -math.inf
         self._interrupt()
         self.session = None  # later calls get the new one
@@ -215,7 +215,7 @@ class Supervisor:
     def _open(self) -> bool:
         """Whether the circuit is open, because of failed connections or of failed calls over the last one."""
         breaker = self.breaker
-        return breaker is not None and (self._in_a_row >= breaker.failures or self._open_until > -math.inf)
+        return breaker is not None and (self._count.in_a_row >= breaker.failures or self._open_until > -math.inf)
 
     async def _connect(self) -> None:
         """Open a connection and keep it until it is lost; record what went wrong."""
@@ -264,27 +264,21 @@ class Supervisor:
         """Count a connection that failed, or that was lost."""
         self._add_reason(why)
         self.count("failed_attempts" if stood is None else "losses")
-        if stood is not None and trio.current_time() - stood >= self.restarts.lasting:
-            self._in_a_row = 0
-        else:
-            self._in_a_row += 1
+        self._count.ended(trio.current_time(), stood)
 
     def _add_reason(self, why: str) -> None:
         self._change(reasons=(*self.statistics.reasons, why)[-_MOST_REASONS:])
 
     async def _pause(self) -> None:
         """Wait until the next attempt is due, or for `restart` if there were too many."""
-        now = trio.current_time()
-        while self._recent and self._recent[0] <= now - self.restarts.within:
-            self._recent.popleft()
-        if len(self._recent) >= self.restarts.most:
+        now, longer = trio.current_time(), 0.0
+        if self._open and self.breaker is not None:
+            longer = self._open_until - now if self._open_until > now else self.breaker.open_for
+        pause = self._count.next_pause(now, longer)
+        if pause is None:
             self._become(UpstreamState.GIVEN_UP)
             await self._interrupted.wait()
             return
-        pause = self.restarts.pause(self._in_a_row, self.random)
-        if self._open and self.breaker is not None:
-            pause += self._open_until - now if self._open_until > now else self.breaker.open_for
-        self._recent.append(now + pause)
         self._become(UpstreamState.OPEN if self._open else UpstreamState.WAITING, now + pause)
         with trio.move_on_after(pause):
             await self._interrupted.wait()

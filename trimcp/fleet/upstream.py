@@ -20,9 +20,10 @@ from trimcp.channel import require_trio
 from trimcp.client.client import Client, Connectable, Target, named, pinned
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError, UpstreamDown
-from trimcp.fleet.supervision import Breaker, Health, Restarts, UpstreamState, UpstreamStatistics
+from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
 from trimcp.fleet.supervisor import Supervisor
 from trimcp.nurseries import closing_with, open_service_nursery
+from trimcp.restarts import Restarts
 from trimcp.session.calls import Call
 from trimcp.session.listening import Change, ResourceUpdated, changes_wanted, possible_changes
 from trimcp.session.queues import Changes
