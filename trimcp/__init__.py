@@ -59,6 +59,7 @@ _NAMES = {
     "trimcp.transports.websocket.client": "WebSocketServer",
     "trimcp.watch": "watch=.",
     "trimcp.watch.watchdog": "watchdog",
+    "trimcp.workers.commands": "Command",
     "trimcp.wire": "wire=.",
     "trimcp.wire.content": "ResourceLink Text=TextContent TextContent",
     "trimcp.wire.converter": "from_json to_json",

@@ -106,6 +106,7 @@ from trimcp.wire.revisions import Revision as Revision
 from trimcp.wire.tools import CallToolResult as CallToolResult
 from trimcp.wire.tools import Tool as Tool
 from trimcp.wire.tools import ToolAnnotations as ToolAnnotations
+from trimcp.workers.commands import Command as Command
 
 __all__ = [
     "AccessLog",
@@ -118,6 +119,7 @@ __all__ = [
     "CannotAsk",
     "Client",
     "ClientSession",
+    "Command",
     "ConnectionLost",
     "Context",
     "CreateMessageParams",

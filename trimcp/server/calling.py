@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar, cast, get_args, get_origin
 
@@ -25,6 +24,7 @@ from trimcp.nurseries import sole
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
+from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.values import valued
@@ -256,12 +256,6 @@ def _is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-
-
-def virtual_time() -> bool:
-    """Return whether Trio runs with a test clock. It would jump while a thread works, so no threads are used then."""
-    testing = sys.modules.get("trio.testing")
-    return testing is not None and isinstance(trio.lowlevel.current_clock(), testing.MockClock)
 
 
 def at_users_line(method: _MethodT) -> _MethodT:

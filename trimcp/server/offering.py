@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from trimcp.guard.confirmation import Fallback
     from trimcp.guard.filters import AppliedFilter, Filter
     from trimcp.guard.permission import Allow, Permission
+    from trimcp.server.commands import CommandOptions
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions
 
@@ -152,6 +153,31 @@ class Offering:
             self._declare()
         else:
             self._add(self.tools, name, entry, listed)
+
+    @at_users_line
+    def add_command(self, name: str, command: Sequence[str], /, **options: Unpack[CommandOptions]) -> None:
+        """Offer an external program as a tool: `add_command("grep", ["grep", "-n", "--", "{pattern}", "{file}"])`.
+
+        It runs once for each call, without a shell, in a directory of its own, with little of our environment, and is
+        killed with its call, with everything it has started. `isolation="bwrap"` runs it in a sandbox (Linux).
+
+        Args:
+            name: the tool's name.
+            command: the program and its arguments. `{pattern}` is replaced by that argument of the call: it is one
+                argument of the program, or part of one, whatever it contains. Without a value it is left out. One that
+                begins with "-" is refused, unless "--" or other text stands before it. `{{pattern}}` is no placeholder.
+            options: see `CommandOptions`.
+
+        Raises:
+            TypeError: the command, its placeholders or a schema are not valid, or an option is unknown.
+            ValueError: a number is not positive, or a path does not exist.
+            LocalError: a tool of that name exists; the program is not installed; or with "bwrap", bubblewrap is not
+                installed, or the system lets it make no sandbox.
+        """
+        from trimcp.server.commands import command_tool  # few servers need it
+
+        function, tool_options = command_tool(name, command, options)
+        self.add_tool(function, **tool_options)
 
     def remove_tool(self, name: str) -> None:
         """Stop offering a tool; running calls continue. Raises KeyError for an unknown name."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -152,3 +153,9 @@ def deadline_around() -> float:
         return until
     except AttributeError:  # another version of Trio
         return trio.current_effective_deadline()
+
+
+def virtual_time() -> bool:
+    """Return whether Trio runs with a test clock. It would jump while a thread works, so no threads are used then."""
+    testing = sys.modules.get("trio.testing")
+    return testing is not None and isinstance(trio.lowlevel.current_clock(), testing.MockClock)

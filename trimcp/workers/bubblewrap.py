@@ -1,0 +1,310 @@
+"""Programs inside bubblewrap (Linux): what they see and may do there, and their end.
+
+bwrap runs a program in namespaces of its own: of processes, of the network (with nothing in it), of mounts, users and
+names. Its first process in there is their init, so killing that one kills all. No root and no daemon are needed, only
+the package `bubblewrap` and a kernel that lets users make namespaces.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import orjson
+import trio
+
+from trimcp.errors import LocalError
+from trimcp.workers.programs import Pipes
+from trimcp.workers.seccomp import seccomp_filter
+
+log: logging.Logger = logging.getLogger("trimcp.server")
+
+HOME: Final = "/tmp"  # noqa: S108 -- of the sandbox: nobody else sees it
+"""The directory of a program in a sandbox: empty at first, its own, and gone with it."""
+
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
+_ETC: Final = (
+    # of libraries and programs
+    *(
+        "alternatives",
+        "ld.so.cache",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "ld-musl-x86_64.path",
+        "fonts",
+        "magic",
+        "mime.types",
+    ),
+    # of users, names and times
+    *(
+        "group",
+        "hosts",
+        "locale.alias",
+        "locale.conf",
+        "localtime",
+        "nsswitch.conf",
+        "os-release",
+        "passwd",
+        "timezone",
+    ),
+    # of trusted authorities; private keys are elsewhere
+    *("ca-certificates", "pki/tls/certs", "pki/ca-trust", "ssl/certs", "ssl/openssl.cnf"),
+)
+_VISIBLE: Final = (*_SYSTEM, *(f"/etc/{name}" for name in _ETC))
+
+_OWN: Final = ("/", "//", "/proc", "/dev", "/dev/shm", HOME)  # noqa: S108 -- the sandbox's
+
+_INSTALL: Final = (
+    'isolation="bwrap" needs the program bwrap: install the package "bubblewrap" (Debian, Ubuntu, Fedora, Arch). '
+    "Nothing runs without its sandbox"
+)
+_INFORMED: Final = 5.0  # seconds for bwrap to say which process is the sandbox's first
+_ENDED: Final = 5.0  # seconds for the system to end killed processes
+
+
+@attrs.frozen
+class Sandbox:
+    """What programs in a sandbox see and may do beside what every one may.
+
+    Attributes:
+        bwrap: the path of bubblewrap's program.
+        read: paths that are visible, not to be written.
+        write: paths that may be written, too.
+        scratch: bytes that fit into /tmp, and into /dev/shm; they are memory.
+    """
+
+    bwrap: str
+    read: tuple[str, ...]
+    write: tuple[str, ...]
+    scratch: int
+
+    @staticmethod
+    def of(read: Sequence[str | os.PathLike[str]], write: Sequence[str | os.PathLike[str]], scratch: int) -> Sandbox:
+        """Return the settings, checked. Raises LocalError without bubblewrap, or if it makes no sandbox here.
+
+        Raises:
+            LocalError: bubblewrap is not installed, or it can make no sandbox here; the text says why.
+            ValueError: a path is not absolute, or does not exist.
+        """
+        if sys.platform != "linux":
+            raise LocalError('isolation="bwrap" needs Linux; nothing runs without its sandbox')
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            raise LocalError(_INSTALL)
+        sandbox = Sandbox(bwrap, _paths("read", read), _paths("write", write), scratch)
+        _try(bwrap)
+        return sandbox
+
+    def shows(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether this path is visible in the sandbox, and every link on the way to it."""
+        given = os.path.abspath(path)
+        seen = (*_VISIBLE, *self.read, *self.write)
+        return all(any(_is_in(each, root) for root in seen) for each in (given, os.path.realpath(given)))
+
+    def command(self, command: Sequence[str], directory: str | os.PathLike[str], *options: str) -> list[str]:
+        """Return the command line that runs a command in a sandbox."""
+        size = str(self.scratch)
+        line = [self.bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        for path in _VISIBLE:
+            line += ["--ro-bind-try", path, path]
+        line += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
+        line += ["--size", size, "--tmpfs", HOME]
+        for path in self.read:
+            line += ["--ro-bind", path, path]
+        for path in self.write:
+            line += ["--bind", path, path]
+        return [*line, "--remount-ro", "/", "--chdir", os.fspath(directory), *options, "--", *command]
+
+
+def _paths(name: str, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    if isinstance(paths, str | bytes):
+        raise TypeError(f"{name} is a list of paths, not one: {name}=[{paths!r}]")
+    found = tuple(os.fspath(path) for path in paths)
+    for path in found:
+        if not os.path.isabs(path) or not os.path.exists(path):
+            raise ValueError(f"{name} names absolute paths that exist, not {path!r}")
+        if os.path.normpath(path) in _OWN:
+            raise ValueError(f"{name} cannot name {path!r}, which the sandbox has of its own; name what is in it")
+    return found
+
+
+def _is_in(path: str, root: str) -> bool:
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+@functools.cache
+def _try(bwrap: str) -> None:
+    """Run what does nothing, once in a process: containers and some kernels do not let users make namespaces."""
+    sandbox = Sandbox(bwrap, (), (), 1_048_576)
+    nothing = shutil.which("true") or "/bin/true"
+    with _Filter() as filter:
+        done = subprocess.run(  # noqa: S603 -- a fixed command
+            sandbox.command([nothing], HOME, *filter.options),
+            pass_fds=filter.descriptors,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    if done.returncode:
+        raise LocalError(
+            f"bubblewrap can make no sandbox here: {done.stderr.strip()[:500]} (a container or the kernel may forbid "
+            "namespaces to users). Nothing runs without its sandbox"
+        )
+    if not filter.options:
+        log.warning("no seccomp filter is known for this machine: sandboxes have namespaces only")
+
+
+class _Filter:
+    """The seccomp filter as a descriptor that bwrap reads, and the options that name it."""
+
+    def __enter__(self) -> _Filter:
+        program = seccomp_filter()
+        self.descriptors: list[int] = []
+        self.options: list[str] = []
+        if program is not None:
+            handle = os.memfd_create("seccomp", os.MFD_CLOEXEC)
+            os.write(handle, program)
+            os.lseek(handle, 0, os.SEEK_SET)
+            self.descriptors, self.options = [handle], ["--seccomp", str(handle)]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each in self.descriptors:
+            os.close(each)
+
+
+@attrs.define(eq=False, repr=False)
+class SandboxedProgram:
+    """A program in a sandbox, with the thread that started it.
+
+    The kernel ends a sandbox with its parent (`--die-with-parent`), and takes the *thread* that started it for that. So
+    this thread waits until the end.
+    """
+
+    _popen: subprocess.Popen[bytes]
+    _over: trio.Event
+    _waiting: trio.CancelScope
+    _init: int | None = None  # a pidfd of the sandbox's first process
+    _killed: bool = False
+
+    @staticmethod
+    async def start(
+        nursery: trio.Nursery,
+        sandbox: Sandbox,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        directory: str | os.PathLike[str],
+        pipes: Pipes,
+    ) -> SandboxedProgram:
+        """Start a program in a sandbox; a task in the nursery waits for its end. Raises OSError if that fails."""
+        reading, writing = os.pipe()
+        info = trio.lowlevel.FdStream(reading)
+        try:
+            with _Filter() as filter:
+                options = [*filter.options, "--info-fd", str(writing)]
+                arguments: dict[str, Any] = {
+                    "args": sandbox.command(command, directory, *options),
+                    "stdin": pipes.stdin,
+                    "stdout": pipes.stdout,
+                    "stderr": pipes.stderr,
+                    "env": environment,
+                    "pass_fds": (*filter.descriptors, writing),
+                    "start_new_session": True,
+                }
+                with trio.CancelScope(shield=True):
+                    program: SandboxedProgram = await nursery.start(_keep, arguments)
+            os.close(writing)
+            writing = -1
+            with trio.move_on_after(_INFORMED, shield=True):
+                program._find_init(await _read_all(info))
+        finally:
+            info.close()
+            if writing != -1:
+                os.close(writing)
+        return program
+
+    def _find_init(self, told: bytes) -> None:
+        """Open the sandbox's first process: bwrap tells its id, and its parent is bwrap, as long as that lives."""
+        with suppress(orjson.JSONDecodeError, KeyError, OSError):
+            pid = orjson.loads(told)["child-pid"]
+            handle = os.pidfd_open(pid)
+            if _parent_of(pid) == self._popen.pid:
+                self._init = handle
+            else:  # it has ended already, and its id is another's
+                os.close(handle)
+
+    async def exited(self) -> None:
+        await self._over.wait()
+
+    async def end(self) -> int | None:
+        if not self._killed:
+            self._killed = True
+            with trio.move_on_after(_ENDED, shield=True):
+                await self._kill()
+            if not self._over.is_set():
+                log.error("the sandbox of process %d survived SIGKILL", self._popen.pid)
+                self._waiting.cancel(reason="it survived SIGKILL")
+        code = self._popen.returncode if self._over.is_set() else None
+        # bwrap ends with 128 and the signal that ended the program, as shells do.
+        return 128 - code if code is not None and _is_signal(code - 128) else code
+
+    async def _kill(self) -> None:
+        """Kill the sandbox's first process: the kernel then kills all in it, and it is over when they are."""
+        try:
+            if self._init is not None:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._init, signal.SIGKILL)
+                await trio.lowlevel.wait_readable(self._init)
+            self._popen.kill()
+            await self._over.wait()
+        finally:
+            if self._init is not None:
+                os.close(self._init)
+                self._init = None
+
+
+async def _keep(arguments: Mapping[str, Any], *, task_status: trio.TaskStatus[SandboxedProgram]) -> None:
+    """Start a program in a thread that then waits for its end, and reaps it."""
+    over = trio.Event()
+    waiting = trio.CancelScope(shield=True)
+
+    def run() -> None:
+        popen = subprocess.Popen(**arguments)
+        trio.from_thread.run_sync(task_status.started, SandboxedProgram(popen, over, waiting))
+        popen.wait()
+
+    with waiting:
+        await trio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=trio.CapacityLimiter(1))
+        over.set()
+
+
+async def _read_all(stream: trio.lowlevel.FdStream) -> bytes:
+    told = b""
+    while chunk := await stream.receive_some(4_096):
+        told += chunk
+    return told
+
+
+def _parent_of(pid: int) -> int:
+    # proc(5): the name in field 2 may contain parentheses; field 3 follows the last one.
+    return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+
+
+def _is_signal(number: int) -> bool:
+    try:
+        signal.Signals(number)
+    except ValueError:
+        return False
+    return True
