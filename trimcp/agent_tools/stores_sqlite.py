@@ -52,8 +52,6 @@ class SqliteContexts(ContextStore):
             OSError: it cannot be opened, or another process uses it.
             ValueError: it is another kind of file, which was not changed.
         """
-        if self._file is not None:
-            raise OSError(f"the contexts in {str(self.path)!r} are in use by another table")
         self._file = file = await self._in_thread(lambda: _ContextsFile(self.path))
         try:
             yield
@@ -94,7 +92,7 @@ class _ContextsFile:
         # Not imported at the top: some builds of Python lack it.
         import sqlite3
 
-        _make_private(path)
+        self._lock = _claim(path)
         try:
             self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False, isolation_level=None)
             try:
@@ -103,8 +101,10 @@ class _ContextsFile:
                 self._connection.close()
                 raise
         except ValueError as error:
+            os.close(self._lock)
             raise ValueError(f"{str(path)!r} is no store of contexts: {error}") from None
         except sqlite3.Error as error:
+            os.close(self._lock)
             raise OSError(f"cannot keep contexts in {str(path)!r}: {error}") from error
 
     def _prepare(self) -> None:
@@ -189,6 +189,7 @@ class _ContextsFile:
 
     def close(self) -> None:
         self._connection.close()
+        os.close(self._lock)
 
 
 class _Transaction:
@@ -222,16 +223,29 @@ def _read(text: bytes, kind: type[T]) -> T:
     return value
 
 
-def _make_private(path: Path) -> None:
-    """Create the file if it does not exist, for this user alone; raise ValueError if it is another kind of file."""
+def _claim(path: Path) -> int:
+    """Open the file for this process alone, making it if need be; return a descriptor that holds the lock.
+
+    The lock is not SQLite's: a process loses that one when it closes any other descriptor of the file.
+    """
     # Do not follow links: in a directory where others can write, a link could name another file.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
     descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o600)
     try:
+        try:
+            import fcntl
+        except ImportError:  # Windows, where SQLite's lock is enough
+            pass
+        else:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.fchmod(descriptor, 0o600)
         head = os.read(descriptor, 16)
         if head and head != b"SQLite format 3\0":
             raise ValueError(f"{str(path)!r} is no store of contexts: it is no database")
-        if hasattr(os, "fchmod"):
-            os.fchmod(descriptor, 0o600)
-    finally:
+    except BlockingIOError as error:
         os.close(descriptor)
+        raise OSError(f"the contexts in {str(path)!r} are in use by another process or table") from error
+    except BaseException:  # an interrupt too: the descriptor holds the lock
+        os.close(descriptor)
+        raise
+    return descriptor

@@ -1,0 +1,565 @@
+"""Contexts over a store that outlives them: what is answered, what is seen, and what happens while the store fails."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from tests.agent_tools.tables import ADA, BOB, ScriptedStore, all_tasks, assert_empty, begin, open_table
+from trimcp.agent_tools.context_table import ContextTable
+from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    ContextGone,
+    Draining,
+    NameTaken,
+    TooLargeMessage,
+    TooMuch,
+    UnknownContext,
+    VersionConflict,
+)
+from trimcp.agent_tools.handler_context import ActorContext
+from trimcp.agent_tools.stores import KeptContext
+from trimcp.budget import Budget
+from trimcp.errors import LocalError
+
+FAILED = OSError("the disk is full")
+
+
+def row(id: str = "ctx-001", owner: Any = ADA, **members: Any) -> KeptContext:
+    """A context as an earlier process left it."""
+    now = time.time()
+    values: dict[str, Any] = {
+        "version": 3,
+        "state": {"a": 1},
+        "history": [b'{"tool":"t"}'],
+        "created": now - 50,
+        "ends": now + 1_000,
+        "until": now + 100,
+    }
+    return KeptContext(owner, id, **{**values, **members})
+
+
+def store_with(*rows: KeptContext) -> ScriptedStore:
+    return ScriptedStore({one.key: one for one in rows})
+
+
+# Answers wait for the store
+
+
+async def test_an_update_is_answered_and_seen_once_the_store_has_it() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor = await table.create(ADA, "ctx-001")
+        answers: list[int] = []
+
+        async def update(number: int) -> None:
+            answers.append((await actor.update({"n": number})).version)
+
+        async with actor.watch() as watch, trio.open_nursery() as nursery:
+            await watch.receive()
+            with store.hold():
+                nursery.start_soon(update, 1)
+                await wait_all_tasks_blocked()
+                assert not answers
+                assert (actor.version, actor.snapshot().get("n")) == (0, None)
+                with trio.move_on_after(0):
+                    await watch.receive()
+                    raise AssertionError("seen before it was kept")
+            event = await watch.receive()
+            assert (event.version, event.content) == (1, {"n": 1})
+        assert answers == [1]
+        assert store.rows[ADA, "ctx-001"].state == {"n": 1}
+
+
+async def test_what_arrives_during_a_write_is_written_together() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actors = [await table.create(ADA, f"c{number}") for number in range(5)]
+        before = len(store.writes)
+        answers = []
+
+        async def update(number: int) -> None:
+            actor = actors[number % 5]
+            answers.append((number, (await actor.update({f"n{number}": number})).version))
+
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                for number in range(100):
+                    nursery.start_soon(update, number)
+                    await wait_all_tasks_blocked()  # so that they are called in this order
+        assert len(store.writes) - before == 2
+        assert sorted(answers) == [(number, number // 5 + 1) for number in range(100)]
+        for number, actor in enumerate(actors):
+            assert actor.version == 20
+            assert store.rows[ADA, f"c{number}"].state == {f"n{each}": each for each in range(number, 100, 5)}
+            assert store.rows[ADA, f"c{number}"].version == 20
+
+
+async def test_versions_are_judged_by_updates_that_wait() -> None:
+    store = ScriptedStore()
+    async with open_table(store, max_state=200) as table:
+        actor = await table.create(ADA, "ctx-001")
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                nursery.start_soon(actor.update, {"a": "x" * 100}, 0)
+                await wait_all_tasks_blocked()
+                with pytest.raises(VersionConflict) as refused:
+                    await actor.update({"b": 1}, version=0)
+                assert refused.value.data == {"version": 1}
+                with pytest.raises(TooLargeMessage):  # together with the one that waits
+                    await actor.update({"b": "x" * 100})
+                nursery.start_soon(actor.update, {"b": 1}, 1)
+                await wait_all_tasks_blocked()
+        assert (actor.version, store.rows[actor.key].version) == (2, 2)
+        assert store.rows[actor.key].state == {"a": "x" * 100, "b": 1}
+
+
+async def test_updates_cannot_be_made_without_waiting() -> None:
+    async with open_table(ScriptedStore()) as table:
+        assert table.durable
+        actor = await table.create(ADA)
+        with pytest.raises(LocalError, match="await"):
+            actor.update_now({"a": 1})
+        assert await ActorContext(actor).update({"a": 1}) == 1
+
+
+async def test_cancelling_an_update_that_waits_does_not_undo_it() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor = await table.create(ADA)
+        with store.hold():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(actor.update, {"a": 1})
+                await wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        await actor.update({"b": 1})
+        assert actor.version == 2
+        assert store.rows[actor.key].state == {"a": 1, "b": 1}
+
+
+async def test_a_context_is_answered_once_the_store_has_it() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        made = []
+
+        async def make() -> None:
+            made.append(await table.create(ADA, "ctx-001", {"a": 1}))
+
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                nursery.start_soon(make)
+                await wait_all_tasks_blocked()
+                assert not made
+                with pytest.raises(NameTaken):
+                    await table.create(ADA, "ctx-001")
+        assert made[0].version == 0
+        assert store.rows[ADA, "ctx-001"].state == {"a": 1}
+
+
+async def test_the_history_is_kept() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor = await table.create(ADA)
+        actor.record({"request_id": "r", "tool": "t"})
+        await wait_all_tasks_blocked()
+        assert list(store.rows[actor.key].history) == [b'{"request_id":"r","tool":"t"}']
+
+
+# The store fails
+
+
+async def test_updates_fail_with_the_store_and_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    store, budget = ScriptedStore(), Budget()
+    async with open_table(store, budget=budget) as table:
+        actor = await table.create(ADA, state={"a": 1})
+        held = budget.held
+        store.broken = FAILED
+        failures: list[AgentToolsError] = []
+
+        async def update(number: int) -> None:
+            try:
+                await actor.update({"n": number, "pad": "x" * 1_000})
+            except AgentToolsError as error:
+                failures.append(error)
+
+        async with actor.watch() as watch:
+            await watch.receive()
+            for _ in range(2):
+                async with trio.open_nursery() as nursery:
+                    with store.hold():  # some fail with the write, others because they build on those
+                        for number in range(10):
+                            nursery.start_soon(update, number)
+                            await wait_all_tasks_blocked()
+            assert len(failures) == 20
+            assert all(type(error) is AgentToolsError for error in failures)
+            assert "disk" not in str(failures[0])  # that is for the log
+            assert (actor.version, actor.snapshot()["a"], budget.held) == (0, 1, held)
+            assert [record.levelname for record in caplog.records].count("ERROR") == 1
+            assert "the disk is full" in caplog.text
+            store.broken = None
+            assert (await actor.update({"n": 1})).version == 1
+            assert (await watch.receive()).content == {"n": 1}
+        assert "works again" in caplog.text
+        assert store.rows[actor.key].state == {"a": 1, "n": 1}
+
+
+async def test_a_context_that_cannot_be_kept_is_not_made() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        store.broken = FAILED
+        with pytest.raises(AgentToolsError, match="could not keep"):
+            await table.create(ADA, "ctx-001")
+        store.broken = None
+        with pytest.raises(ContextGone):
+            await table.find(ADA, "ctx-001")
+        await table.create(ADA, "ctx-001")
+
+
+async def test_a_context_that_cannot_be_read_is_asked_for_again() -> None:
+    store = store_with(row())
+    async with open_table(store) as table:
+        store.broken = FAILED
+        with pytest.raises(OSError, match="disk"):
+            await table.find(ADA, "ctx-001")
+        store.broken = None
+        assert (await table.find(ADA, "ctx-001")).version == 3
+
+
+async def test_what_was_destroyed_while_the_store_failed_is_deleted_later() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor, other = await table.create(ADA, "ctx-001"), await table.create(ADA, "ctx-002")
+        store.broken = FAILED
+        await actor.destroy()
+        assert actor.key in store.rows
+        with pytest.raises(ContextGone):
+            await table.find(ADA, "ctx-001")
+        store.broken = None
+        await other.update({"a": 1})
+        assert actor.key not in store.rows
+
+
+async def test_one_made_again_before_the_old_one_could_be_deleted_stays() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor = await table.create(ADA, "ctx-001", {"old": True})
+        store.broken = FAILED
+        await actor.destroy()
+        store.broken = None
+        await table.create(ADA, "ctx-001", {"new": True})
+        await table.create(ADA, "ctx-002")
+        assert store.rows[ADA, "ctx-001"].state == {"new": True}
+
+
+async def test_a_failing_sweep_is_logged_and_tried_again(
+    autojump_clock: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_with(row(until=1.0))
+    store_counts = store.counts
+
+    async def counts() -> Any:
+        found = await store_counts()
+        store.broken = FAILED
+        return found
+
+    monkeypatch.setattr(ScriptedStore, "counts", lambda self: counts())
+    async with open_table(store) as table:
+        await trio.sleep(1)
+        assert "could not forget" in caplog.text
+        assert table.statistics().stored == 1
+        store.broken = None
+        await trio.sleep(61)
+        assert table.statistics().stored == 0
+        assert not store.rows
+
+
+# Loading
+
+
+async def test_a_context_is_loaded_once_for_all_who_ask() -> None:
+    store = store_with(row())
+    async with open_table(store) as table:
+        found = []
+
+        async def find() -> None:
+            found.append(await table.find_or_make(ADA, "ctx-001"))
+
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                for _ in range(10):
+                    nursery.start_soon(find)
+                await wait_all_tasks_blocked()
+        assert len(set(found)) == 1
+        assert store.loads == [(ADA, "ctx-001")]
+        actor = found[0]
+        assert (actor.version, actor.snapshot()["a"]) == (3, 1)
+        assert actor.snapshot()["tool_history"] == [{"tool": "t"}]
+        assert (await actor.update({"a": 2}, version=3)).version == 4
+        assert table.statistics().stored == 0
+
+
+async def test_a_loader_that_is_cancelled_leaves_it_to_the_next() -> None:
+    store = store_with(row())
+    async with open_table(store) as table:
+        found = []
+
+        async def find() -> None:
+            found.append(await table.find(ADA, "ctx-001"))
+
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                with trio.move_on_after(0):
+                    nursery.start_soon(find)
+                    await table.find(ADA, "ctx-001")
+                await wait_all_tasks_blocked()
+        assert len(found) == 1
+        assert not table._loading
+
+
+async def test_strangers_do_not_find_it_and_cost_the_store_nothing() -> None:
+    store = store_with(row())
+    async with open_table(store) as table:
+        for stranger in (BOB, ("ada", "agent-b")):
+            with pytest.raises(UnknownContext):
+                await table.find(stranger, "ctx-001")
+        assert (await table.find_or_make(BOB, "ctx-001")).version == 0
+        assert store.loads == []
+
+
+@pytest.mark.parametrize("id", ["unknown", "x" * 300, "\ud800"])
+async def test_what_the_store_does_not_have_is_unknown(id: str) -> None:
+    async with open_table(store_with(row())) as table:
+        with pytest.raises(UnknownContext):
+            await table.find(ADA, id)
+
+
+async def test_a_context_in_the_store_is_taken_and_counted() -> None:
+    store = store_with(row(), row("ctx-002"))
+    async with open_table(store, max_per_owner=3, max_contexts=4) as table:
+        with pytest.raises(NameTaken):
+            await table.create(ADA, "ctx-001")
+        await table.create(ADA, "ctx-003")
+        with pytest.raises(TooMuch, match="you may have 3"):
+            await table.create(ADA)
+        await table.create(BOB)
+        with pytest.raises(TooMuch, match="too many"):
+            await table.create(("eve", "e"))
+        await (await table.find(ADA, "ctx-002")).destroy()
+        await table.create(ADA)
+        assert table.statistics().contexts == 4
+
+
+@pytest.mark.parametrize("over", ["until", "ends"])
+async def test_what_is_over_is_not_loaded(over: str) -> None:
+    store = store_with(row(**{over: time.time() - 1}))
+    async with open_table(store) as table:
+        with pytest.raises(UnknownContext):
+            await table.find(ADA, "ctx-001")
+        assert (await table.find_or_make(ADA, "ctx-001")).version == 0
+
+
+async def test_a_lifetime_goes_on_after_a_restart(autojump_clock: Any) -> None:
+    async with open_table(store_with(row(ends=time.time() + 30)), idle=10.0) as table:
+        actor = await table.find(ADA, "ctx-001")
+        began = trio.current_time()
+        begin(actor)
+        async with actor.watch() as watch:
+            events = [event async for event in watch]
+        assert trio.current_time() - began == pytest.approx(30, abs=2)
+        assert events[-1].reason == "its lifetime is over"
+
+
+async def test_a_state_larger_than_the_limits_of_now_is_loaded_and_may_shrink() -> None:
+    store = store_with(row(state={"a": "x" * 1_000}))
+    async with open_table(store, max_state=500) as table:
+        actor = await table.find(ADA, "ctx-001")
+        with pytest.raises(TooLargeMessage):
+            await actor.update({"b": 1})
+        await actor.update({"a": "y"})
+        await actor.update({"b": 1})
+
+
+async def test_memory_for_a_loaded_context_is_counted_too() -> None:
+    budget = Budget(1_000)
+    async with open_table(store_with(row(state={"a": "x" * 100_000})), budget=budget) as table:
+        with pytest.raises(TooMuch, match="memory"):
+            await table.find(ADA, "ctx-001")
+        assert budget.held == 0
+        assert not budget._owners
+        assert table.statistics().stored == 1
+
+
+async def test_what_nobody_uses_is_forgotten(autojump_clock: Any) -> None:
+    store = store_with(row(until=time.time() - 1), row("ctx-002"))
+    async with open_table(store) as table:
+        await trio.sleep(1)
+        assert list(store.rows) == [(ADA, "ctx-002")]
+        assert table.statistics().stored == 1
+
+
+async def test_one_that_is_used_is_kept_although_it_does_not_change(autojump_clock: Any) -> None:
+    async with open_table(store := ScriptedStore(), idle=10.0) as table:
+        actor = await table.create(ADA)
+        written = len(store.writes)
+        for _ in range(10):
+            await trio.sleep(9.0)
+            actor.used()
+        assert len(store.writes) - written >= 8  # each of them says anew until when it is in use
+
+
+async def test_one_that_expired_in_the_store_while_it_is_used_is_written_again(autojump_clock: Any) -> None:
+    store = store_with(row())
+    async with open_table(store) as table:
+        actor = await table.find(ADA, "ctx-001")
+        await wait_all_tasks_blocked()
+        store.rows[actor.key].until = 1.0  # as if the store's clock went ahead
+        await trio.sleep(61)
+        assert actor.key in store.rows
+        assert table.statistics().stored == 0
+
+
+# Ending
+
+
+async def test_a_destroyed_context_is_deleted_before_that_is_answered() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor = await table.create(ADA, "ctx-001", {"a": 1})
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                nursery.start_soon(_gone, actor)  # whose write is under way
+                await wait_all_tasks_blocked()
+                nursery.start_soon(actor.destroy, "done")
+                await wait_all_tasks_blocked()
+                assert table.statistics().ending == 1
+                assert actor.key in store.rows
+        assert not store.rows
+        await wait_all_tasks_blocked()
+        assert not store.rows
+
+
+async def _gone(actor: Any) -> None:
+    with pytest.raises(ContextGone):
+        await actor.update({"a": 2})
+
+
+async def test_a_failed_write_does_not_bring_back_what_was_destroyed() -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor, other = await table.create(ADA, "ctx-001"), await table.create(ADA, "ctx-002")
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                store.broken = FAILED
+                nursery.start_soon(_gone, actor)
+                await wait_all_tasks_blocked()
+                nursery.start_soon(actor.destroy)
+                await wait_all_tasks_blocked()
+        store.broken = None
+        await other.update({"a": 1})
+        assert list(store.rows) == [(ADA, "ctx-002")]
+
+
+async def test_contexts_outlive_the_table() -> None:
+    store, budget = ScriptedStore(), Budget()
+    table = ContextTable(ContextLimits(), store, budget)
+    tasks, cleaned = all_tasks(), []
+    async with table.running():
+        actor = await table.create(ADA, "ctx-001")
+        await actor.update({"a": 1})
+        call = begin(actor)
+        actor.start_soon(trio.sleep_forever)
+        actor.on_destroy(lambda: cleaned.append(True))
+        events: list[str] = []
+
+        async def look() -> None:
+            async with actor.watch() as watch:
+                events.extend([event.kind async for event in watch])
+
+        actor.start_soon(look)
+        await wait_all_tasks_blocked()
+        actor.record({"tool": "last"})
+    assert_empty(table, budget)
+    assert all_tasks() == tasks
+    assert call.reasons == ["the service is shutting down"]
+    assert cleaned == [True]
+    assert "destroyed" not in events
+    assert store.rows[ADA, "ctx-001"].state == {"a": 1}
+    assert list(store.rows[ADA, "ctx-001"].history) == [b'{"tool":"last"}']
+    for attempt in (actor.update({"a": 2}), table.find(ADA, "ctx-001")):
+        with pytest.raises(Draining):
+            await attempt
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_updates_that_wait_when_the_table_ends_are_written(broken: bool) -> None:
+    store, budget = ScriptedStore(), Budget()
+    table = ContextTable(ContextLimits(), store, budget)
+    outcomes: list[Any] = []
+
+    async def update(actor: Any) -> None:
+        try:
+            outcomes.append(await actor.update({"a": 1}))
+        except AgentToolsError as error:
+            outcomes.append(error.code)
+
+    async with trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+            async with table.running():
+                actor = await table.create(ADA, "ctx-001")
+                with store.hold():
+                    nursery.start_soon(update, actor)
+                    await wait_all_tasks_blocked()
+                    if broken:
+                        store.broken = FAILED
+                    scope.cancel()
+    assert outcomes == ["crashed"] if broken else [({"a": 1}, 1)]
+    assert store.rows[ADA, "ctx-001"].state == ({} if broken else {"a": 1})
+    assert_empty(table, budget)
+
+
+async def test_a_store_that_hangs_does_not_keep_the_table(autojump_clock: Any) -> None:
+    store, budget = ScriptedStore(), Budget()
+    table = ContextTable(ContextLimits(), store, budget)
+    outcomes: list[str] = []
+
+    async def update(actor: Any) -> None:
+        try:
+            await actor.update({"a": 1})
+        except AgentToolsError as error:
+            outcomes.append(error.code)
+
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        with store.hold():
+            store.gate, gate = None, store.gate
+            async with table.running():
+                actor = await table.create(ADA, "ctx-001")
+                store.gate = gate
+                nursery.start_soon(update, actor)
+                await wait_all_tasks_blocked()
+            assert trio.current_time() - began == pytest.approx(30.0)
+    assert outcomes == ["crashed"]
+    assert_empty(table, budget)
+
+
+async def test_a_store_that_cannot_be_opened_says_so() -> None:
+    store = ScriptedStore(broken=FAILED)
+    with pytest.raises(OSError, match="disk"):
+        async with ContextTable(ContextLimits(), store, Budget()).running():
+            pass
+
+
+async def test_the_log_of_a_store_names_its_logger(caplog: pytest.LogCaptureFixture) -> None:
+    store = ScriptedStore()
+    async with open_table(store) as table:
+        actor = await table.create(ADA)
+        store.broken = FAILED
+        with pytest.raises(AgentToolsError):
+            await actor.update({"a": 1})
+    assert ("trimcp.agent_tools", logging.ERROR) in {(record.name, record.levelno) for record in caplog.records}

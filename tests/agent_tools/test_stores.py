@@ -1,0 +1,334 @@
+"""Stores of contexts: what each has to do, the file of SQLite, and kill -9."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
+from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.stores import ContextStore, KeptContext, MemoryContexts
+from trimcp.agent_tools.stores_sqlite import SqliteContexts
+from trimcp.wire.jsonrpc import encode
+
+MakeStore = Callable[[], ContextStore]
+
+
+@pytest.fixture(params=["sqlite", "scripted"])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+    """What opens the same contexts again and again."""
+    if request.param == "sqlite":
+        return lambda: SqliteContexts(tmp_path / "contexts.db")
+    store = ScriptedStore()
+    return lambda: store
+
+
+def kept(owner: Owner = ADA, id: str = "ctx-001", **members: Any) -> KeptContext:
+    values = {
+        "version": 7,
+        "state": {"a": {"b": [1, 2.5, None, True, "\u4e2d\U0001f600"]}, "large": (1 << 64) - 1, "small": -(1 << 63)},
+        "history": [encode({"tool": "t"}), encode({"tool": "\u4e2d"})],
+        "created": 1_700_000_000.25,
+        "ends": 4_000_000_000.5,
+        "until": 3_900_000_000.75,
+        **members,
+    }
+    return KeptContext(owner, id, **values)
+
+
+def plain(one: KeptContext | None) -> Any:
+    if one is None:
+        return None
+    history = [bytes(entry) for entry in one.history]
+    return (one.owner, one.id, one.version, dict(one.state), history, one.created, one.ends, one.until)
+
+
+# The interface
+
+
+async def test_what_was_written_is_loaded_after_it_was_closed(make_store: MakeStore) -> None:
+    store = make_store()
+    async with store.opened():
+        assert await store.load(ADA, "ctx-001") is None
+        await store.write([kept(), kept(BOB, version=1, state={}, history=[])], [])
+        assert plain(await store.load(ADA, "ctx-001")) == plain(kept())
+    store = make_store()
+    async with store.opened():
+        assert plain(await store.load(ADA, "ctx-001")) == plain(kept())
+        assert plain(await store.load(BOB, "ctx-001")) == plain(kept(BOB, version=1, state={}, history=[]))
+        for owner in (("ada", "agent-b"), ("bob", "agent-a"), ("", "")):
+            assert await store.load(owner, "ctx-001") is None
+
+
+async def test_a_later_state_takes_the_place_of_an_earlier_one(make_store: MakeStore) -> None:
+    store = make_store()
+    async with store.opened():
+        await store.write([kept()], [])
+        later = kept(version=8, state={"x": 1}, history=[], until=3_950_000_000.0)
+        await store.write([later], [])
+        assert plain(await store.load(ADA, "ctx-001")) == plain(later)
+        assert await store.counts() == {ADA: 1}
+
+
+async def test_contexts_are_deleted_and_counted(make_store: MakeStore) -> None:
+    store = make_store()
+    async with store.opened():
+        assert await store.counts() == {}
+        await store.write([kept(id=f"c{number}") for number in range(3)] + [kept(BOB)], [])
+        assert await store.counts() == {ADA: 3, BOB: 1}
+        await store.write([kept(id="c9")], [(ADA, "c0"), (BOB, "ctx-001"), (ADA, "unknown")])
+        assert await store.counts() == {ADA: 3}
+        assert await store.load(ADA, "c0") is None
+        assert plain(await store.load(ADA, "c9")) == plain(kept(id="c9"))
+
+
+async def test_what_nobody_may_need_is_forgotten(make_store: MakeStore) -> None:
+    store = make_store()
+    async with store.opened():
+        await store.write([kept(id=f"c{number}", until=float(number)) for number in range(1_200)], [])
+        found: list[Any] = []
+        while some := await store.expire(1_100.0):
+            found += some
+        assert sorted(found) == sorted((ADA, f"c{number}") for number in range(1_100))
+        assert await store.counts() == {ADA: 100}
+        assert await store.expire(1_100.0) in ([], ())
+
+
+async def test_memory_keeps_nothing() -> None:
+    store = MemoryContexts()
+    assert not store.durable
+    async with store.opened():
+        await store.write([kept()], [])
+        assert await store.load(ADA, "ctx-001") is None
+        assert await store.counts() == {}
+        assert await store.expire(1e12) == ()
+
+
+# The file
+
+
+async def test_a_write_is_whole_or_nothing(tmp_path: Path) -> None:
+    store = SqliteContexts(tmp_path / "contexts.db")
+    async with store.opened():
+        await store.write([kept()], [])
+        assert store._file is not None
+        pages = store._file._ask("PRAGMA page_count")
+        store._file._ask(f"PRAGMA max_page_count = {pages + 3}")
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            await store.write([kept(version=8, state={"a": 1}), kept(id="large", state={"x": "x" * 100_000})], [])
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            await store.write([kept(id="large", state={"x": "x" * 100_000})], [(ADA, "ctx-001")])
+        assert plain(await store.load(ADA, "ctx-001")) == plain(kept())
+        assert await store.counts() == {ADA: 1}
+        store._file._ask("PRAGMA max_page_count = 1000000")
+        await store.write([kept(version=8, state={"a": 1})], [])
+        loaded = await store.load(ADA, "ctx-001")
+        assert loaded is not None
+        assert loaded.version == 8
+
+
+async def test_the_file_is_for_the_user_alone_and_survives_kill_and_power_loss(tmp_path: Path) -> None:
+    store = SqliteContexts(tmp_path / "contexts.db")
+    async with store.opened():
+        await store.write([kept()], [])
+        for name in os.listdir(tmp_path):
+            assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
+        assert store._file is not None
+        assert store._file._ask("PRAGMA journal_mode") == "wal"
+        assert store._file._ask("PRAGMA synchronous") == 2  # FULL
+
+
+async def test_deleted_content_is_overwritten(tmp_path: Path) -> None:
+    store = SqliteContexts(tmp_path / "contexts.db")
+    async with store.opened():
+        await store.write([kept(state={"a": "very-secret" * 1_000})], [])
+    assert b"very-secret" in (tmp_path / "contexts.db").read_bytes()
+    async with store.opened():
+        await store.write([], [(ADA, "ctx-001")])
+    assert all(b"very-secret" not in (tmp_path / name).read_bytes() for name in os.listdir(tmp_path))
+
+
+async def test_one_process_uses_the_file_and_one_table_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    store = SqliteContexts(path)
+    async with store.opened():
+        for other_store in (store, SqliteContexts(path)):
+            with pytest.raises(OSError, match="in use by another process or table"):
+                async with other_store.opened():
+                    pass
+        await store.write([kept()], [])
+        program = (
+            "import trio\n"
+            "from trimcp.agent_tools.stores_sqlite import SqliteContexts\n"
+            "async def main():\n"
+            f"    async with SqliteContexts({str(path)!r}).opened(): print('open')\n"
+            "trio.run(main)\n"
+        )
+        command = [sys.executable, "-c", program]
+        other = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        assert b"in use by another process or table" in other.stderr
+        assert other.stdout == b""
+    other = await trio.run_process(command, capture_stdout=True)
+    assert other.stdout.strip() == b"open"
+
+
+@pytest.mark.parametrize("kind", ["text", "tables", "version", "form", "link"])
+async def test_another_kind_of_file_is_refused_and_not_changed(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    if kind == "text":
+        path.write_text("some notes")
+    elif kind == "link":
+        (tmp_path / "other").write_text("")
+        path.symlink_to(tmp_path / "other")
+    else:
+        connection = sqlite3.connect(path)
+        connection.execute("CREATE TABLE notes (text)" if kind == "tables" else "PRAGMA user_version = 1")
+        if kind == "form":
+            connection.execute("PRAGMA application_id = 0x74726D63")
+            connection.execute("PRAGMA user_version = 99")
+        connection.commit()
+        connection.close()
+    before = path.read_bytes()
+    with pytest.raises(OSError if kind == "link" else ValueError, match=r"no store of contexts|symbolic"):
+        async with SqliteContexts(path).opened():
+            pass
+    assert path.read_bytes() == before
+
+
+async def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = SqliteContexts(tmp_path / "contexts.db")
+    for attempt in (store.counts(), store.load(ADA, "x"), store.write([], []), store.expire(0.0)):
+        with pytest.raises(OSError, match="not open"):
+            await attempt
+
+
+async def test_a_table_over_a_file_goes_on_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    async with open_table(SqliteContexts(path)) as table:
+        made = await table.create(ADA, state={"a": 1})
+        begun = await table.find_or_make(ADA, "ctx-001")
+        for number in range(5):
+            await begun.update({"n": number, "text": "\u4e2d"})
+        begun.record({"request_id": "r", "tool": "t", "status": "success"})
+        ended = await table.create(ADA, "ctx-002")
+        await ended.destroy()
+        id, created = made.id, made.created
+    async with open_table(SqliteContexts(path)) as table:
+        assert table.statistics().stored == 2
+        assert table.get(ADA, id) is None  # not in memory yet
+        made = await table.find(ADA, id)
+        assert (made.snapshot()["a"], made.created) == (1, created)
+        begun = await table.find_or_make(ADA, "ctx-001")
+        assert begun.version == 5
+        assert begun.snapshot()["n"] == 4
+        assert begun.snapshot()["tool_history"] == [{"request_id": "r", "tool": "t", "status": "success"}]
+        assert (await begun.update({"n": None}, version=5)).version == 6
+        assert (await table.find_or_make(ADA, "ctx-002")).version == 0  # it had ended: this is a new one
+        assert table.statistics().stored == 0
+
+
+# kill -9
+
+AGENTS = 8
+
+PROGRAM = """
+import sys, trio
+from trimcp.agent_tools.context_table import ContextTable
+from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.stores_sqlite import SqliteContexts
+from trimcp.budget import Budget
+
+async def agent(table, number):
+    actor = await table.find_or_make(("p", str(number)), f"ctx-{number}")
+    while True:
+        n = actor.snapshot().get("n", 0) + 1
+        applied = await actor.update({"n": n, "pad": "x" * (n % 2000)}, version=n - 1)
+        assert applied.version == n
+        sys.stdout.write(f"{number} {n}\\n")
+        sys.stdout.flush()
+        if n % 50 == 0:  # one that is destroyed must not come back
+            victim = await table.create(("p", str(number)), f"victim-{n}", {"n": n})
+            await victim.destroy()
+            sys.stdout.write(f"victim {number} {n}\\n")
+            sys.stdout.flush()
+
+async def main():
+    table = ContextTable(ContextLimits(), SqliteContexts(sys.argv[1]), Budget())
+    async with table.running(), trio.open_nursery() as nursery:
+        for number in range(int(sys.argv[2])):
+            nursery.start_soon(agent, table, number)
+
+trio.run(main)
+"""
+
+
+async def check_answered(path: Path, answered: dict[str, int], victims: set[tuple[str, str]]) -> None:
+    """Compare what is in the file with what was answered, and go on from there."""
+    async with open_table(SqliteContexts(path)) as table:
+        for agent, number in answered.items():
+            actor = await table.find(("p", agent), f"ctx-{agent}")
+            n = actor.snapshot()["n"]
+            assert number <= n <= number + 1
+            assert actor.version == n, "an update was applied twice, or never"
+            assert len(actor.snapshot()["pad"]) == n % 2_000
+            answered[agent] = n
+        store = table._store
+        for agent, id in victims:
+            assert await store.load(("p", agent), id) is None
+
+
+@pytest.mark.slow
+def test_kill_9_keeps_what_was_answered(tmp_path: Path) -> None:
+    """Killed at any moment and started again: each context is as of its last answer, or one update further."""
+    path = tmp_path / "contexts.db"
+    answered: dict[str, int] = {}
+    victims: set[tuple[str, str]] = set()
+    for lines in (150, 700, 1_500):
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(path), str(AGENTS)], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for count, line in enumerate(process.stdout):
+                    if count == lines:
+                        os.kill(process.pid, signal.SIGKILL)  # what it has written before is read to the end
+                    if not line.endswith("\n"):
+                        break  # killed in the middle of it
+                    *_, agent, number = line.split()
+                    if line.startswith("victim"):
+                        victims.add((agent, f"victim-{number}"))
+                    else:
+                        assert int(number) == answered.get(agent, 0) + 1
+                        answered[agent] = int(number)
+            finally:
+                process.kill()
+        assert process.returncode == -signal.SIGKILL
+        trio.run(check_answered, path, answered, victims)
+    assert len(answered) == AGENTS
+    assert sum(answered.values()) > 2_000
+
+
+async def test_times_in_the_file_are_those_of_the_wall(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    before = time.time()
+    async with open_table(SqliteContexts(path), idle=100.0, lifetime=1_000.0) as table:
+        await table.create(ADA, "ctx-001")
+    after = time.time()
+    store = SqliteContexts(path)
+    async with store.opened():
+        one = await store.load(ADA, "ctx-001")
+    assert one is not None
+    assert before <= one.created <= after
+    assert before + 1_000 - 1 <= one.ends <= after + 1_000 + 1
+    assert before + 200 - 1 <= one.until <= after + 200 + 1
+    assert one.state == {}
