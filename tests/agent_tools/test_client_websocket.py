@@ -25,7 +25,9 @@ from trimcp.agent_tools.messages import (
     ToolCancel,
     ToolRequest,
     ToolResponse,
+    encode_message,
 )
+from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 
 
@@ -185,6 +187,7 @@ async def watched(
         while (asked := await peer.hear())["type"] != "context_watch":
             pass
         id = asked["request_id"]
+        await peer.say({"type": "context_update", "context_id": "c", "version": 0, "updates": {"late": 1}})
         state = {"type": "context_state", "request_id": id, "context_id": "c", "version": version, "state": {}}
         await peer.say(state, *({**event, "request_id": id} for event in behind))
 
@@ -325,7 +328,8 @@ async def test_a_provider_gets_requests_and_answers_them(monkeypatch: pytest.Mon
             assert isinstance(request, ToolRequest)
             cancel = await stream.receive()
             assert isinstance(cancel, ToolCancel)
-            stream.post(ToolResponse(request_id="1", status="success", result=1))
+            answer = encode_message(ToolResponse(request_id="1", status="success", result=1))
+            stream.post(Outgoing(answer, Kind.REPLY))
             heard = [await peer.hear(), await peer.hear()]
             assert {each["type"] for each in heard} == {"tool_response", "error"}
             # More than it takes is refused, and the cancellation of what waits takes it out.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Final
@@ -18,7 +18,14 @@ import attrs
 import orjson
 import trio
 
-from trimcp.agent_tools.client_wire import AgentTarget, Progressed, answer_in, event_in, response_in
+from trimcp.agent_tools.client_wire import (
+    AgentTarget,
+    Progressed,
+    ProviderStream,
+    answer_in,
+    event_in,
+    response_in,
+)
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     Draining,
@@ -215,7 +222,7 @@ class WebSocketWire:
                 value = await self._answer(message, self._new_id(message), _Asked(watch=watch))
                 event_in(value, (ContextState,))
             else:
-                watch.missed = True
+                watch.begun = watch.missed = True
             yield watch
         finally:
             watches.remove(watch)
@@ -230,7 +237,7 @@ class WebSocketWire:
         """See `AgentWire.providing`. The tools are withdrawn when the connection is closed."""
         if self._stream is not None:
             raise LocalError("this connection provides tools already")
-        stream = self._stream = WebSocketProviderStream(self)
+        stream = self._stream = WebSocketProviderStream(self._outbox)
         try:
             registered = await self.ask(offer)
             assert isinstance(registered, ToolsRegistered)
@@ -268,15 +275,6 @@ class WebSocketWire:
         """Send a message without an answer; never waits."""
         kind = Kind.REPLY if isinstance(message, ToolResponse | ErrorMessage) else Kind.NOTIFICATION
         self._outbox.post(Outgoing(encode_message(message), kind))
-
-    @property
-    def full(self) -> bool:
-        """Whether too much waits to be sent."""
-        return self._outbox.full
-
-    async def room(self) -> None:
-        """Wait until there is room for another message, or the connection is lost."""
-        await self._outbox.room()
 
     def check(self) -> None:
         """Raise if the connection is lost."""
@@ -391,12 +389,14 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
     When 256 events or a mebibyte of them wait they are dropped. The reader, when it comes, asks for the state instead.
 
     Attributes:
+        begun: whether the first state has arrived. What comes before it belongs to an earlier watch of the context.
         missed: whether events were dropped since the reader was last given a state.
         over: whether the context was destroyed.
     """
 
     _wire: WebSocketWire
     _context_id: str
+    begun: bool = attrs.field(init=False, default=False)
     missed: bool = attrs.field(init=False, default=False)
     over: bool = attrs.field(init=False, default=False)
     _events: deque[tuple[AgentMessage, int]] = attrs.field(init=False, factory=deque)
@@ -407,7 +407,8 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
 
     def put(self, event: AgentMessage, size: int) -> None:
         """Queue an event that arrived."""
-        if self._end is not None:
+        self.begun = self.begun or not isinstance(event, ContextUpdate)
+        if self._end is not None or not self.begun:
             return
         if isinstance(event, ContextDestroyed):
             self.over, self.missed = True, False  # there is no state any more that could be asked for
@@ -476,10 +477,10 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
 
 
 @attrs.define(eq=False, repr=False)
-class WebSocketProviderStream:
+class WebSocketProviderStream(ProviderStream):
     """A `ProviderStream` over the connection. Requests beyond 1,024 that wait, or 16 MiB of them, are refused."""
 
-    _wire: WebSocketWire
+    _outbox: Outbox
     registered: ToolsRegistered = attrs.field(init=False)
     _requests: deque[tuple[ToolRequest | ToolCancel, int]] = attrs.field(init=False, factory=deque)
     _bytes: int = attrs.field(init=False, default=0)
@@ -523,15 +524,20 @@ class WebSocketProviderStream:
         await trio.lowlevel.cancel_shielded_checkpoint()
         return message
 
+    # The sink
+
     @property
     def full(self) -> bool:
-        """Whether a sender has to wait for room first."""
-        return self._wire.full
+        return self._outbox.full
 
     async def room(self) -> None:
-        """Wait until there is room, or the connection is lost."""
-        await self._wire.room()
+        await self._outbox.room()
 
-    def post(self, message: ToolResponse | ToolProgress) -> None:
-        """See `ProviderStream.post`."""
-        self._wire.post(message)
+    def post(self, outgoing: Outgoing) -> None:
+        self._outbox.post(outgoing)
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        self._outbox.post_latest(key, outgoing)
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        self._outbox.settle_latest(key, keep=keep)

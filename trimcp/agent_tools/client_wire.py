@@ -7,6 +7,7 @@ A wire sends messages and returns their answers as messages. Queues, contexts an
 from __future__ import annotations
 
 import ssl
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -41,7 +42,7 @@ from trimcp.agent_tools.messages import (
     read_as,
 )
 from trimcp.bounds import checked
-from trimcp.channel import CLIENT_MAX_MESSAGE
+from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
 from trimcp.errors import InvalidReply, LocalError
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 
@@ -107,7 +108,10 @@ class AgentWire(Protocol):
         ...
 
     def providing(self, offer: ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
-        """Offer tools and yield the stream on which they are called; leaving withdraws them."""
+        """Offer tools and yield the stream on which they are called.
+
+        They are withdrawn when the connection is closed at the latest: a wire that provides is left with its stream.
+        """
         ...
 
     async def wait_lost(self) -> None:
@@ -115,8 +119,10 @@ class AgentWire(Protocol):
         ...
 
 
-class ProviderStream(Protocol):
+class ProviderStream(Sink):
     """The stream on which a provider's tools are called. One task receives.
+
+    What is posted are `tool_response` and `tool_progress` messages, as JSON text; dropped once the stream has ended.
 
     Attributes:
         registered: what the service made of the offer.
@@ -124,6 +130,7 @@ class ProviderStream(Protocol):
 
     registered: ToolsRegistered
 
+    @abstractmethod
     async def receive(self) -> ToolRequest | ToolCancel:
         """Wait for the next message.
 
@@ -131,20 +138,6 @@ class ProviderStream(Protocol):
             trio.EndOfChannel: the service has closed the stream.
             ConnectionLost: the connection broke.
         """
-        ...
-
-    @property
-    def full(self) -> bool:
-        """Whether a sender has to wait for room first."""
-        ...
-
-    async def room(self) -> None:
-        """Wait until there is room for one more message of any size, or the stream has ended."""
-        ...
-
-    def post(self, message: ToolResponse | ToolProgress) -> None:
-        """Enqueue now, even if there is no room; never blocks. Dropped if the stream has ended."""
-        ...
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:
