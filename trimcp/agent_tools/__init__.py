@@ -13,6 +13,8 @@ _NAMES = {
     "trimcp.agent_tools.stores_sqlite": "SqliteContexts",
     "trimcp.agent_tools.client": "AgentConnection ContextHandle InputRequired ToolCalling connect",
     "trimcp.agent_tools.client_wire": "AgentTarget",
+    "trimcp.agent_tools.callbacks": "Callbacks",
+    "trimcp.agent_tools.signatures": "BadSignature verify_callback",
     "trimcp.agent_tools.callers": "AgentCaller",
     "trimcp.agent_tools.catalog": "Catalog Provider Registered",
     "trimcp.agent_tools.entries": "Implemented",

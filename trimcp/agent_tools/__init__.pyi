@@ -1,5 +1,6 @@
 # Written by docs/stubs.py from the list in __init__.py beside it.
 
+from trimcp.agent_tools.callbacks import Callbacks as Callbacks
 from trimcp.agent_tools.callers import AgentCaller as AgentCaller
 from trimcp.agent_tools.catalog import Catalog as Catalog
 from trimcp.agent_tools.catalog import Provider as Provider
@@ -48,6 +49,8 @@ from trimcp.agent_tools.service import AgentRun as AgentRun
 from trimcp.agent_tools.serving import AgentAccess as AgentAccess
 from trimcp.agent_tools.serving import AgentAllow as AgentAllow
 from trimcp.agent_tools.serving import AgentTools as AgentTools
+from trimcp.agent_tools.signatures import BadSignature as BadSignature
+from trimcp.agent_tools.signatures import verify_callback as verify_callback
 from trimcp.agent_tools.stores import ContextStore as ContextStore
 from trimcp.agent_tools.stores import KeptContext as KeptContext
 from trimcp.agent_tools.stores import MemoryContexts as MemoryContexts
@@ -65,6 +68,8 @@ __all__ = [
     "AgentTools",
     "AgentToolsError",
     "Applied",
+    "BadSignature",
+    "Callbacks",
     "Catalog",
     "ContextActor",
     "ContextGone",
@@ -105,5 +110,6 @@ __all__ = [
     "UnknownTool",
     "VersionConflict",
     "connect",
+    "verify_callback",
     "version_key",
 ]

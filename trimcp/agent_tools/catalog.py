@@ -12,10 +12,10 @@ begin with a prefix, and nothing is ever registered over a tool of the server's 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from inspect import isawaitable
-from itertools import count
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import attrs
@@ -69,7 +69,7 @@ class Provider(Protocol):
             manifest: as the provider sent it, without the prefix of its name.
             arguments: of the call, valid for the manifest.
             progress: reports how far the call is.
-            request_id: unique among the calls of one catalog.
+            request_id: as no other call has it.
 
         Raises:
             ToolFailed: the tool reports an error of its own.
@@ -164,7 +164,6 @@ class Catalog:
         self._keys: dict[tuple[str, str], str] = {}  # of each version of a registered tool, as it is written
         self._owned: Counter[Owner] = Counter()
         self._pins: OrderedDict[tuple[Owner, str, VersionKey], str] = OrderedDict()
-        self._calls = count(1)
         server.expect_tools()
         if self.rules.anonymous_on_loopback:
             log.warning(
@@ -283,7 +282,7 @@ class Catalog:
         self._keep(family, slot)
         try:
             if manifest.callback is not None:
-                resolved = attrs.evolve(candidate, entry=await self._resolved(manifest, manifest.callback))
+                resolved = attrs.evolve(candidate, entry=await self._resolved(sent, manifest))
                 _still(slot, candidate)
                 slot.waiting = candidate = resolved
             verdict = await self._verdict(candidate)
@@ -525,13 +524,14 @@ class Catalog:
 
         return self._elsewhere(call, manifest)
 
-    async def _resolved(self, manifest: Manifest, url: str) -> ToolEntry:
-        """Return the entry of a callback."""
+    async def _resolved(self, sent: Manifest, manifest: Manifest) -> ToolEntry:
+        """Return the entry of a callback, at the addresses that its host has now."""
         assert self.rules.callbacks is not None
-        target = await self.rules.callbacks.resolve(url)
+        assert manifest.callback is not None
+        target = await self.rules.callbacks.resolve(manifest.callback)
 
         async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
-            return await target.call(manifest, arguments, request_id=self._new_id())
+            return await target.call(sent, arguments, request_id=self._new_id())
 
         return self._elsewhere(call, manifest)
 
@@ -545,7 +545,7 @@ class Catalog:
         return entry
 
     def _new_id(self) -> str:
-        return f"call-{next(self._calls)}"
+        return f"call_{secrets.token_urlsafe(12)}"
 
 
 def _facts(name: str | None, caller: AgentCaller | None, **more: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeAlias, Unpack, get_args
 
 import attrs
 
-from trimcp.agent_tools.errors import AgentToolsError, InvalidArguments, NotAllowed, ToolFailed, TooMuch
+from trimcp.agent_tools.errors import AgentToolsError, DeadlinePassed, InvalidArguments, NotAllowed, ToolFailed, TooMuch
 from trimcp.agent_tools.manifests import Manifest
 from trimcp.errors import ErrorReply, ToolError
 from trimcp.framing.headers import find_mirrors
@@ -19,7 +19,7 @@ from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.media import is_content
 from trimcp.server.tools import ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import Context
-from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED
+from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.fields import ABSENT
 
 VERSION: Final = "version"
@@ -172,6 +172,8 @@ def _as_answer(error: AgentToolsError) -> Exception:
         return ConversionError([str(each) for each in problems] if isinstance(problems, list) else [error.message])
     if isinstance(error, NotAllowed):
         return ErrorReply(FORBIDDEN, error.message)
+    if isinstance(error, DeadlinePassed):
+        return ErrorReply(TIMED_OUT, error.message, {"reason": "deadline"})
     if isinstance(error, TooMuch):
         more = {} if error.retry_after is None else {"retryAfter": error.retry_after}
         return ErrorReply(OVERLOADED, error.message, {"reason": "overloaded", **more})

@@ -99,7 +99,7 @@ class _Guarded(httpx2.AsyncBaseTransport):
         """Send a request to an address that was checked."""
         host = request.url.host
         if not self._private and host not in self._allowed:
-            address = await _public_address(host, request.url.port or 443)
+            address, *_ = await addresses_of(host, request.url.port or 443)
             # The name stays in `Host`, and is what the certificate is checked for.
             request.extensions = {**request.extensions, "sni_hostname": host}
             request.url = request.url.copy_with(host=address)
@@ -120,8 +120,12 @@ def _is_public(text: str) -> bool:
     return address.is_global and not (address.is_multicast or address.is_reserved or site_local)
 
 
-async def _public_address(host: str, port: int) -> str:
-    """Return a public address that a name stands for, if it stands for no other.
+async def addresses_of(host: str, port: int, *, private: bool = False) -> list[str]:
+    """Return the addresses that a name stands for, at least one.
+
+    Args:
+        host, port: what to resolve.
+        private: whether they need not be public.
 
     Raises:
         PrivateAddress: one of them is not public.
@@ -133,8 +137,8 @@ async def _public_address(host: str, port: int) -> str:
         raise httpx2.ConnectError(f"the name cannot be resolved: {error.strerror}") from None
     addresses = [str(entry[4][0]) for entry in found]
     for text in addresses:
-        if not _is_public(text.partition("%")[0]):
+        if not (private or _is_public(text.partition("%")[0])):
             raise PrivateAddress("its address is not a public one; allow its host by name if it is meant")
     if not addresses:
         raise httpx2.ConnectError("the name has no address")
-    return addresses[0]
+    return addresses
