@@ -466,3 +466,31 @@ async def test_a_record_costs_little(tmp_path: Path) -> None:
                 await recorded(300)
             with turn.of_yardstick():
                 await without(300)
+
+
+def test_what_is_no_call_is_noted_too(tmp_path: Path) -> None:
+    records: list[dict[str, Any]] = []
+    audit = trimcp.guard.Audit(write=records.append)
+    audit.note("tools/register", "ok", target='evil"\n', principal=trimcp.Principal("ada"), version=None, count=3)
+    (record,) = records
+    assert record.pop("time").endswith("+00:00")
+    assert record == {
+        "method": "tools/register",
+        "outcome": "ok",
+        "target": "evil\\x22\\n",
+        "principal": "ada",
+        "count": 3,
+    }
+
+
+def test_what_is_noted_goes_where_calls_go(caplog: pytest.LogCaptureFixture) -> None:
+    def full(record: Any) -> None:
+        raise OSError("no space")
+
+    audit = trimcp.guard.Audit(write=full)
+    audit.note("tools/register", "ok", target="a")
+    assert audit.lost == 1
+    assert "the audit cannot be written" in caplog.text
+    with caplog.at_level(logging.INFO, "trimcp.audit"):
+        trimcp.guard.Audit().note("tools/remove", "refused", target="a")
+    assert caplog.records[-1].getMessage() == "tools/remove a refused "

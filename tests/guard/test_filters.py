@@ -95,6 +95,16 @@ async def test_a_filter_may_be_for_some_names(autojump_clock: trio.testing.MockC
     assert await everything(server) == {"tools/call": "tool", "resources/read": "note", "prompts/get": "x"}
 
 
+async def test_a_filter_for_a_tool_is_for_its_older_versions_too(autojump_clock: trio.testing.MockClock) -> None:
+    server = saying("x")
+    entry = server.tools.get("say")
+    assert entry is not None
+    server.put_tool("say@0.1", entry, listed=False)
+    server.filter(trimcp.guard.PatternFilter(re.compile("x"), "tool"), names="say")
+    async with connected(server) as session:
+        assert (await session.call_tool("say@0.1")).text == "tool"
+
+
 async def test_errors_a_tool_reports_are_filtered_too(autojump_clock: trio.testing.MockClock) -> None:
     server = saying("x")
     server.filter(trimcp.guard.PatternFilter(re.compile("x"), "y"))

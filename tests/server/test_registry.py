@@ -146,3 +146,60 @@ def test_only_changes_that_clients_may_have_missed_are_told() -> None:
     registry.add("b", "B", live=True)
     registry.remove("a", live=True)
     assert (told, registry.touched) == ([Change.PROMPTS] * 2, True)
+
+
+def test_an_unlisted_entry_is_found_and_not_listed(registry: Registry[str]) -> None:
+    told: list[Any] = []
+    registry.bus.attach(told.append)
+    registry.add("a@1", "old", live=True, listed=False)
+    assert (registry.get("a@1"), "a@1" in registry, len(registry)) == ("old", True, 4)
+    assert list(registry) == ["C", "A", "B", "D"]
+    assert pages(registry, 3) == [b"CAB", b"D"]
+    registry.replace("a@1", "older", live=True)
+    assert registry.get("a@1") == "older"
+    assert pages(registry, None) == [b"CABD"]
+    registry.remove("a@1", live=True)
+    assert "a@1" not in registry
+    assert told == []
+    assert not registry.touched
+    registry.add("a@1", "new", live=True)  # nothing is left of its having been unlisted
+    assert list(registry)[-1] == "new"
+    assert told == [Change.TOOLS]
+
+
+def test_an_entry_is_replaced_in_its_place(registry: Registry[str]) -> None:
+    told: list[Any] = []
+    registry.bus.attach(told.append)
+    pages(registry, None)
+    registry.replace("a", "X", live=True, scopes=frozenset({"read"}))
+    assert list(registry) == ["C", "X", "B", "D"]
+    assert told == [Change.TOOLS]
+    made, encode = encoder()
+    registry.page(ABSENT, None, (LATEST, frozenset()), encode)
+    assert made == [(["C", "B", "D"], ABSENT)]
+    registry.replace("a", "Y", live=True)  # without scopes everybody sees it again
+    made, encode = encoder()
+    registry.page(ABSENT, None, (LATEST, frozenset()), encode)
+    assert made == [(["C", "Y", "B", "D"], ABSENT)]
+    with pytest.raises(KeyError, match="no tool named 'x'"):
+        registry.replace("x", "X", live=True)
+
+
+def test_changes_together_are_told_once(registry: Registry[str]) -> None:
+    told: list[Any] = []
+    registry.bus.attach(told.append)
+    with registry.together():
+        registry.remove("a", live=True)
+        with registry.together():
+            registry.add("e", "E", live=True)
+        assert told == []
+    assert told == [Change.TOOLS]
+    with registry.together():
+        pass
+    assert told == [Change.TOOLS]
+    with pytest.raises(LocalError), registry.together():
+        registry.remove("b", live=True)
+        registry.add("c", "C", live=True)
+    assert told == [Change.TOOLS] * 2
+    registry.remove("c", live=True)
+    assert told == [Change.TOOLS] * 3

@@ -8,6 +8,7 @@ import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import attrs
@@ -30,7 +31,7 @@ from trimcp.wire.codes import HEADER_MISMATCH, INTERNAL_ERROR, INVALID_PARAMS
 from trimcp.wire.common import Icon
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.revisions import LATEST, V2025_06_18, V2025_11_25, Revision
+from trimcp.wire.revisions import LATEST, V2024_11_05, V2025_06_18, V2025_11_25, Revision
 from trimcp.wire.tools import CallToolResult, ToolAnnotations
 
 
@@ -665,3 +666,81 @@ async def test_a_crash_is_told_to_the_model_where_that_was_chosen(caplog: Any) -
             await session.get_prompt("ask")
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert len(errors) == 3, "one for each crash"
+
+
+# A check of the tool's own
+
+
+async def test_a_tool_checks_its_arguments_itself(autojump_clock: trio.testing.MockClock) -> None:
+    server = Server("s")
+    seen: list[Any] = []
+
+    def in_order(arguments: Any) -> None:
+        seen.append(arguments)
+        if arguments["first"] > arguments["last"]:
+            raise ValueError("first is after last")
+
+    async def short(arguments: Any) -> None:
+        await trio.lowlevel.checkpoint()
+        if (arguments["last"] - arguments["first"]).days > 7:
+            raise ToolError("at most a week")
+
+    @server.tool(validate=in_order)
+    async def days(first: date, last: date) -> int:
+        return (last - first).days
+
+    @server.tool(validate=short)
+    def week(first: date, last: date) -> int:
+        return (last - first).days
+
+    async with connected(server) as session:
+        assert (await session.call_tool("days", {"first": "2026-01-01", "last": "2026-01-03"})).data == {"result": 2}
+        assert seen == [{"first": date(2026, 1, 1), "last": date(2026, 1, 3)}]
+        result = await session.call_tool("days", {"first": "2026-01-05", "last": "2026-01-03"})
+        assert (result.is_error, result.text) == (True, "invalid arguments for days: first is after last")
+        result = await session.call_tool("week", {"first": "2026-01-01", "last": "2026-02-03"})
+        assert (result.is_error, result.text) == (True, "invalid arguments for week: at most a week")
+        assert len(seen) == 2, "arguments beyond the schema never get there"
+        await session.call_tool("days", {"first": "2026-01-05"})
+        assert len(seen) == 2
+    async with connected(server, revision=V2024_11_05) as session:
+        with pytest.raises(RemoteError, match="first is after last"):
+            await session.call_tool("days", {"first": "2026-01-05", "last": "2026-01-03"})
+
+
+async def test_a_check_gets_all_arguments_and_changes_none(autojump_clock: trio.testing.MockClock) -> None:
+    server = Server("s")
+
+    @server.tool(input_schema={"type": "object"}, validate=lambda arguments: arguments.clear())
+    async def echo(arguments: dict[str, Any]) -> dict[str, Any]:
+        return arguments
+
+    async with connected(server) as session:
+        assert (await session.call_tool("echo", {"a": 1})).data == {"a": 1}
+
+
+async def test_a_check_that_returns_something_or_crashes_lets_nothing_through(
+    autojump_clock: trio.testing.MockClock, caplog: Any
+) -> None:
+    server = Server("s")
+    ran = []
+
+    @server.tool(validate=lambda arguments: arguments["text"] == "good")
+    async def returns(text: str) -> None:
+        ran.append(text)
+
+    @server.tool(validate=lambda arguments: arguments["nothing"])
+    async def crashes(text: str) -> None:
+        ran.append(text)
+
+    async with connected(server) as session:
+        for name in ("returns", "crashes"):
+            with pytest.raises(RemoteError, match="internal error"):
+                await session.call_tool(name, {"text": "bad"})
+    assert ran == []
+    assert "validate returned False: it raises ToolError or ValueError, and returns nothing" in caplog.text
+
+
+def test_a_check_is_a_function() -> None:
+    with pytest.raises(TypeError, match="validate is a function of the arguments"):
+        Server("s").add_tool(lambda text: text, validate=True)  # type: ignore[arg-type]  # what nobody should pass

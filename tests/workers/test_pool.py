@@ -346,3 +346,19 @@ async def test_in_virtual_time_it_runs_inline(autojump_clock: trio.testing.MockC
 async def test_a_bound_has_to_be_one() -> None:
     with pytest.raises(ValueError, match="max_processes is an integer of at least 1 or None, not 0"):
         trimcp.Server("s", max_processes=0)
+
+
+async def test_a_check_of_the_arguments_runs_before_the_process() -> None:
+    def near(arguments: dict[str, object]) -> None:
+        assert arguments["point"] == {"x": 1, "when": "2026-01-01"}, "their JSON values"
+        if arguments["by"] == 9:
+            raise ValueError("too far")
+
+    server = offering(heavy_tools.move, validate=near)
+    point = {"x": 1, "when": "2026-01-01"}
+    async with connected(server) as session:
+        result = await session.call_tool("move", {"point": point, "by": 9})
+        assert (result.is_error, result.text) == (True, "invalid arguments for move: too far")
+        (running,) = server.runs
+        assert running.pools.processes is None
+        assert (await session.call_tool("move", {"point": point, "by": 1})).data["x"] == 2

@@ -297,7 +297,9 @@ class Catalog:
                 self._tidy(family)
             raise
         if verdict is None:
-            security_event("tool_registered", **_facts(manifest.name, caller, status="pending", hash=manifest.hash))
+            facts = {"version": manifest.version, "hash": manifest.hash}
+            security_event("tool_registered", **_facts(manifest.name, caller, status="pending", **facts))
+            self._note("tools/register", "pending", manifest.name, caller, **facts)
             return Registered(manifest, "pending")
         return Registered(manifest, "registered")
 
@@ -361,6 +363,7 @@ class Catalog:
         if family is None or (caller is not None and caller.owner != family.owner):
             why = "it is the server's own" if family is None else "somebody else registered it"
             security_event("registration_refused", **_facts(name, caller, why=f"it is not removed: {why}"))
+            self._note("tools/remove", "refused", name, caller, version=version, detail=why)
             raise NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
         slots = family.slots if version is None else list(filter(None, (family.slot(version),)))
         if not slots:
@@ -369,6 +372,7 @@ class Catalog:
             slot.offered = slot.waiting = None
         self._tidy(family)
         security_event("tool_removed", **_facts(name, caller, version=version))
+        self._note("tools/remove", "ok", name, caller, version=version)
 
     def withdraw(self, by: Provider) -> None:
         """Stop offering everything that a provider brought; its registrations under way fail.
@@ -487,6 +491,13 @@ class Catalog:
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
         security_event("tool_registered", **_facts(manifest.name, candidate.caller, **facts))
+        self._note("tools/register", "ok", manifest.name, candidate.caller, **facts)
+
+    def _note(self, method: str, outcome: str, name: str | None, caller: AgentCaller | None, **more: Any) -> None:
+        audit = self.server.audit
+        if audit is not None:
+            who = _facts(name, caller, **more)
+            audit.note(method, outcome, target=who.pop("tool"), address=who.pop("peer", None), **who)
 
     def _arrange(self, family: _Versions) -> None:
         """Give the newest version the tool's name, and the others theirs. Clients are notified once."""

@@ -45,6 +45,8 @@ class Audit:
     `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given by
     the canceller or by `allow=`), and `scopes` (those that the call needs, if the caller's token lacks some).
 
+    Registrations of agent tools are recorded too, as "tools/register" and "tools/remove": see `note`.
+
     `outcome` is "ok", "tool_error" (a result with `isError`), "error", "cancelled", "refused" (the handler did not run;
     `reason` is "overload", "quota", "drain", "audit", "scopes" or "forbidden") or "asked" (answered with questions; the
     client repeats the call).
@@ -129,14 +131,34 @@ class Audit:
         if job.request.verb.name not in self.methods:
             return
         logger = self._logger
+        if logger is None or logger.isEnabledFor(logging.INFO):
+            record = self._record(job, reply)
+            self._keep(record, f"{1_000 * record['duration']:.1f}ms")
+
+    def note(self, method: str, outcome: str, **facts: object) -> None:
+        """Record an act that is no call, such as a registration. A failed write is logged, not raised.
+
+        Args:
+            method: what was done.
+            outcome: "ok", "refused" or "pending".
+            facts: what is known, by name; numbers stay, everything else becomes harmless text, None is left out.
+        """
+        known = {name: value for name, value in facts.items() if value is not None}
+        record = {
+            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "method": method,
+            "outcome": outcome,
+            **{name: value if isinstance(value, int) else harmless(mask(str(value))) for name, value in known.items()},
+        }
+        self._keep(record, "")
+
+    def _keep(self, record: dict[str, Any], took: str) -> None:
+        logger = self._logger
         if logger is not None:
-            if logger.isEnabledFor(logging.INFO):
-                record = self._record(job, reply)
-                text = (record["method"], record.get("target", ""), record["outcome"], 1_000 * record["duration"])
-                logger.info("%s %s %s %.1fms", *text, extra=record)
+            text = (record["method"], record.get("target", ""), record["outcome"], took)
+            logger.info("%s %s %s %s", *text, extra=record)
             return
         assert self._write is not None
-        record = self._record(job, reply)
         try:
             self._write(record)
         except KeyboardInterrupt:

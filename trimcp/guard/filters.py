@@ -62,8 +62,9 @@ class AppliedFilter:
             raise ValueError(f"filters are for results of {', '.join(FILTERED)}, not of {unknown}")
         return cls(function, chosen, (names,) if isinstance(names, str) else tuple(names or ()))
 
-    def applies_to(self, name: str) -> bool:
-        return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names)
+    def applies_to(self, *names: str) -> bool:
+        """Return whether the filter is for something that has these names."""
+        return not self.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.names for name in names)
 
 
 def filtered(method: str, handler: Handler, filters: Sequence[AppliedFilter]) -> Handler:
@@ -74,9 +75,11 @@ def filtered(method: str, handler: Handler, filters: Sequence[AppliedFilter]) ->
         result = await handler(ctx, params)
         if isinstance(result, InputRequiredResult):
             return result
-        name = getattr(params, key)
+        names = [getattr(params, key)]
+        if method == "tools/call" and "@" in names[0]:  # an older version of a tool is called as NAME@VERSION
+            names.append(names[0].rpartition("@")[0])
         for applied in filters:
-            if applied.applies_to(name):
+            if applied.applies_to(*names):
                 result = await _apply(applied.function, ctx, params, result, payload)
         return result
 

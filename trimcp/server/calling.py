@@ -21,6 +21,8 @@ import trio
 
 from trimcp.errors import McpError, ToolError
 from trimcp.nurseries import sole
+from trimcp.schema.convert import ConversionError
+from trimcp.schema.problems import shorten
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
 
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 """`async def handler(ctx, params)`: handles the requests of one method and returns the result."""
+
+Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
+"""Checks a tool's arguments, sync or async: raises ToolError or ValueError if they are wrong, and returns nothing."""
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
 _LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number": (int, float), "boolean": bool}
@@ -120,6 +125,20 @@ def _question_of(parameter: str, hint: Any) -> Question:
     return Question(parameter, marker, form, whole=False)
 
 
+async def _judge(validate: Validate, arguments: Mapping[str, Any]) -> None:
+    """Have a tool's own function check its arguments. Raises ConversionError if it refuses them."""
+    try:
+        found = validate(dict(arguments))
+        if inspect.isawaitable(found):
+            found = await found
+    except ConversionError:
+        raise
+    except (ToolError, ValueError) as error:
+        raise ConversionError([shorten(str(error))]) from error
+    if found is not None:  # such as False, by which somebody meant to refuse
+        raise TypeError(f"validate returned {found!r:.60}: it raises ToolError or ValueError, and returns nothing")
+
+
 async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
     """Send all questions at once and return the answers by parameter. Raises the error of the first that fails."""
     if len(questions) == 1:
@@ -157,19 +176,24 @@ class PreparedFunction:
     run_mode: str
     whole_arguments: bool
     remote: RemoteTool | None = None
+    validate: Validate | None = None
 
     async def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
         """Call the function with JSON arguments that its schema has accepted, and return its value.
 
         From a worker process it returns the finished MCP result. Raises ConversionError for an argument that fits its
-        schema but cannot be converted to its type.
+        schema but cannot be converted to its type, or that `validate` refuses.
         """
         if self.remote is not None and not virtual_time():
+            if self.validate is not None:
+                await _judge(self.validate, arguments)
             return await self._run_in_worker(self.remote, pools, ctx, arguments)
         if self.whole_arguments:
             keywords: dict[str, Any] = {"arguments": dict(arguments)}
         else:
             keywords = dict(self.signature.bind(arguments))
+        if self.validate is not None:
+            await _judge(self.validate, keywords["arguments"] if self.whole_arguments else keywords)
         if self.questions:
             keywords.update(await _answer_all(self.questions, ctx))
         if self.is_async:

@@ -17,7 +17,7 @@ from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, check_author_schema, validator_for
-from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import ListedOptions, PreparedFunction, Validate, check_options, listed_members, prepare
 from trimcp.server.media import as_content, json_text
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
@@ -56,6 +56,10 @@ class ToolOptions(ListedOptions, total=False):
         timeout: seconds for one call; then it is cancelled and the model gets a tool error. Waiting for a turn counts,
             waiting for the client's answer to a question does not.
         max_concurrent: calls that may run at once; others wait. Short for a quota.
+        validate: a sync or async function of the arguments, called after they were validated and converted, before the
+            tool; with `run="process"` it gets their JSON values. It raises `ToolError` or `ValueError` if they are
+            wrong: the text is sent as that of invalid arguments. A sync one runs in the event loop, so it must be
+            quick.
         confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` is.
         run: how a sync function runs: "thread", "inline" or "process". For "process" define it at its module's top
             level.
@@ -69,6 +73,7 @@ class ToolOptions(ListedOptions, total=False):
     structured: bool
     timeout: float | None
     max_concurrent: int | None
+    validate: Validate | None
     confirm: bool | None
     run: RunMode
     memory: int | None
@@ -194,7 +199,11 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     if max_concurrent is not None:
         quota = attrs.evolve(quota or Quota(), running=max_concurrent)
     given, promised = options.get("input_schema"), options.get("output_schema")
+    validate = options.get("validate")
+    if validate is not None and not callable(validate):
+        raise TypeError("validate is a function of the arguments")
     prepared = prepare(function, run=options.get("run", "thread"), runs=_RUNS, schema_given=given is not None)
+    prepared.validate = validate
     schema = prepared.signature.input_schema
     if given is not None:
         schema = dict(given)
