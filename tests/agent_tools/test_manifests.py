@@ -178,22 +178,9 @@ def test_text_that_nobody_sees_is_refused_wherever_it_stands(schema: Any) -> Non
     assert problem_of(schema).startswith("parameters holds text that a person cannot see")
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": "object", "a": float("nan")},
-        {"type": "object", "a": 2**70},
-        {"type": "object", "a": {1: 2}},
-        {"type": "object", "a": "\ud800"},
-    ],
-)
-def test_what_json_cannot_say_is_refused_or_said(schema: Any) -> None:
-    try:
-        manifest = Manifest.parse({**WEATHER, "parameters": schema})
-    except UnfitManifest as error:
-        assert error.message.startswith("the manifest cannot be registered: parameters is not JSON")
-    else:
-        assert manifest.hash, "NaN is null"
+@pytest.mark.parametrize("value", [2**70, {1: 2}, "\ud800"])
+def test_what_json_cannot_say_is_refused(value: Any) -> None:
+    assert problem_of({"type": "object", "a": value}).startswith("parameters is not JSON")
 
 
 # Schemas, when they are compiled
@@ -325,7 +312,7 @@ IN_ORDER = [
 def test_versions_are_compared_as_dotted_numbers() -> None:
     for older, newer in itertools.pairwise(IN_ORDER):
         assert version_key(older) < version_key(newer), (older, newer)
-    assert sorted(reversed(IN_ORDER), key=version_key) == IN_ORDER
+    assert sorted(set(IN_ORDER), key=version_key) == IN_ORDER
 
 
 def test_versions_that_are_one() -> None:
