@@ -690,9 +690,7 @@ async def test_a_provider_s_tools_vanish_with_it_and_calls_fail_at_once(autojump
         await trio.testing.wait_all_tasks_blocked()
         server.changes.attach(told.append)
         stream.gone.set()
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await catalog.withdraw_all(stream)
+        catalog.withdraw(stream)
         assert listed(server) == ["agent-a.any", "get_weather"]
         assert len(told) == 1, "however many tools it was"
         assert [(each.name, each.version) for each in catalog.manifests()] == [
@@ -703,9 +701,9 @@ async def test_a_provider_s_tools_vanish_with_it_and_calls_fail_at_once(autojump
         assert failed == [(INTERNAL_ERROR, {"reason": "provider_gone"}, since)]
         with pytest.raises(trimcp.RemoteError, match="unknown tool"):
             await session.call_tool("agent-a.more")
-        await catalog.withdraw_all(stream)
+        catalog.withdraw(stream)
         assert len(told) == 1
-    await catalog.withdraw_all(other)
+    catalog.withdraw(other)
     assert dict(catalog._owned) == {ADA.owner: 1}
     assert list(server.tools._entries) == ["get_weather"]
 
@@ -813,7 +811,7 @@ async def test_a_tool_is_provided_on_one_stream() -> None:
     await refused(
         catalog, NameTaken, "agent-a.any 1 is provided on another stream", {**ANY, "description": "x"}, by=Stream()
     )
-    await catalog.withdraw_all(stream)
+    catalog.withdraw(stream)
     await catalog.register(ANY, ADA, by=Stream())
 
 
@@ -824,7 +822,7 @@ async def test_who_comes_back_is_not_asked_about_again_unless_nobody_knows_them(
         for _ in range(2):
             stream = Stream()
             await catalog.register(ANY, caller, by=stream)
-            await catalog.withdraw_all(stream)
+            catalog.withdraw(stream)
         assert len(approve.asked) == times
     for _ in range(2):
         await catalog.register(WEATHER, HERE)  # by reference it is our own function
@@ -837,7 +835,7 @@ async def test_a_provider_that_leaves_takes_what_waits_for_approval(autojump_clo
     server, catalog = make(RegistrationRules(approve=approve))
     stream = Stream()
     assert (await catalog.register(ANY, ADA, by=stream)).status == "pending"
-    await catalog.withdraw_all(stream)
+    catalog.withdraw(stream)
     assert catalog.pending() == []
     approve.may_answer, approve.answer = trio.Event(), True
     async with trio.open_nursery() as nursery:
@@ -848,7 +846,7 @@ async def test_a_provider_that_leaves_takes_what_waits_for_approval(autojump_clo
 
         nursery.start_soon(leave)
         await trio.testing.wait_all_tasks_blocked()
-        await catalog.withdraw_all(stream)
+        catalog.withdraw(stream)
         approve.may_answer.set()
     assert (listed(server), catalog._families) == ([], {})
 

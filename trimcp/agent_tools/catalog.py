@@ -258,9 +258,9 @@ class Catalog:
             return await self._register(sent, caller, by)
         except AgentToolsError as error:
             said = raw.get("name") if isinstance(raw, Mapping) else None
-            security_event(
-                "registration_refused", **_facts(said if isinstance(said, str) else None, caller, why=error.message)
-            )
+            name = said if isinstance(said, str) else None
+            security_event("registration_refused", **_facts(name, caller, why=error.message))
+            self._note("tools/register", "refused", name, caller, detail=error.message)
             raise
 
     def check(self, caller: AgentCaller) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import attrs
@@ -10,7 +11,7 @@ import trio
 
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog import Catalog, Progress
-from trimcp.agent_tools.errors import AgentToolsError, ProviderGone, error_from
+from trimcp.agent_tools.errors import AgentToolsError, ProviderGone, UnknownTool, error_from
 from trimcp.agent_tools.manifests import Manifest
 from trimcp.agent_tools.messages import (
     AgentMessage,
@@ -80,13 +81,16 @@ class StreamProvider:
         registered: list[dict[str, Any]] = []
         try:
             for raw in manifests:
+                if self._lost is not None:  # while somebody decided on the one before
+                    raise ProviderGone(self._lost)
                 one = (await self.catalog.register(raw, self.caller, self)).to_json()
                 registered.append(one)
                 if (one["name"], one["version"]) not in self._offered:
                     added.append(one)
         except AgentToolsError:
             for one in added:
-                await self.catalog.remove(one["name"], self.caller, one["version"])
+                with suppress(UnknownTool):  # it has vanished with the stream
+                    await self.catalog.remove(one["name"], self.caller, one["version"])
             raise
         self._offered.update((one["name"], one["version"]) for one in added)
         return ToolsRegistered(tools=registered)
