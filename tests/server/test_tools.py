@@ -744,3 +744,11 @@ async def test_a_check_that_returns_something_or_crashes_lets_nothing_through(
 def test_a_check_is_a_function() -> None:
     with pytest.raises(TypeError, match="validate is a function of the arguments"):
         Server("s").add_tool(lambda text: text, validate=True)  # type: ignore[arg-type]  # what nobody should pass
+
+
+async def test_a_long_reason_of_a_check_is_cut(autojump_clock: trio.testing.MockClock) -> None:
+    def check(arguments: Any) -> None:
+        raise ToolError("x" * 1_000)
+
+    result = await call(lambda text: text, options={"validate": check, "run": "inline"}, text="a")
+    assert result.text == f"invalid arguments for it: {'x' * 200}..."

@@ -22,7 +22,6 @@ import trio
 from trimcp.errors import McpError, ToolError
 from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError
-from trimcp.schema.problems import shorten
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
@@ -46,6 +45,7 @@ Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 """Checks a tool's arguments, sync or async: raises ToolError or ValueError if they are wrong, and returns nothing."""
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
+_LONGEST: Final = 200  # characters of why arguments are wrong, as in `schema.problems`
 _LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number": (int, float), "boolean": bool}
 
 
@@ -134,7 +134,8 @@ async def _judge(validate: Validate, arguments: Mapping[str, Any]) -> None:
     except ConversionError:
         raise
     except (ToolError, ValueError) as error:
-        raise ConversionError([shorten(str(error))]) from error
+        text = str(error)
+        raise ConversionError([text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."]) from error
     if found is not None:  # such as False, by which somebody meant to refuse
         raise TypeError(f"validate returned {found!r:.60}: it raises ToolError or ValueError, and returns nothing")
 
