@@ -23,6 +23,7 @@ from trio.testing import MockClock
 import trimcp
 import trimcp.testing
 from tests.pages import PAGES, ROOT, Block, blocks_of
+from tests.sandboxes import require_bwrap
 from trimcp.cli.exits import EXIT_CODES
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import ERRORS
@@ -93,6 +94,8 @@ def forget_modules(tmp_path: Path) -> Iterator[None]:
 def test_snippets_run(
     blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if any('isolation="bwrap"' in block.text for block in blocks):
+        require_bwrap()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     program = types.ModuleType("snippet")
