@@ -43,6 +43,11 @@ from trimcp.agent_tools.handler_context import ActorContext as ActorContext
 from trimcp.agent_tools.manifests import Manifest as Manifest
 from trimcp.agent_tools.manifests import ManifestBounds as ManifestBounds
 from trimcp.agent_tools.manifests import version_key as version_key
+from trimcp.agent_tools.messages import AgentMessage as AgentMessage
+from trimcp.agent_tools.messages import ContextDestroyed as ContextDestroyed
+from trimcp.agent_tools.messages import ContextState as ContextState
+from trimcp.agent_tools.messages import ContextUpdate as ContextUpdate
+from trimcp.agent_tools.messages import ToolProgress as ToolProgress
 from trimcp.agent_tools.rules import RegistrationRules as RegistrationRules
 from trimcp.agent_tools.service import AgentCall as AgentCall
 from trimcp.agent_tools.service import AgentRun as AgentRun
@@ -63,6 +68,7 @@ __all__ = [
     "AgentCall",
     "AgentCaller",
     "AgentConnection",
+    "AgentMessage",
     "AgentRun",
     "AgentTarget",
     "AgentTools",
@@ -72,12 +78,15 @@ __all__ = [
     "Callbacks",
     "Catalog",
     "ContextActor",
+    "ContextDestroyed",
     "ContextGone",
     "ContextHandle",
     "ContextLimits",
+    "ContextState",
     "ContextStatistics",
     "ContextStore",
     "ContextTable",
+    "ContextUpdate",
     "DeadlinePassed",
     "Draining",
     "ERRORS_BY_CODE",
@@ -104,6 +113,7 @@ __all__ = [
     "ToolCalling",
     "ToolCrashed",
     "ToolFailed",
+    "ToolProgress",
     "Unauthenticated",
     "UnfitManifest",
     "UnknownContext",
