@@ -584,6 +584,22 @@ async def test_a_registration_that_waits_for_its_approver_holds_its_place(autoju
     assert len(approve.asked) == 1
 
 
+async def test_what_somebody_approves_while_it_is_decided_on_is_registered(autojump_clock: Any) -> None:
+    approve = Approver(answer=False, may_answer=trio.Event())
+    assert approve.may_answer is not None
+    server, catalog = make(RegistrationRules(approve=approve))
+    async with trio.open_nursery() as nursery:
+
+        async def register() -> None:
+            assert (await catalog.register(WEATHER, ADA)).status == "registered"
+
+        nursery.start_soon(register)
+        await trio.testing.wait_all_tasks_blocked()
+        catalog.approve("get_weather", "1", catalog.pending()[0][0].hash)
+        approve.may_answer.set()
+    assert listed(server) == ["get_weather"]
+
+
 async def test_a_registration_that_is_cancelled_gives_its_place_back(autojump_clock: Any) -> None:
     server, catalog = make(RegistrationRules(approve=Approver(may_answer=trio.Event())))
     with trio.move_on_after(1) as scope:

@@ -286,6 +286,8 @@ class Catalog:
                 _still(slot, candidate)
                 slot.waiting = candidate = resolved
             verdict = await self._verdict(candidate)
+            if slot.offered is candidate:  # somebody approved it meanwhile
+                return Registered(manifest, "registered")
             _still(slot, candidate)
             if verdict is False:
                 raise NotAllowed(f"{manifest.name} {manifest.version} was not approved")
