@@ -50,7 +50,7 @@ class RestartCount:
     """
 
     restarts: Restarts
-    _random: Random
+    _random: Random = attrs.field(factory=Random)
     in_a_row: int = attrs.field(init=False, default=0)
     _recent: deque[float] = attrs.field(init=False, factory=deque)
 

@@ -11,6 +11,7 @@ _NAMES = {
     "trimcp.agent_tools.handler_context": "ActorContext",
     "trimcp.agent_tools.stores": "ContextStore KeptContext MemoryContexts",
     "trimcp.agent_tools.stores_sqlite": "SqliteContexts",
+    "trimcp.agent_tools.providing": "provide",
     "trimcp.agent_tools.client": "AgentConnection ContextHandle InputRequired ToolCalling connect",
     "trimcp.agent_tools.client_wire": "AgentTarget",
     "trimcp.agent_tools.callbacks": "Callbacks",

@@ -48,6 +48,7 @@ from trimcp.agent_tools.messages import ContextDestroyed as ContextDestroyed
 from trimcp.agent_tools.messages import ContextState as ContextState
 from trimcp.agent_tools.messages import ContextUpdate as ContextUpdate
 from trimcp.agent_tools.messages import ToolProgress as ToolProgress
+from trimcp.agent_tools.providing import provide as provide
 from trimcp.agent_tools.rules import RegistrationRules as RegistrationRules
 from trimcp.agent_tools.service import AgentCall as AgentCall
 from trimcp.agent_tools.service import AgentRun as AgentRun
@@ -120,6 +121,7 @@ __all__ = [
     "UnknownTool",
     "VersionConflict",
     "connect",
+    "provide",
     "verify_callback",
     "version_key",
 ]

@@ -511,7 +511,7 @@ class WebSocketProviderStream(ProviderStream):
             self._requests.clear()
             self._reader.unpark_all()
 
-    async def receive(self) -> ToolRequest | ToolCancel:
+    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
         """See `ProviderStream.receive`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._requests:
@@ -522,7 +522,7 @@ class WebSocketProviderStream(ProviderStream):
         message, size = self._requests.popleft()
         self._bytes -= size
         await trio.lowlevel.cancel_shielded_checkpoint()
-        return message
+        return message, size
 
     # The sink
 

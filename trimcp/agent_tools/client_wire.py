@@ -131,8 +131,8 @@ class ProviderStream(Sink):
     registered: ToolsRegistered
 
     @abstractmethod
-    async def receive(self) -> ToolRequest | ToolCancel:
-        """Wait for the next message.
+    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
+        """Wait for the next message; return it and its bytes.
 
         Raises:
             trio.EndOfChannel: the service has closed the stream.

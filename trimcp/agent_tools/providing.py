@@ -1,0 +1,247 @@
+"""Provide tools to a service from another program: `await agent_tools.provide("ws://host", [get_weather], token=...)`.
+
+The program dials in and offers its tools, which the service calls on the same connection. A call that arrives is run as
+any call of a server is, so limits, quotas, filters, records and cancellation are those of `Server`.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import Any, Final, NoReturn, TypeAlias
+
+import attrs
+import trio
+
+from trimcp.agent_tools.answers import CallAnswer
+from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.catalog import Catalog
+from trimcp.agent_tools.client import opened_wire
+from trimcp.agent_tools.client_wire import AgentTarget, ProviderStream
+from trimcp.agent_tools.context_table import ContextTable
+from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.entries import Implemented
+from trimcp.agent_tools.errors import AgentToolsError, Draining, NameTaken, ProviderGone, TooMuch
+from trimcp.agent_tools.messages import ProvideTools, ToolCancel, ToolRequest
+from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.stores import MemoryContexts
+from trimcp.bounds import check_number
+from trimcp.channel import Kind, Outgoing, require_trio
+from trimcp.cleaning import one_line
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
+from trimcp.restarts import RestartCount, Restarts
+from trimcp.server.server import Server
+from trimcp.session.limits import Limits
+from trimcp.session.session import Session
+
+Tools: TypeAlias = Server[Any] | Iterable[Callable[..., Any] | Implemented]
+"""A server whose tools are provided, or functions: plain, or with options in an `Implemented`."""
+
+_RESTARTS: Final = Restarts()
+_MAX_CALLS: Final = 100
+_LONGEST_WAIT: Final = 60.0  # seconds that a service may ask us to wait
+_LONGEST: Final = 500
+
+_PASSING: Final = (ConnectionLost, InvalidReply, Draining, TooMuch, ProviderGone)
+
+_log = logging.getLogger("trimcp.agent_tools")
+
+
+async def provide(
+    url: str | AgentTarget,
+    tools: Tools,
+    *,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    uds: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    max_calls: int | None = None,
+    restarts: Restarts = _RESTARTS,
+    on_registered: Callable[[list[dict[str, Any]]], object] | None = None,
+    random: Random | None = None,
+    task_status: trio.TaskStatus[list[dict[str, Any]]] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Provide tools to a service until cancelled. A lost connection is opened again, after a pause.
+
+    The tools exist at the service exactly as long as the connection. When that is lost the calls under way are
+    cancelled here, and have failed there. Cancelling this, or a call there, cancels the functions that run.
+
+    Args:
+        url: the service, such as "ws://localhost:8080" or "grpcs://host"; or an `AgentTarget` with all options. Tools
+            cannot be provided over HTTP.
+        tools: a server, whose tools are offered as they are at the time of connecting, or functions. Their schemas
+            follow from their type hints, as for `Server.tool`.
+        token, headers, uds, ssl_context: see `AgentTarget`.
+        max_calls: calls of functions that run at once; as many more may wait, and others are refused. 100 by default.
+            A server has `limits` of its own.
+        restarts: the pauses, and when the service is given up.
+        on_registered: called after each connection with the `name`, `version`, `hash` and `status` of every tool.
+        random: varies the pauses.
+        task_status: `nursery.start` returns what the first `on_registered` would get.
+
+    Raises:
+        AgentToolsError: the service refuses the tools or the token.
+        ConnectionLost: it was given up, see `Restarts.most`.
+        LocalError, TypeError, ValueError: the tools or options cannot be used.
+    """
+    require_trio()
+    if isinstance(url, AgentTarget):
+        if (token, headers, uds, ssl_context) != (None,) * 4:
+            raise LocalError("options of the connection belong into the AgentTarget")
+        target = url
+    else:
+        target = AgentTarget(url, token, headers=headers, uds=uds, ssl_context=ssl_context)
+    server = _server_of(tools, max_calls)
+    async with (
+        server.running() as running,
+        ContextTable(ContextLimits(), MemoryContexts(), server.budget).running() as contexts,
+    ):
+        # No call of a provider has a context: the table stays empty.
+        run = AgentRun(running, contexts, Catalog(server))
+        count = RestartCount(restarts) if random is None else RestartCount(restarts, random)
+        provision = ToolProvision(target, run, count, on_registered, task_status)
+        while True:
+            await provision.connect()
+
+
+def _server_of(tools: Tools, max_calls: int | None) -> Server[Any]:
+    if isinstance(tools, Server):
+        if max_calls is not None:
+            raise LocalError("max_calls is for functions; a server has Limits")
+        return tools
+    check_number("max_calls", max_calls, whole=True, optional=True)
+    most = _MAX_CALLS if max_calls is None else max_calls
+    server: Server[Any] = Server("provider", limits=Limits(max_running=most, backlog_requests=most))
+    for tool in tools:
+        if isinstance(tool, Implemented):
+            server.add_tool(tool.function, **tool.options)
+        else:
+            server.add_tool(tool)
+    return server
+
+
+@attrs.define(eq=False)
+class ToolProvision:
+    """Keeps the tools of a run offered to one service, over one connection after another."""
+
+    _target: AgentTarget
+    _run: AgentRun
+    _count: RestartCount
+    _on_registered: Callable[[list[dict[str, Any]]], object] | None
+    _task_status: trio.TaskStatus[list[dict[str, Any]]]
+    _registered: bool = attrs.field(init=False, default=False)
+
+    async def connect(self) -> None:
+        """Open a connection and serve it until it is lost; then wait until the next may be opened.
+
+        Raises:
+            McpError: the connection failed in a way that will not pass, or there were too many.
+        """
+        since: float | None = None
+        opening = trio.CancelScope(deadline=trio.current_time() + self._count.restarts.connect_timeout)
+        failure: McpError = ConnectionLost("the service took too long to take the tools")
+        try:
+            with opening:
+                offer = ProvideTools(tools=[each.to_json() for each in self._run.catalog.manifests()])
+                async with opened_wire(self._target) as wire, wire.providing(offer) as stream:
+                    opening.deadline = float("inf")
+                    since = trio.current_time()
+                    self._note(stream.registered.tools)
+                    await self._serve(stream)
+        except McpError as error:
+            # A connection that the service has not found lost yet holds the names.
+            if not isinstance(error, _PASSING) and not (isinstance(error, NameTaken) and self._registered):
+                raise
+            failure = error
+        await self._pause(failure, since)
+
+    async def _pause(self, failure: McpError, since: float | None) -> None:
+        now = trio.current_time()
+        self._count.ended(now, since)
+        asked = failure.retry_after if isinstance(failure, AgentToolsError) else None
+        pause = self._count.next_pause(now, min(asked or 0.0, _LONGEST_WAIT))
+        if pause is None:
+            raise failure
+        _log.warning("the service is tried again in %.3g s: %s", pause, one_line(str(failure), _LONGEST))
+        await trio.sleep(pause)
+
+    def _note(self, tools: list[dict[str, Any]]) -> None:
+        """Tell what the service made of the offer."""
+        shown = ", ".join(f"{tool.get('name')} ({tool.get('status')})" for tool in tools)
+        _log.info("providing tools: %s", one_line(shown, _LONGEST))
+        if self._on_registered is not None:
+            self._on_registered(tools)
+        if not self._registered:
+            self._registered = True
+            self._task_status.started(tools)
+
+    async def _serve(self, stream: ProviderStream) -> NoReturn:
+        """Run the calls that arrive until the connection is lost, and cancel those that are then under way."""
+        pushed = self._run.server.open(stream)
+        pushed.require_envelope()
+        calls = ProviderCalls(self._run, stream, pushed.session)
+        why = "the provider has stopped"
+        try:
+            while True:
+                message, size = await stream.receive()
+                if isinstance(message, ToolCancel):
+                    calls.cancel(message)
+                else:
+                    calls.begin(message, size)
+        except trio.EndOfChannel:
+            why = "the service has closed the connection"
+            raise ConnectionLost(why) from None
+        except ConnectionLost as error:
+            why = str(error)
+            raise
+        finally:
+            pushed.disconnect(why)
+
+
+@attrs.define(eq=False)
+class ProviderCalls:
+    """The calls of one connection that are under way."""
+
+    _run: AgentRun
+    _stream: ProviderStream
+    _session: Session
+    _calls: dict[str, AgentCall] = attrs.field(init=False, factory=dict)
+    _caller: AgentCaller = attrs.field(init=False, factory=AgentCaller)
+
+    def begin(self, request: ToolRequest, size: int) -> None:
+        """Start a call; one that cannot be started is answered."""
+        # Nobody at the service could answer a tool's questions.
+        request = attrs.evolve(request, context_id=None, statuses=None)
+        try:
+            call = self._run.begin(
+                request,
+                self._caller,
+                None,
+                self._stream,
+                self._answered,
+                session=self._session,
+                size=size,
+                progress=request.progress is True,
+                transport="provider",
+            )
+        except AgentToolsError as error:
+            self._post(CallAnswer(error=error), request)
+            return
+        if not call.over:
+            self._calls[request.request_id] = call
+
+    def cancel(self, message: ToolCancel) -> None:
+        """Cancel a call, unless it is over."""
+        call = self._calls.get(message.request_id)
+        if call is not None:
+            call.cancel(message.reason or "cancelled by the service")
+
+    def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
+        if self._calls.get(call.request.request_id) is call:
+            del self._calls[call.request.request_id]
+        self._post(answer, call.request)
+
+    def _post(self, answer: CallAnswer, request: ToolRequest) -> None:
+        self._stream.post(Outgoing(answer.encode(request), Kind.REPLY))
