@@ -14,6 +14,7 @@ import pytest
 import trio
 
 import trimcp
+from tests.sandboxes import require_bwrap
 from tests.stopwatch import Stopwatch
 from tests.workers import heavy_tools
 from tests.workers.test_pool import exists, lives, offering, until
@@ -109,6 +110,33 @@ def test_a_function_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "['__trimcp_main__', 'here', 'second', '3']\n", done.stderr
     assert done.stderr == "from the script\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs namespaces of processes")
+def test_the_server_may_be_process_1(tmp_path: Path) -> None:
+    """As the only program of a container is."""
+    require_bwrap()
+    (tmp_path / "parent.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = ["bwrap", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--as-pid-1"]
+    command += [sys.executable, "parent.py", "here", "first"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "['__trimcp_main__', 'here', 'first', '3']\n", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker sees the end of its connection only")
+def test_a_parent_that_has_ended_already_is_noticed() -> None:
+    """Before the worker has asked to be told of it."""
+    ours, theirs = socket.socketpair()
+    parent_pipe, held = os.pipe()
+    os.close(held)
+    start = Path(worker_pool.__file__).parent.with_name("worker") / "start.py"
+    command = [sys.executable, "-P", str(start), str(theirs.fileno()), str(parent_pipe)]
+    with subprocess.Popen(command, pass_fds=(theirs.fileno(), parent_pipe), process_group=0) as worker:
+        assert worker.wait(60) == -signal.SIGKILL
+    for each in (ours, theirs):
+        each.close()
+    os.close(parent_pipe)
 
 
 def test_a_module_that_serves_when_it_is_imported_says_so(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -25,7 +26,9 @@ def die_with_parent(parent_pipe: int) -> None:
         fcntl.fcntl(parent_pipe, fcntl.F_SETFL, fcntl.fcntl(parent_pipe, fcntl.F_GETFL) | fcntl.FASYNC)
     except OSError:  # the kernel does not support it: as on other systems
         return
-    if os.getppid() == 1:  # the parent has ended already
+    poll = select.poll()
+    poll.register(parent_pipe, select.POLLHUP)
+    if poll.poll(0):  # the parent has ended already
         os.killpg(0, signal.SIGKILL)
 
 
