@@ -14,7 +14,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import served
 from trimcp import agent_tools
-from trimcp.agent_tools.messages import ContextDestroyed, ContextState, ContextUpdate, ToolProgress
+from trimcp.agent_tools.messages import ToolProgress
 from trimcp.errors import ConnectionLost
 
 TRANSPORTS = ("http", "http on hypercorn", "websocket", "websocket on hypercorn")
@@ -193,8 +193,9 @@ async def test_a_context_is_read_updated_and_watched(transport: str) -> None:
             assert context.id == "ctx-001"
             async with context.watch() as events:
                 first = await events.receive()
-                assert isinstance(first, ContextState)
-                assert first.state["a"] == 1
+                assert first.kind == "state"
+                assert first.content is not None
+                assert first.content["a"] == 1
                 applied = await context.update({"a": 2, "b": {"c": None}}, first.version)
                 assert applied.version == first.version + 1
                 with pytest.raises(agent_tools.VersionConflict) as conflict:
@@ -202,18 +203,20 @@ async def test_a_context_is_read_updated_and_watched(transport: str) -> None:
                 assert conflict.value.data["version"] == applied.version
                 assert await context.call("remember", {"key": "k", "value": "v"}) == applied.version + 1
                 updates = [await events.receive(), await events.receive()]
-                assert [type(each) for each in updates] == [ContextUpdate, ContextUpdate]
+                assert [(each.kind, each.content) for each in updates] == [
+                    ("update", {"a": 2, "b": {"c": None}}),
+                    ("update", {"k": "v"}),
+                ]
                 state = await context.read()
                 assert state.version == applied.version + 1
                 assert (state.state["a"], state.state["k"]) == (2, "v")
                 (entry,) = state.state["tool_history"]
                 assert (entry["tool"], entry["status"]) == ("remember", "success")
                 async with agent.existing_context("ctx-001").watch() as again:
-                    assert isinstance(await again.receive(), ContextState)
+                    assert (await again.receive()).kind == "state"
                 await context.destroy("over")
                 last = [each async for each in events][-1]
-                assert isinstance(last, ContextDestroyed)
-                assert last.reason == "over"
+                assert (last.kind, last.reason) == ("destroyed", "over")
         with pytest.raises(agent_tools.ContextGone):
             await context.update({"a": 1})
 

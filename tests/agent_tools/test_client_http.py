@@ -14,7 +14,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.http.scripted import Exchange, Handler, Scripted, listening, scripted
 from trimcp import agent_tools
 from trimcp.agent_tools.client_wire import AgentTarget
-from trimcp.agent_tools.messages import ContextDestroyed, ContextState, ContextUpdate, ToolProgress
+from trimcp.agent_tools.messages import ToolProgress
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import encode_event
 
@@ -288,11 +288,11 @@ async def test_a_watch_is_a_stream_that_ends_with_the_context() -> None:
 
     async with agent_of(handle) as (agent, _), agent.existing_context("c").watch() as events:
         seen = [each async for each in events]
-    first, second, last = seen
-    assert isinstance(first, ContextState)
-    assert isinstance(second, ContextUpdate)
-    assert isinstance(last, ContextDestroyed)
-    assert (first.state, second.updates, last.reason) == ({"a": 1}, {"a": 2}, "over")
+    assert [(each.kind, each.version, each.content, each.reason) for each in seen] == [
+        ("state", 1, {"a": 1}, None),
+        ("update", 2, {"a": 2}, None),
+        ("destroyed", 2, None, "over"),
+    ]
 
 
 async def test_a_slow_watcher_makes_the_service_wait() -> None:
@@ -321,9 +321,7 @@ async def test_a_slow_watcher_makes_the_service_wait() -> None:
             await events.receive()
         assert scope.cancelled_caught
         for version in range(1, 100):
-            update = await events.receive()
-            assert isinstance(update, ContextUpdate)
-            assert update.version == version
+            assert (await events.receive()).version == version
         assert written == 100
 
 

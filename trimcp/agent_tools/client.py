@@ -23,6 +23,7 @@ from trimcp.agent_tools.messages import (
     AgentMessage,
     ContextCreate,
     ContextDestroy,
+    ContextDestroyed,
     ContextRead,
     ContextState,
     ContextUpdate,
@@ -39,6 +40,7 @@ from trimcp.bounds import check_number
 from trimcp.channel import require_trio
 from trimcp.errors import InvalidReply, LocalError, McpError
 from trimcp.nurseries import open_service_nursery
+from trimcp.session.agent_context import ContextEvent
 from trimcp.wire.jsonrpc import JSON
 
 if TYPE_CHECKING:
@@ -471,14 +473,16 @@ class ContextHandle:
         assert isinstance(answer, ContextUpdate)
         return answer
 
-    def watch(self) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[AgentMessage]]:
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[trio.abc.ReceiveChannel[ContextEvent]]:
         """Follow its changes: `async with context.watch() as events: async for event in events: ...`.
 
-        Events are `ContextState` (the first, and whenever a slow reader missed updates), `ContextUpdate` and, as the
-        last, `ContextDestroyed`. A slow reader never makes anything grow: it gets a state in place of what it missed.
-        The iteration raises `ConnectionLost` when the connection is lost.
+        Events are as for handlers: "state" (the first, and whenever a slow reader missed updates), "update" and, as the
+        last, "destroyed". A slow reader never makes anything grow: it gets a state in place of what it missed. The
+        iteration raises `ConnectionLost` when the connection is lost.
         """
-        return self._agent.watching(self.id)
+        async with self._agent.watching(self.id) as messages:
+            yield ContextEvents(messages)
 
     async def call(self, name: str, arguments: Mapping[str, JSON] | None = None, **options: Any) -> Any:
         """Call a tool in this context. See `AgentConnection.call`."""
@@ -500,6 +504,30 @@ class ContextHandle:
             await self.destroy(reason[:_LONGEST_REASON])
         except McpError as error:
             _log.debug("the context could not be destroyed: %s", error)
+
+
+@attrs.define(eq=False)
+class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
+    """The events of a context that is watched."""
+
+    _messages: trio.abc.ReceiveChannel[AgentMessage]
+    _version: int = attrs.field(init=False, default=0)
+
+    async def receive(self) -> ContextEvent:
+        """Wait for the next event. Cancelling this loses nothing."""
+        message = await self._messages.receive()
+        if isinstance(message, ContextState):
+            self._version = message.version
+            return ContextEvent("state", message.context_id, message.version, message.state)
+        if isinstance(message, ContextUpdate):
+            self._version = self._version if message.version is None else message.version
+            return ContextEvent("update", message.context_id, self._version, message.updates)
+        assert isinstance(message, ContextDestroyed)
+        return ContextEvent("destroyed", message.context_id, self._version, reason=message.reason)
+
+    async def aclose(self) -> None:
+        """Receive no more; the block around it ends the watch."""
+        await self._messages.aclose()
 
 
 def _failure(response: ToolResponse) -> Exception:
