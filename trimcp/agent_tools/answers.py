@@ -127,4 +127,4 @@ def progress_of(data: bytes, request_id: str) -> bytes:
     for name in ("total", "message"):
         if name in params:
             progress[name] = params[name]
-    return _dumps(progress)
+    return encode(progress)  # it may be kept for long: it takes no more memory than its text

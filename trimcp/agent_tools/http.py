@@ -288,7 +288,8 @@ class AgentExchange(Handler, StreamSink):
 
     def _cancel(self, why: str, *, slow: bool = False) -> None:
         self._reply = None
-        if self._call is not None:
+        if self._call is not None and not self._call.over:
+            self._count_out()
             self._call.disconnected(why, slow=slow)
         if self._scope is not None:
             self._scope.cancel(reason=why)
@@ -318,8 +319,7 @@ class AgentExchange(Handler, StreamSink):
 
     def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
         shared, reply, stream = self.http.shared, self._reply, self._stream
-        shared.exchanges -= 1
-        shared.silent.remove(self)
+        self._count_out()
         self._reply = None
         if reply is None:
             return
@@ -357,11 +357,16 @@ class AgentExchange(Handler, StreamSink):
                 progress=self._wants_events,
             )
         except AgentToolsError:
-            shared.exchanges -= 1
-            shared.silent.remove(self)
+            self._count_out()
             raise
         if not call.over:
             self._call = call
+
+    def _count_out(self) -> None:
+        """Note that the call is over, or was not started."""
+        shared = self.http.shared
+        shared.exchanges -= 1
+        shared.silent.remove(self)
 
     async def _answer(self, message: AgentMessage, caller: AgentCaller, size: int, scope: trio.CancelScope) -> None:
         """CallAnswer a message that may have to wait. A task of the server's run."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trimcp.agent_tools.answers import CallAnswer, answer_to, progress_of
-from trimcp.agent_tools.callers import AgentCaller, Owner, agent_of
+from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
 from trimcp.agent_tools.contexts import ContextActor
@@ -94,7 +94,7 @@ class AgentRun:
     agent_claim: str | None = None
     strict: bool = False
     _last_id: int = attrs.field(init=False, default=0)
-    _under_way: dict[tuple[Owner, str], AgentCall] = attrs.field(init=False, factory=dict)  # without a context
+    _under_way: dict[tuple[int, str], AgentCall] = attrs.field(init=False, factory=dict)  # without a context
 
     def caller(self, principal: Any, address: str | None, said: str | None = None, *, loopback: bool) -> AgentCaller:
         """Return who sends a request; raises `NotAllowed` as `agent_of` does."""
@@ -199,10 +199,12 @@ class AgentRun:
             raise RequestUnderWay("a request with this request_id is under way")
         under_way[call.key] = call
 
-    def call_of(self, caller: AgentCaller, context_id: str | None, request_id: str) -> AgentCall | None:
-        """Return a call of this caller that is under way, or None."""
+    def call_of(
+        self, caller: AgentCaller, context_id: str | None, request_id: str, session: Session
+    ) -> AgentCall | None:
+        """Return a call that is under way, or None: in a context of this caller, or without one on this connection."""
         if context_id is None:
-            return self._under_way.get((caller.owner, request_id))
+            return self._under_way.get((id(session), request_id))
         context = self.contexts.get(caller.owner, context_id)
         found = None if context is None else context.calls.get(request_id)
         return found if isinstance(found, AgentCall) else None
@@ -328,6 +330,7 @@ class AgentCall(Sink):
         agent_actor: the context that it belongs to, or None.
         entry: the tool.
         transport: the transport's name in records.
+        key: by what it is known among the calls without a context.
         explicit_errors: wrong arguments and crashes are answered with errors that have data.
     """
 
@@ -342,13 +345,13 @@ class AgentCall(Sink):
     _own: Pushed | None  # the same, if it is for this call alone
     _id: int
     transport: str
+    key: tuple[int, str] = attrs.field(init=False)
     explicit_errors: bool = attrs.field(init=False, default=True)
     _why: str | None = attrs.field(init=False, default=None)
 
-    @property
-    def key(self) -> tuple[Owner, str]:
-        """By what it is known among the calls without a context."""
-        return self.caller.owner, self.request.request_id
+    def __attrs_post_init__(self) -> None:
+        # An id is one of its connection; over HTTP, where each request is alone, of nothing.
+        self.key = (self._id if self._own is not None else id(self._session), self.request.request_id)
 
     @property
     def version(self) -> str:

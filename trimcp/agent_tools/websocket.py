@@ -126,7 +126,7 @@ class AgentChannel(WrappedChannel):
                 context = await self.run.context(self.caller, message.context_id)
             self._begin(message, context, incoming)
         elif isinstance(message, ToolCancel):
-            call = self.run.call_of(self.caller, message.context_id, message.request_id)
+            call = self.run.call_of(self.caller, message.context_id, message.request_id, self.session)
             if call is not None:
                 call.cancel(message.reason or "cancelled by the agent")
         elif isinstance(message, ToolResponse | ToolProgress):

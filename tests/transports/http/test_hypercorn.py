@@ -293,6 +293,22 @@ async def test_a_websocket_is_refused_with_a_response() -> None:
     assert served.failure is None
 
 
+@pytest.mark.parametrize("header", ["Connection: upgrade, \xfe", "Sec-WebSocket-Protocol: mcp, \xfe"])
+async def test_a_handshake_with_bytes_beyond_ascii_harms_only_itself(
+    header: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    face = hello()
+    name = header.partition(":")[0]
+    asked = [line for line in handshake().split(b"\r\n") if not line.startswith(name.encode())]
+    asked[1:1] = [header.encode("latin-1")]
+    async with serving(AsgiApp(face.running)) as served:
+        async with await served.connect() as stream:
+            await stream.send_all(b"\r\n".join(asked))
+            assert (await read_until(stream, b"\r\n\r\n")).startswith((b"HTTP/1.1 400", b"HTTP/1.1 101"))
+        assert await served.alive()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 # Mounting
 
 

@@ -185,11 +185,19 @@ class _ReportingConnection(wsproto.connection.Connection):
 _OPEN: Final = wsproto.connection.ConnectionState.OPEN
 
 
+_ASCII: Final = (b"connection", b"sec-websocket-protocol")
+
+
 @replaces(WSStream, "handle", "messages")
 async def _handle_websocket(original: Method, stream: WSStream, event: events.Event) -> None:
     if isinstance(event, events.Request):
         stream.buffer = LimitedMessage(stream.config.websocket_max_message_size)
-        plain = [(name, value) for name, value in event.headers if name.lower() != b"sec-websocket-extensions"]
+        # wsproto reads these as ASCII, and raises for other bytes; without them the handshake says too little.
+        plain = [
+            (name, value)
+            for name, value in event.headers
+            if name.lower() != b"sec-websocket-extensions" and (value.isascii() or name.lower() not in _ASCII)
+        ]
         event = replace(event, headers=plain)
     elif isinstance(event, events.EndBody) or (
         isinstance(event, events.Body | events.Data) and not stream.handshake.accepted
