@@ -312,7 +312,7 @@ async def test_a_name_that_is_bound_anew_changes_nothing(net: Net) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "169.254.169.254", "[::ffff:10.0.0.1]"])
 async def test_a_literal_address_is_a_host_like_any(host: str, net: Net) -> None:
-    with pytest.raises(NotAllowed, match="callbacks to this host are not allowed$"):
+    with pytest.raises(NotAllowed, match=r"callbacks to this host are not allowed$"):
         await allowing().resolve(f"https://{host}/")
     if ":" not in host:
         with pytest.raises(NotAllowed, match="not a public one"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import secrets
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Protocol, TypeVar
@@ -435,6 +434,8 @@ class Job:
         about += "" if where is None else f" ({where})"
         data = None
         if getattr(self.origin, "explicit_errors", False):
+            import secrets
+
             data = {"incident": secrets.token_hex(6)}
             about += f"; incident {data['incident']}"
         log_crash(log, error, "the handler of %s crashed%s", self.request.verb.name, about)
