@@ -335,15 +335,16 @@ async def test_pauses_grow_while_the_service_is_away(
         ConnectionLost("away"),
         agent_tools.Draining("ends"),
         agent_tools.TooMuch("m", retry_after=40),
+        agent_tools.TooMuch("m", retry_after=-40),
         TimeoutError(),
     ]
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: agent_tools.provide("ws://x", [], task_status=task_status))
         pauses = [after - before for before, after in zip(fake.opened, fake.opened[1:], strict=False)]
         assert pauses[2] >= 40
-        assert pauses[3] >= 60  # connecting took too long
+        assert pauses[4] >= 60  # connecting took too long
         nursery.cancel_scope.cancel()
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * 4 + ["INFO"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 5 + ["INFO"]
 
 
 async def test_it_gives_up_after_too_many_failures(fake: FakeService, autojump_clock: MockClock) -> None:

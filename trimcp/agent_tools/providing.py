@@ -161,7 +161,8 @@ class ToolProvision:
         now = trio.current_time()
         self._count.ended(now, since)
         asked = failure.retry_after if isinstance(failure, AgentToolsError) else None
-        pause = self._count.next_pause(now, min(asked or 0.0, _LONGEST_WAIT))
+        longer = min(asked, _LONGEST_WAIT) if asked is not None and asked > 0 else 0.0
+        pause = self._count.next_pause(now, longer)
         if pause is None:
             raise failure
         _log.warning("the service is tried again in %.3g s: %s", pause, one_line(str(failure), _LONGEST))
