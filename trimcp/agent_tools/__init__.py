@@ -17,11 +17,12 @@ _NAMES = {
     "trimcp.agent_tools.callbacks": "Callbacks",
     "trimcp.agent_tools.signatures": "BadSignature verify_callback",
     "trimcp.agent_tools.callers": "AgentCaller",
-    "trimcp.agent_tools.catalog": "Catalog Provider Registered",
+    "trimcp.agent_tools.catalog": "Catalog Registered",
     "trimcp.agent_tools.entries": "Implemented",
     "trimcp.agent_tools.messages": "AgentMessage ContextDestroyed ContextState ContextUpdate ToolProgress",
     "trimcp.agent_tools.manifests": "Manifest ManifestBounds version_key",
     "trimcp.agent_tools.rules": "RegistrationRules",
+    "trimcp.agent_tools.versions": "Provider",
     "trimcp.agent_tools.errors": "AgentToolsError ContextGone DeadlinePassed Draining ERRORS_BY_CODE InvalidArguments "
     "MalformedMessage NameTaken NotAllowed NothingHere ProviderGone RequestCancelled RequestUnderWay ToolCrashed "
     "ToolFailed TooLargeMessage TooMuch Unauthenticated UnfitManifest UnknownContext UnknownTool VersionConflict",

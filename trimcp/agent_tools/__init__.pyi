@@ -3,7 +3,6 @@
 from trimcp.agent_tools.callbacks import Callbacks as Callbacks
 from trimcp.agent_tools.callers import AgentCaller as AgentCaller
 from trimcp.agent_tools.catalog import Catalog as Catalog
-from trimcp.agent_tools.catalog import Provider as Provider
 from trimcp.agent_tools.catalog import Registered as Registered
 from trimcp.agent_tools.client import AgentConnection as AgentConnection
 from trimcp.agent_tools.client import ContextHandle as ContextHandle
@@ -61,6 +60,7 @@ from trimcp.agent_tools.stores import ContextStore as ContextStore
 from trimcp.agent_tools.stores import KeptContext as KeptContext
 from trimcp.agent_tools.stores import MemoryContexts as MemoryContexts
 from trimcp.agent_tools.stores_sqlite import SqliteContexts as SqliteContexts
+from trimcp.agent_tools.versions import Provider as Provider
 
 __all__ = [
     "ActorContext",

@@ -14,9 +14,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isawaitable
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -34,6 +34,7 @@ from trimcp.agent_tools.errors import (
 )
 from trimcp.agent_tools.manifests import NAME, Manifest, VersionKey, version_key
 from trimcp.agent_tools.rules import RegistrationRules, Verdict, prefix_of
+from trimcp.agent_tools.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
 from trimcp.cleaning import harmless
 from trimcp.principal import Principal
 from trimcp.security import security_event
@@ -43,40 +44,7 @@ from trimcp.session.context import Context
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
-Progress: TypeAlias = Callable[[float, float | None, str | None], None]
-"""Called with the progress of a call, its last value if known, and one line for a person. Never waits."""
-
 _MOST_PINS: Final = 10_000
-_LONGEST_VERSION: Final = 64
-
-
-class Provider(Protocol):
-    """Whoever carries out tools elsewhere and is connected now.
-
-    Attributes:
-        name: for logs.
-    """
-
-    @property
-    def name(self) -> str: ...
-
-    async def call(
-        self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
-    ) -> Any:
-        """Carry out a call and return its result, any JSON value. Cancelling it cancels the call there.
-
-        Args:
-            manifest: as the provider sent it, without the prefix of its name.
-            arguments: of the call, valid for the manifest.
-            progress: reports how far the call is.
-            request_id: as no other call has it.
-
-        Raises:
-            ToolFailed: the tool reports an error of its own.
-            ProviderGone: the provider has disconnected; raised at once when it does.
-            AgentToolsError: anything else that the provider answered.
-        """
-        ...
 
 
 @attrs.frozen(eq=False)
@@ -95,48 +63,6 @@ class Registered:
         """Return what a message says of it."""
         manifest = self.manifest
         return {"name": manifest.name, "version": manifest.version, "hash": manifest.hash, "status": self.status}
-
-
-@attrs.frozen(eq=False)
-class _Candidate:
-    """A manifest, who sent it, and its entry; None for that of a callback whose host is not resolved yet."""
-
-    manifest: Manifest
-    caller: AgentCaller
-    by: Provider | None
-    entry: ToolEntry | None
-
-
-@attrs.define(eq=False)
-class _Place:
-    """One version of one tool: what is offered, and what waits to be."""
-
-    version: VersionKey
-    offered: _Candidate | None = None
-    waiting: _Candidate | None = None
-
-
-@attrs.define(eq=False)
-class _Versions:
-    """All versions of one tool, the newest first.
-
-    `keys` has those that are offered, by their keys in `server.tools`, and `texts` the versions as they are written.
-    """
-
-    name: str
-    owner: Owner
-    slots: list[_Place] = attrs.field(factory=list)
-    keys: dict[str, ToolEntry] = attrs.field(factory=dict)
-    texts: list[str] = attrs.field(factory=list)
-
-    def slot(self, version: str) -> _Place | None:
-        wanted = version_key(version[:_LONGEST_VERSION])
-        return next((slot for slot in self.slots if slot.version == wanted), None)
-
-    def layout(self) -> dict[str, _Candidate]:
-        """Return what is offered by key: the newest version has the tool's name."""
-        offered = [slot.offered for slot in self.slots if slot.offered is not None]
-        return {f"{self.name}@{each.manifest.version}" if at else self.name: each for at, each in enumerate(offered)}
 
 
 class Catalog:
@@ -160,7 +86,7 @@ class Catalog:
         self.server: Offering = server
         self.rules: RegistrationRules = rules or RegistrationRules()
         self._implementations = {name: by_reference(name, given) for name, given in (implementations or {}).items()}
-        self._families: dict[str, _Versions] = {}
+        self._families: dict[str, ToolVersions] = {}
         self._keys: dict[tuple[str, str], str] = {}  # of each version of a registered tool, as it is written
         self._owned: Counter[Owner] = Counter()
         self._pins: OrderedDict[tuple[Owner, str, VersionKey], str] = OrderedDict()
@@ -194,7 +120,7 @@ class Catalog:
             offered = None if slot is None else slot.offered
             return None if offered is None else self._keys.get((name, offered.manifest.version))
         entry = self.server.tools.get(name)
-        same = entry is not None and version_key(version_of(entry)) == version_key(version[:_LONGEST_VERSION])
+        same = entry is not None and version_key(version_of(entry)) == version_key(version[:LONGEST_VERSION])
         return name if same else None
 
     def manifests(
@@ -216,7 +142,7 @@ class Catalog:
         manifests = [each for entry in entries for each in self._versions_of(entry, principal)]
         if version is None:
             return manifests
-        wanted = version_key(version[:_LONGEST_VERSION])
+        wanted = version_key(version[:LONGEST_VERSION])
         return [each for each in manifests if version_key(each.version) == wanted]
 
     def _versions_of(self, entry: ToolEntry, principal: Principal | None) -> Iterator[Manifest]:
@@ -252,16 +178,78 @@ class Catalog:
             TooMuch: there are too many tools, or too many of this owner.
             ProviderGone: it was withdrawn meanwhile.
         """
+        (registered,) = await self.register_all((raw,), caller, by)
+        return registered
+
+    async def register_all(
+        self, raws: Sequence[Any], caller: AgentCaller, by: Provider | None = None
+    ) -> list[Registered]:
+        """Register several tools at the same moment, all of them or none; else as `register`."""
+        raw: Any = None
+        places: list[tuple[ToolVersions, VersionPlace, Candidate]] = []
+        known: dict[int, Registered] = {}
         try:
             self.check(caller)
-            sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
-            return await self._register(sent, caller, by)
-        except AgentToolsError as error:
-            said = raw.get("name") if isinstance(raw, Mapping) else None
-            name = said if isinstance(said, str) else None
-            security_event("registration_refused", **_facts(name, caller, why=error.message))
-            self._note("tools/register", "refused", name, caller, detail=error.message)
+            for at, raw in enumerate(raws):
+                sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
+                manifest = sent.named(self._full_name(sent, caller, by))
+                family, slot = self._place(manifest, caller)
+                if any(slot is other for _, other, _ in places):
+                    raise UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
+                status = self._status(slot, manifest, by)
+                if status is not None:
+                    known[at] = Registered(manifest, status)
+                    continue
+                slot.waiting = candidate = Candidate(sent, manifest, caller, by, self._entry(sent, manifest, by))
+                self._keep(family, slot)
+                places.append((family, slot, candidate))
+            new = await self._decided(places)
+        except BaseException as error:
+            for family, slot, candidate in places:
+                if slot.waiting is not None and slot.waiting.manifest is candidate.manifest:
+                    slot.waiting = None
+                    self._tidy(family)
+            if isinstance(error, AgentToolsError):
+                said = raw.get("name") if isinstance(raw, Mapping) else None
+                name = said if isinstance(said, str) else None
+                security_event("registration_refused", **_facts(name, caller, why=error.message))
+                self._note("tools/register", "refused", name, caller, detail=error.message)
             raise
+        return [known[at] if at in known else new.pop(0) for at in range(len(raws))]
+
+    async def _decided(self, places: Sequence[tuple[ToolVersions, VersionPlace, Candidate]]) -> list[Registered]:
+        """Have manifests that wait approved; offer those that are, once all have been decided on."""
+        decided: list[tuple[ToolVersions, VersionPlace, Candidate, Verdict]] = []
+        for family, slot, candidate in places:
+            manifest = candidate.manifest
+            if manifest.callback is not None:
+                resolved = attrs.evolve(candidate, entry=await self._resolved(candidate.sent, manifest))
+                _still(slot, candidate)
+                slot.waiting = candidate = resolved
+            verdict = await self._verdict(candidate)
+            if slot.offered is not candidate:  # else somebody approved it meanwhile
+                _still(slot, candidate)
+                if verdict is False:
+                    raise NotAllowed(f"{manifest.name} {manifest.version} was not approved")
+            decided.append((family, slot, candidate, verdict))
+        for family, slot, candidate, verdict in decided:
+            if slot.offered is not candidate:
+                _still(slot, candidate)
+                if verdict:
+                    self._check_offer(family, candidate.manifest)
+        registered: list[Registered] = []
+        with self.server.tools.together():
+            for family, slot, candidate, verdict in decided:
+                if verdict and slot.offered is not candidate:
+                    self._offer(family, slot, candidate)
+                manifest, caller = candidate.manifest, candidate.caller
+                pending = slot.offered is not candidate
+                if pending:
+                    facts = {"version": manifest.version, "hash": manifest.hash}
+                    security_event("tool_registered", **_facts(manifest.name, caller, status="pending", **facts))
+                    self._note("tools/register", "pending", manifest.name, caller, **facts)
+                registered.append(Registered(manifest, "pending" if pending else "registered"))
+        return registered
 
     def check(self, caller: AgentCaller) -> None:
         """Raise NotAllowed if the caller may not register tools."""
@@ -272,40 +260,9 @@ class Catalog:
         elif scope is not None and not principal.may(frozenset((scope,))):
             raise NotAllowed(f"this needs the scope {scope}", {"requiredScopes": [scope]})
 
-    async def _register(self, sent: Manifest, caller: AgentCaller, by: Provider | None) -> Registered:
-        manifest = sent.named(self._full_name(sent, caller, by))
-        family, slot = self._place(manifest, caller)
-        status = self._status(slot, manifest, by)
-        if status is not None:
-            return Registered(manifest, status)
-        slot.waiting = candidate = _Candidate(manifest, caller, by, self._entry(sent, manifest, by))
-        self._keep(family, slot)
-        try:
-            if manifest.callback is not None:
-                resolved = attrs.evolve(candidate, entry=await self._resolved(sent, manifest))
-                _still(slot, candidate)
-                slot.waiting = candidate = resolved
-            verdict = await self._verdict(candidate)
-            if slot.offered is candidate:  # somebody approved it meanwhile
-                return Registered(manifest, "registered")
-            _still(slot, candidate)
-            if verdict is False:
-                raise NotAllowed(f"{manifest.name} {manifest.version} was not approved")
-            if verdict is True:
-                self._offer(family, slot, candidate)
-        except BaseException:
-            if slot.waiting is candidate:
-                slot.waiting = None
-                self._tidy(family)
-            raise
-        if verdict is None:
-            facts = {"version": manifest.version, "hash": manifest.hash}
-            security_event("tool_registered", **_facts(manifest.name, caller, status="pending", **facts))
-            self._note("tools/register", "pending", manifest.name, caller, **facts)
-            return Registered(manifest, "pending")
-        return Registered(manifest, "registered")
-
-    def _status(self, slot: _Place, manifest: Manifest, by: Provider | None) -> Literal["registered", "pending"] | None:
+    def _status(
+        self, slot: VersionPlace, manifest: Manifest, by: Provider | None
+    ) -> Literal["registered", "pending"] | None:
         """Return what has become of an equal manifest before; None if there is none. Raises NameTaken for another."""
         known, waiting = slot.offered, slot.waiting
         if known is not None and known.by is by and known.manifest.hash == manifest.hash:
@@ -387,7 +344,7 @@ class Catalog:
         """Stop offering all registered tools."""
         self._clear(lambda candidate: True)
 
-    def _clear(self, fits: Callable[[_Candidate], bool]) -> None:
+    def _clear(self, fits: Callable[[Candidate], bool]) -> None:
         with self.server.tools.together():
             for family in list(self._families.values()):
                 held = len(family.slots)
@@ -422,14 +379,13 @@ class Catalog:
             raise UnfitManifest(f"{harmless(name, 160)}, which has the prefix of this agent, is no tool's name")
         return name
 
-    def _place(self, manifest: Manifest, caller: AgentCaller) -> tuple[_Versions, _Place]:
+    def _place(self, manifest: Manifest, caller: AgentCaller) -> tuple[ToolVersions, VersionPlace]:
         """Return where a manifest belongs; perhaps places that are not kept yet."""
         name, rules, owner = manifest.name, self.rules, caller.owner
-        family = self._families.get(name) or _Versions(name, owner)
+        family = self._families.get(name) or ToolVersions(name, owner)
         if family.owner != owner:
             raise NameTaken(f"{name} was registered by somebody else")
-        self._check_free(family, name)
-        self._check_free(family, f"{name}@{manifest.version}")
+        self._check_offer(family, manifest)
         slot = family.slot(manifest.version)
         if slot is not None:
             return family, slot
@@ -439,22 +395,23 @@ class Catalog:
             raise TooMuch(f"one owner may register {rules.max_per_owner} tools")
         if len(family.slots) >= rules.max_versions:
             raise TooMuch(f"one tool may have {rules.max_versions} versions")
-        return family, _Place(version_key(manifest.version))
+        return family, VersionPlace(version_key(manifest.version))
 
-    def _check_free(self, family: _Versions, key: str) -> None:
-        """Raise NameTaken if the server has another tool under a key."""
-        found = self.server.tools.get(key)
-        if found is not None and found is not family.keys.get(key):
-            raise NameTaken(f"{key} is a tool of the server's own")
+    def _check_offer(self, family: ToolVersions, manifest: Manifest) -> None:
+        """Raise NameTaken if the server has a tool of its own under a key that a manifest may get."""
+        for key in (manifest.name, f"{manifest.name}@{manifest.version}"):
+            found = self.server.tools.get(key)
+            if found is not None and found is not family.keys.get(key):
+                raise NameTaken(f"{key} is a tool of the server's own")
 
-    def _keep(self, family: _Versions, slot: _Place) -> None:
+    def _keep(self, family: ToolVersions, slot: VersionPlace) -> None:
         if slot not in family.slots:
             self._families[family.name] = family
             family.slots.append(slot)
             family.slots.sort(key=lambda each: each.version, reverse=True)
             self._owned[family.owner] += 1
 
-    def _tidy(self, family: _Versions) -> None:
+    def _tidy(self, family: ToolVersions) -> None:
         """Forget the places of a family that hold nothing, and offer what is left."""
         left = [slot for slot in family.slots if slot.offered is not None or slot.waiting is not None]
         self._owned[family.owner] -= len(family.slots) - len(left)
@@ -467,7 +424,7 @@ class Catalog:
 
     # Offering
 
-    async def _verdict(self, candidate: _Candidate) -> Verdict:
+    async def _verdict(self, candidate: Candidate) -> Verdict:
         """Return whether a manifest is approved; None if somebody has yet to decide."""
         approve, manifest = self.rules.approve, candidate.manifest
         if approve is None or self._pins.get(_pin_of(candidate)) == manifest.hash:
@@ -478,11 +435,10 @@ class Catalog:
             raise TypeError(f"approve returned {verdict!r:.60}: it decides by True, False or None")
         return verdict
 
-    def _offer(self, family: _Versions, slot: _Place, candidate: _Candidate) -> None:
+    def _offer(self, family: ToolVersions, slot: VersionPlace, candidate: Candidate) -> None:
         """Offer what waits. Raises NameTaken if the server has got a tool of its own by this name."""
         manifest = candidate.manifest
-        self._check_free(family, manifest.name)
-        self._check_free(family, f"{manifest.name}@{manifest.version}")
+        self._check_offer(family, manifest)
         slot.offered, slot.waiting = candidate, None
         # What somebody unknown runs elsewhere may be another program the next time.
         if candidate.caller.principal is not None or (candidate.by is None and manifest.callback is None):
@@ -501,7 +457,7 @@ class Catalog:
             who = _facts(name, caller, **more)
             audit.note(method, outcome, target=who.pop("tool"), address=who.pop("peer", None), **who)
 
-    def _arrange(self, family: _Versions) -> None:
+    def _arrange(self, family: ToolVersions) -> None:
         """Give the newest version the tool's name, and the others theirs. Clients are notified once."""
         server, name, tools = self.server, family.name, self.server.tools
         for text in family.texts:
@@ -567,12 +523,12 @@ def _facts(name: str | None, caller: AgentCaller | None, **more: Any) -> dict[st
     return {"tool": name, **who, **more}
 
 
-def _still(slot: _Place, candidate: _Candidate) -> None:
+def _still(slot: VersionPlace, candidate: Candidate) -> None:
     """Raise ProviderGone if a candidate does not wait any more."""
     if slot.waiting is not candidate:
         raise ProviderGone("it was withdrawn before it was approved")
 
 
-def _pin_of(candidate: _Candidate) -> tuple[Owner, str, VersionKey]:
+def _pin_of(candidate: Candidate) -> tuple[Owner, str, VersionKey]:
     manifest = candidate.manifest
     return candidate.caller.owner, manifest.name, version_key(manifest.version)

@@ -371,6 +371,15 @@ class ContextActor:
             TooMuch: it has `max_watchers`.
             ContextGone: the context has ended.
         """
+        watch = WatchChannel(self)
+        self.attach(watch)
+        try:
+            yield watch
+        finally:
+            self.detach(watch)
+
+    def attach(self, watch: WatchChannel) -> None:
+        """Have a channel watch it from now on. Raises as `watch`."""
         if self._ended is not None:
             raise self._gone()
         watches = self._watches
@@ -378,15 +387,17 @@ class ContextActor:
             watches = self._watches = []
         if len(watches) >= self._shared.limits.max_watchers:
             raise TooMuch(f"the context has {len(watches)} watchers")
-        watch = WatchChannel(self)
         watches.append(watch)
-        try:
-            yield watch
-        finally:
-            watches.remove(watch)
-            if not watches:
-                self._watches = None
-            self._shared.replaced += watch.replaced
+
+    def detach(self, watch: WatchChannel) -> None:
+        """Have a channel watch it no longer; no effect if it does not."""
+        watches = self._watches
+        if watches is None or watch not in watches:
+            return
+        watches.remove(watch)
+        if not watches:
+            self._watches = None
+        self._shared.replaced += watch.replaced
 
     # Work
 
@@ -443,8 +454,12 @@ class ContextActor:
         only the waiting.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        self._shared.end(self, reason)
+        self.end(reason)
         await self.wait_over()
+
+    def end(self, reason: str) -> None:
+        """End it, without waiting; see `destroy`."""
+        self._shared.end(self, reason)
 
     async def wait_over(self) -> None:
         """Wait until it is gone, once it has ended."""
@@ -488,7 +503,7 @@ class ContextActor:
             call.cancel(reason)
         for scope in self._scopes or ():
             scope.cancel(reason=reason)
-        for watch in self._watches or ():
+        for watch in list(self._watches or ()):
             watch.finish(last)
 
     def _look_unwound(self) -> None:

@@ -113,7 +113,7 @@ class AgentMessage:
 
     Attributes:
         type: the value of its member `type`.
-        asks: whether it comes from the agent (or provider) and gets an answer.
+        asks: whether it comes from the agent (or provider) and asks for something.
     """
 
     type: ClassVar[str]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import attrs
 import trio
 
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.catalog import Catalog, Progress
-from trimcp.agent_tools.errors import AgentToolsError, ProviderGone, UnknownTool, error_from
+from trimcp.agent_tools.catalog import Catalog
+from trimcp.agent_tools.errors import ProviderGone, ToolFailed, error_from
 from trimcp.agent_tools.manifests import Manifest
 from trimcp.agent_tools.messages import (
     AgentMessage,
@@ -21,6 +20,7 @@ from trimcp.agent_tools.messages import (
     ToolResponse,
     ToolsRegistered,
 )
+from trimcp.agent_tools.versions import Progress
 from trimcp.session.scopes import cancellation_text
 
 
@@ -58,13 +58,17 @@ class StreamProvider:
         catalog: where its tools are registered.
         caller: whose stream it is.
         down: sends messages to it.
+        on_idle: called when the last call under way has ended.
+
+    Attributes:
+        calls: the calls under way, by the ids that they have on this stream.
     """
 
     catalog: Catalog
     caller: AgentCaller
     down: Downstream
-    _calls: dict[str, _CallDown] = attrs.field(init=False, factory=dict)
-    _offered: set[tuple[str, str]] = attrs.field(init=False, factory=set)  # names and versions
+    on_idle: Callable[[], object] = lambda: None
+    calls: dict[str, _CallDown] = attrs.field(init=False, factory=dict)
     _lost: str | None = attrs.field(init=False, default=None)
 
     @property
@@ -77,27 +81,14 @@ class StreamProvider:
         Raises:
             AgentToolsError: one of them cannot be registered.
         """
-        added: list[dict[str, Any]] = []
-        registered: list[dict[str, Any]] = []
-        try:
-            for raw in manifests:
-                if self._lost is not None:  # while somebody decided on the one before
-                    raise ProviderGone(self._lost)
-                one = (await self.catalog.register(raw, self.caller, self)).to_json()
-                registered.append(one)
-                if (one["name"], one["version"]) not in self._offered:
-                    added.append(one)
-        except AgentToolsError:
-            for one in added:
-                with suppress(UnknownTool):  # it has vanished with the stream
-                    await self.catalog.remove(one["name"], self.caller, one["version"])
-            raise
-        self._offered.update((one["name"], one["version"]) for one in added)
-        return ToolsRegistered(tools=registered)
+        if self._lost is not None:
+            raise ProviderGone(f"the provider has disconnected: {self._lost}")
+        registered = await self.catalog.register_all(manifests, self.caller, self)
+        return ToolsRegistered(tools=[each.to_json() for each in registered])
 
     def take(self, message: ToolResponse | ToolProgress) -> None:
         """Take what the provider sends of a call. What belongs to no call is dropped: it was cancelled."""
-        call = self._calls.get(message.request_id or "")
+        call = self.calls.get(message.request_id or "")
         if call is None or call.answered.is_set():
             return
         if isinstance(message, ToolProgress):
@@ -107,10 +98,12 @@ class StreamProvider:
             call.answered.set()
 
     def lose(self, why: str) -> None:
-        """End it: its tools vanish, and its calls fail now."""
+        """End it: its tools vanish, and its calls fail now. A second call has no effect."""
+        if self._lost is not None:
+            return
         self._lost = why
         self.catalog.withdraw(self)
-        for call in self._calls.values():
+        for call in self.calls.values():
             call.answered.set()
 
     # Called by the catalog
@@ -119,7 +112,7 @@ class StreamProvider:
         self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
     ) -> Any:
         """Carry out a call; see `Provider`."""
-        call = self._calls[request_id] = _CallDown(progress)
+        call = self.calls[request_id] = _CallDown(progress)
         sent = False
         try:
             if self.down.full:
@@ -141,10 +134,14 @@ class StreamProvider:
                 self.down.post(ToolCancel(request_id=request_id, reason=cancellation_text(cancelled)))
             raise
         finally:
-            del self._calls[request_id]
+            del self.calls[request_id]
+            if not self.calls:
+                self.on_idle()
         response = call.response
         if response is None:
             raise ProviderGone(f"the provider of {manifest.name} has disconnected: {self._lost}")
         if response.status == "success":
             return response.result
+        if response.error is None:
+            raise ToolFailed(f"the provider of {manifest.name} answered `{response.status}` without an error")
         raise error_from(response.error)

@@ -273,7 +273,7 @@ class AgentRun:
         """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
         context = await self.contexts.find(caller.owner, id)
         async with context.watch() as events:
-            yield (_message_of(event) async for event in events)
+            yield (message_of(event) async for event in events)
 
     @staticmethod
     def _remembered(call: AgentCall, status: str) -> dict[str, Any]:
@@ -299,7 +299,7 @@ def _permissions(caller: AgentCaller) -> Sequence[str]:
     return () if scopes is None else sorted(scopes)
 
 
-def _message_of(event: ContextEvent) -> AgentMessage:
+def message_of(event: ContextEvent) -> AgentMessage:
     """Return what a watcher is told as a message."""
     content = {} if event.content is None else dict(event.content)
     if event.kind == "state":
@@ -417,7 +417,10 @@ class AgentCall(Sink):
         """Translate a message and pass it on; the reply ends the call."""
         if outgoing.kind is Kind.REPLY:
             if self._session is not None:
-                self._answer(answer_to(outgoing, self.entry, self._why))
+                answer = answer_to(outgoing, self.entry, self._why)
+                if isinstance(answer.error, MalformedMessage):
+                    answer.error = self._vanished() or answer.error
+                self._answer(answer)
         elif outgoing.kind is Kind.REQUEST:
             raise LocalError("an agent cannot be asked while its call runs")
         else:
@@ -439,6 +442,14 @@ class AgentCall(Sink):
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         return self._out.waiting()
+
+    def _vanished(self) -> UnknownTool | None:
+        """Return the error for a tool that was removed before its call began; None if it is there."""
+        try:
+            self.run.catalog.find(self.request.tool_name, self.request.version)
+        except UnknownTool as error:
+            return error
+        return None
 
     def _translated(self, outgoing: Outgoing) -> Outgoing | None:
         """Return progress as a `tool_progress`; None for a message that this protocol does not have."""

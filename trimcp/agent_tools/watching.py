@@ -54,32 +54,47 @@ class WatchChannel(trio.abc.ReceiveChannel[ContextEvent]):
         if waiting is None:
             waiting = self._updates = deque()
         if len(waiting) >= _MOST or (waiting and self._bytes + size > _MOST_BYTES):
-            self.replaced += len(waiting) + 1
-            waiting.clear()
-            self._bytes, self._behind = 0, True
+            self.replaced += 1
+            self.fall_behind()
             return
         waiting.append(event)
         self._bytes += size
-        if self._waiting:
-            self._waiting.unpark_all()
+        self._wake()
+
+    def fall_behind(self) -> None:
+        """Replace the updates that wait by the whole state."""
+        if not self._behind and self._updates:
+            self.replaced += len(self._updates)
+            self._bytes, self._behind, self._updates = 0, True, None
 
     def finish(self, last: ContextEvent | None) -> None:
         """End it, after what waits and after this event. A second call has no effect."""
         if self._end is None:
             self._last, self._end = last, trio.EndOfChannel()
+            self._wake()
+
+    def _wake(self) -> None:
+        """Have somebody take what waits."""
+        if self._waiting:
             self._waiting.unpark_all()
 
     async def receive(self) -> ContextEvent:
         """Wait for the next event. Cancelling this loses nothing."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while (event := self._next()) is None:
+        while (event := self.next_now()) is None:
             if self._end is not None:
                 raise self._end
             await self._waiting.park()
         await trio.lowlevel.cancel_shielded_checkpoint()
         return event
 
-    def _next(self) -> ContextEvent | None:
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, and nothing waits any more."""
+        return self._end is not None and not (self._behind or self._updates or self._last)
+
+    def next_now(self) -> ContextEvent | None:
+        """Return the next event, or None if none waits."""
         if self._behind:
             self._behind = False
             watched = self._watched

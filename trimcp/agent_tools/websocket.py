@@ -2,23 +2,44 @@
 
 The connection is a session like any other, so its limits, its pauses, its outbox and its end are those of MCP.
 `AgentChannel` stands between the two: it carries out what is read, and hands the session calls only.
+
+Messages are carried out in the order of their arrival, most of them at once. One that has to wait, for a store for
+example, has a task, and reading pauses until it has ended. Two kinds keep the others waiting no longer than they must:
+ending a context, and registering tools where somebody has to approve them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
 
 import attrs
 import trio
 
 from trimcp.agent_tools.answers import CallAnswer
-from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.errors import AgentToolsError, MalformedMessage, TooMuch
+from trimcp.agent_tools.callers import AgentCaller, Owner
+from trimcp.agent_tools.contexts import ContextActor
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    ContextGone,
+    Draining,
+    MalformedMessage,
+    TooLargeMessage,
+    ToolCrashed,
+    TooMuch,
+)
 from trimcp.agent_tools.messages import (
+    MAX_ID,
     AgentMessage,
     ContextDestroy,
+    ContextDestroyed,
+    ContextRead,
+    ContextState,
     ContextUnwatch,
+    ContextUpdate,
     ContextWatch,
     ErrorMessage,
     ProvideTools,
@@ -27,29 +48,26 @@ from trimcp.agent_tools.messages import (
     ToolProgress,
     ToolRequest,
     ToolResponse,
-    ToolsRegistered,
     encode_message,
     read_message,
 )
 from trimcp.agent_tools.providers import StreamProvider
 from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.stream_watches import StreamWatches
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
-from trimcp.session.scopes import guarded
+from trimcp.session.scopes import contained, log_crash
 from trimcp.session.session import Session
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Malformed
 
-if TYPE_CHECKING:
-    pass
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 SUBPROTOCOL: Final = "agent-tools"
 
-_MAX_WATCHES: Final = 1_000  # contexts that one connection watches
-_MAX_TASKS: Final = 64  # messages of one connection that are carried out beside others
-
-_LONG: Final = (ContextDestroy, RegisterTool, ProvideTools)
-"""Messages that may take long, so that those behind them do not wait."""
+_MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval
+_DRAINING: Final = "the server is shutting down"
 
 
 async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChannel, via: object = None) -> None:
@@ -65,10 +83,12 @@ async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChanne
     session.engine.modern.required = True
     session.via = via
     wrapped = AgentChannel(channel, run, caller, session)
+    session.watchers.add(wrapped.lost)
     try:
         await drive(session, wrapped)
     finally:
-        wrapped.lost("the connection has ended")
+        session.watchers.discard(wrapped.lost)
+        wrapped.lost(session.lost or ConnectionLost("the connection has ended"))
 
 
 @attrs.define(eq=False)
@@ -78,76 +98,78 @@ class AgentChannel(WrappedChannel):
     run: AgentRun
     caller: AgentCaller
     session: Session
-    _calls: set[AgentCall] = attrs.field(init=False, factory=set)
-    _watches: dict[str, trio.CancelScope] = attrs.field(init=False, factory=dict)
-    _tasks: int = attrs.field(init=False, default=0)
+    _owner: Owner = attrs.field(init=False)
+    _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
+    _watches: StreamWatches = attrs.field(init=False)
+    _beside: int = attrs.field(init=False, default=0)
     _provider: StreamProvider | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self._owner = self.caller.owner
+        self._watches = StreamWatches(self.session)
 
     # The channel
 
     async def receive(self) -> Sequence[Incoming]:
-        """Carry out the next messages. The session gets its calls at once, so nothing is returned."""
-        try:
-            batch = await self.channel.receive()
-        except (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
-            self.lost(self.channel.close_reason() or "the connection was lost")
-            raise
-        for incoming in batch:
-            await self._take(incoming)
+        """Carry out the messages that have arrived, until the session has to pause. It gets its calls at once.
+
+        So nothing is returned. Cancelling this loses nothing: what was read and not carried out stays here.
+        """
+        unread, session = self._unread, self.session
+        if not unread:
+            unread.extend(await self.channel.receive())
+        elif session.closed.is_set():
+            await trio.sleep_forever()  # the session ends, and cancels this
+        while unread and not session.paused:
+            self._take(unread.popleft())
         return ()
 
-    def lost(self, why: str) -> None:
+    def lost(self, why: ConnectionLost) -> None:
         """Note that the peer is gone: the tools that it provided vanish, and calls of them fail now."""
         provider, self._provider = self._provider, None
         if provider is not None:
-            provider.lose(why)
-        for scope in list(self._watches.values()):
-            scope.cancel(reason=why)
+            provider.lose(str(why))
+        self._watches.close_all()
 
     # Messages
 
-    async def _take(self, incoming: Incoming) -> None:
+    def _take(self, incoming: Incoming) -> None:
+        """Carry out a message, or begin to. Never raises because of what a peer sent."""
         value: Any = incoming.message
-        request_id: str | None = None
         try:
             if type(value) is Malformed:
-                raise MalformedMessage(value.message)
-            said = value.get("request_id") if type(value) is dict else None
-            request_id = said if type(said) is str else None
+                raise (TooLargeMessage if value.reason == "size" else MalformedMessage)(value.message)
             message = read_message(value, strict=self.run.strict)
-            await self._carry_out(message, incoming)
+            carry_out = _CARRY_OUT.get(type(message))
+            if carry_out is not None:
+                if message.asks and self.session.draining.is_set() and type(message) is not ContextUnwatch:
+                    raise Draining(_DRAINING)
+                carry_out(self, message, incoming)
+            elif not message.asks:
+                raise MalformedMessage(f"`{message.type}` is sent by services only")
+            elif self.session.draining.is_set():
+                raise Draining(_DRAINING)
+            else:
+                self._in_turn(self._answer, message)
         except AgentToolsError as error:
-            self._fail(value, request_id, error)
+            self._fail(value, error)
+        except Exception as error:  # one message must not end the connection
+            self._fail(value, _crashed(error, value))
 
-    async def _carry_out(self, message: AgentMessage, incoming: Incoming) -> None:
-        if isinstance(message, ToolRequest):
-            context = self.run.context_now(self.caller, message.context_id)
-            if context is None and message.context_id is not None:
-                context = await self.run.context(self.caller, message.context_id)
-            self._begin(message, context, incoming)
-        elif isinstance(message, ToolCancel):
-            call = self.run.call_of(self.caller, message.context_id, message.request_id, self.session)
-            if call is not None:
-                call.cancel(message.reason or "cancelled by the agent")
-        elif isinstance(message, ToolResponse | ToolProgress):
-            if self._provider is not None:
-                self._provider.take(message)
-        elif isinstance(message, ContextWatch):
-            self._watch(message)
-        elif isinstance(message, ContextUnwatch):
-            scope = self._watches.pop(message.context_id, None)  # so that the next message may watch it again
-            if scope is not None:
-                scope.cancel(reason="the agent watches no longer")
-        elif not message.asks:
-            raise MalformedMessage(f"`{message.type}` is sent by services only")
-        elif isinstance(message, _LONG) and self._tasks < _MAX_TASKS:
-            self._tasks += 1
-            self.session.background.start_soon(guarded, self._answer_beside, (message,))
+    def _call(self, request: ToolRequest, incoming: Incoming) -> None:
+        context = self.run.context_now(self.caller, request.context_id)
+        if context is None and request.context_id is not None:
+            self._in_turn(self._call_in, request, incoming)
         else:
-            await self._answer(message)
+            self._begin(request, context, incoming)
 
-    def _begin(self, request: ToolRequest, context: Any, incoming: Incoming) -> None:
-        call = self.run.begin(
+    async def _call_in(self, request: ToolRequest, incoming: Incoming) -> None:
+        assert request.context_id is not None
+        self._begin(request, await self.run.context(self.caller, request.context_id), incoming)
+
+    def _begin(self, request: ToolRequest, context: ContextActor | None, incoming: Incoming) -> None:
+        self.run.begin(
             request,
             self.caller,
             context,
@@ -159,34 +181,130 @@ class AgentChannel(WrappedChannel):
             progress=request.progress is True,
             transport="websocket",
         )
-        if not call.over:
-            self._calls.add(call)
 
     def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
-        self._calls.discard(call)
         self._post(answer.encode(call.request), Kind.REPLY)
 
-    async def _answer_beside(self, message: AgentMessage) -> None:
+    def _cancel(self, message: ToolCancel, incoming: Incoming) -> None:
+        call = self.run.call_of(self.caller, message.context_id, message.request_id, self.session)
+        if call is not None:
+            call.cancel(message.reason or "cancelled by the agent")
+
+    def _update(self, message: ContextUpdate, incoming: Incoming) -> None:
+        contexts = self.run.contexts
+        context = contexts.get(self._owner, message.context_id)
+        if context is None or contexts.durable:
+            self._in_turn(self._answer, message)
+        else:
+            message.version = context.update_now(message.updates, message.version).version
+            self._reply(message)
+
+    def _read(self, message: ContextRead, incoming: Incoming) -> None:
+        context = self.run.contexts.get(self._owner, message.context_id)
+        if context is None:
+            self._in_turn(self._answer, message)
+        else:
+            state, id = context.snapshot(), message.request_id
+            self._reply(ContextState(request_id=id, context_id=context.id, version=context.version, state=state))
+
+    def _watch(self, message: ContextWatch, incoming: Incoming) -> None:
+        context = self.run.contexts.get(self._owner, message.context_id)
+        if context is None:
+            self._in_turn(self._watch_found, message)
+        else:
+            self._watches.open(context, message.request_id)
+
+    async def _watch_found(self, message: ContextWatch) -> None:
+        self._watches.open(await self.run.contexts.find(self._owner, message.context_id), message.request_id)
+
+    def _unwatch(self, message: ContextUnwatch, incoming: Incoming) -> None:
+        self._watches.close(message.context_id)
+
+    def _destroy(self, message: ContextDestroy, incoming: Incoming) -> None:
+        context = self.run.contexts.get(self._owner, message.context_id)
+        if context is None:
+            self._in_turn(self._destroy_found, message)
+        else:
+            self._end(context, message)
+
+    async def _destroy_found(self, message: ContextDestroy) -> None:
+        self._end(await self.run.contexts.find(self._owner, message.context_id), message)
+
+    def _end(self, context: ContextActor, message: ContextDestroy) -> None:
+        if context.ended is not None:
+            raise ContextGone("the context has ended", {"reason": context.ended})
+        message.reason = message.reason or "the agent ended the context"
+        context.end(message.reason)
+        self.session.background.start_soon(self._carried_out, self._ended, context, message)
+
+    async def _ended(self, context: ContextActor, message: ContextDestroy) -> None:
+        await context.wait_over()
+        id, reason = message.request_id, message.reason
+        self._reply(ContextDestroyed(request_id=id, context_id=context.id, reason=reason))
+
+    def _register(self, message: RegisterTool, incoming: Incoming) -> None:
+        self._decide(self._answer, message, [message.tool])
+
+    def _provide(self, message: ProvideTools, incoming: Incoming) -> None:
+        self._decide(self._offer, message, message.tools)
+
+    def _decide(self, carry_out: Callable[..., Awaitable[object]], message: AgentMessage, tools: list[Any]) -> None:
+        """Carry out a registration; where it may take long, beside what comes after it."""
+        if self.run.catalog.rules.approve is None and not any("callback" in tool for tool in tools):
+            self._in_turn(carry_out, message)
+            return
+        if self._beside >= _MAX_BESIDE:
+            raise TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
+        self._beside += 1
+        self.session.background.start_soon(self._carried_out_beside, carry_out, message)
+
+    async def _offer(self, message: ProvideTools) -> None:
+        if self._provider is None:
+            # Until its calls are answered, reading goes on.
+            provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
+            self._provider, self.session.owed = provider, provider.calls
+        answer = await self._provider.offer(message.tools)
+        answer.request_id = message.request_id
+        self._reply(answer)
+
+    def _of_call_down(self, message: ToolResponse | ToolProgress, incoming: Incoming) -> None:
+        if self._provider is not None:
+            self._provider.take(message)
+
+    # Messages that take time
+
+    def _in_turn(self, carry_out: Callable[..., Awaitable[object]], message: AgentMessage, *more: Any) -> None:
+        """Carry out a message in a task, before those that come after it."""
+        self.session.busy = True
+        self.session.background.start_soon(self._carried_out_in_turn, carry_out, message, *more)
+
+    async def _carried_out_in_turn(self, *of: Any) -> None:
         try:
-            await self._answer(message)
+            await self._carried_out(*of)
         finally:
-            self._tasks -= 1
+            self.session.busy = False
+            self.session.readers.unpark_all()
+
+    async def _carried_out_beside(self, *of: Any) -> None:
+        try:
+            await self._carried_out(*of)
+        finally:
+            self._beside -= 1
+
+    async def _carried_out(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
+        message: AgentMessage = next(each for each in of if isinstance(each, AgentMessage))
+        value = {"type": message.type, "request_id": message.request_id}
+        if isinstance(message, ToolRequest):
+            value["statuses"] = message.statuses
+        try:
+            await contained(carry_out, *of)
+        except AgentToolsError as error:
+            self._fail(value, error)
+        except Exception as error:
+            self._fail(value, _crashed(error, value))
 
     async def _answer(self, message: AgentMessage) -> None:
-        try:
-            if isinstance(message, ProvideTools):
-                answer: AgentMessage = await self._provide(message)
-                answer.request_id = message.request_id
-            else:
-                answer = await self.run.answer(message, self.caller)
-        except AgentToolsError as error:
-            answer = ErrorMessage(request_id=message.request_id, error=error.body())
-        self._post(encode_message(answer), Kind.REPLY)
-
-    async def _provide(self, message: ProvideTools) -> ToolsRegistered:
-        if self._provider is None:
-            self._provider = StreamProvider(self.run.catalog, self.caller, self)
-        return await self._provider.offer(message.tools)
+        self._reply(await self.run.answer(message, self.caller))
 
     # The way down to the provider
 
@@ -200,41 +318,45 @@ class AgentChannel(WrappedChannel):
     def post(self, message: AgentMessage) -> None:
         self._post(encode_message(message), Kind.NOTIFICATION)
 
-    # Watching
+    # Answers
 
-    def _watch(self, message: ContextWatch) -> None:
-        if message.context_id in self._watches:
-            raise MalformedMessage("this connection watches the context already")
-        if len(self._watches) >= _MAX_WATCHES:
-            raise TooMuch(f"a connection watches at most {_MAX_WATCHES} contexts")
-        scope = self._watches[message.context_id] = trio.CancelScope()
-        self.session.background.start_soon(guarded, self._send_events, (message, scope))
-
-    async def _send_events(self, message: ContextWatch, scope: trio.CancelScope) -> None:
-        sink = self.session.sink
-        try:
-            with scope:
-                async with self.run.watch(message.context_id, self.caller) as events:
-                    async for event in events:
-                        event.request_id = message.request_id
-                        if sink.full:
-                            await sink.room()
-                        self._post(encode_message(event), Kind.NOTIFICATION)
-        except AgentToolsError as error:
-            self._fail(None, message.request_id, error)
-        finally:
-            if self._watches.get(message.context_id) is scope:
-                del self._watches[message.context_id]
-
-    def _fail(self, value: Any, request_id: str | None, error: AgentToolsError) -> None:
-        """CallAnswer with an error: a call that names itself gets its `tool_response`."""
-        if type(value) is dict and value.get("type") == ToolRequest.type and request_id is not None:
-            extended = value.get("statuses") == "extended"
-            status = error.extended_status if extended else "error"
-            answer: AgentMessage = ToolResponse(request_id=request_id[:256], status=status, error=error.body())
+    def _fail(self, value: Any, error: AgentToolsError) -> None:
+        """Answer a message with an error: a call that names itself gets its `tool_response`."""
+        value = value if type(value) is dict else {}
+        said = value.get("request_id")
+        id = said if type(said) is str and 0 < len(said) <= MAX_ID else None
+        if value.get("type") == ToolRequest.type and id is not None:
+            status = error.extended_status if value.get("statuses") == "extended" else "error"
+            self._reply(ToolResponse(request_id=id, status=status, error=error.body()))
         else:
-            answer = ErrorMessage(request_id=request_id and request_id[:256], error=error.body())
-        self._post(encode_message(answer), Kind.REPLY)
+            self._reply(ErrorMessage(request_id=id, error=error.body()))
+
+    def _reply(self, message: AgentMessage) -> None:
+        self._post(encode_message(message), Kind.REPLY)
 
     def _post(self, data: bytes, kind: Kind) -> None:
         self.session.sink.post(Outgoing(data, kind))
+
+
+def _crashed(error: Exception, value: Any) -> ToolCrashed:
+    """Log what carrying out a message raised, and return the answer to it."""
+    incident = secrets.token_hex(6)
+    kind = value.get("type") if type(value) is dict else None
+    log_crash(log, error, "carrying out a message (%.40r) crashed; incident %s", kind, incident)
+    return ToolCrashed("internal error", {"incident": incident})
+
+
+_CARRY_OUT: Final[Mapping[type[AgentMessage], Callable[[AgentChannel, Any, Incoming], None]]] = {
+    ToolRequest: AgentChannel._call,
+    ToolCancel: AgentChannel._cancel,
+    ToolResponse: AgentChannel._of_call_down,
+    ToolProgress: AgentChannel._of_call_down,
+    ContextUpdate: AgentChannel._update,
+    ContextRead: AgentChannel._read,
+    ContextWatch: AgentChannel._watch,
+    ContextUnwatch: AgentChannel._unwatch,
+    ContextDestroy: AgentChannel._destroy,
+    RegisterTool: AgentChannel._register,
+    ProvideTools: AgentChannel._provide,
+}
+"""How messages are carried out. The rest are answered in turn, or come from services only."""

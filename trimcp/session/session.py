@@ -9,7 +9,7 @@ never sent, and the cancellation of one that was sent is announced.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -140,6 +140,9 @@ class Session:
         brief: whether it ends after a single request.
         via: the part of a program that accepted it, if that part ends it; None for the whole run.
         when_closed: called by `close`, once, if no driver waits for it.
+        busy: whether a message is carried out for which those behind it wait: reading pauses.
+        owed: what others wait for from this peer, beside `pending`. While it holds anything, reading does not pause for
+            lack of room, and draining goes on.
         on_finished: called once for every admitted request of the peer, when its reply (the second argument) is queued,
             or with None when it is certain that it gets none. It must not block; what it raises is logged.
     """
@@ -170,6 +173,8 @@ class Session:
     brief: bool = attrs.field(init=False, default=False)
     via: object = attrs.field(init=False, default=None)
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
+    busy: bool = attrs.field(init=False, default=False)
+    owed: Sized = attrs.field(init=False, default=())
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
     _handshake: int = attrs.field(init=False, default=0)
     _held: HeldReplies | None = attrs.field(init=False, default=None)
@@ -284,7 +289,7 @@ class Session:
         job = Job(self, request, event.params, event.raw, sink, size, origin, incoming.headers)
         if jobs.crew is None or self.draining.is_set():
             job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
-        elif (self.pending or self.pushed) and self._overloaded(size):
+        elif (self.pending or self.pushed or self.owed) and self._overloaded(size):
             job.refuse(OVERLOADED, "too much under way; try again later")
         else:
             jobs.by_id[event.id] = job
@@ -326,7 +331,7 @@ class Session:
     # Pausing the reader
 
     async def readable(self) -> None:
-        """Wait until the reader may read on: there is room, or a handler or call here waits for the peer.
+        """Wait until the reader may read on: there is room, or a handler or call waits for the peer.
 
         Pausing in the latter case could wait for ever: the answer is behind the requests that would not be read.
         """
@@ -343,7 +348,9 @@ class Session:
         outbox = sink if isinstance(sink, Outbox) else None
         if self.closed.is_set():
             return False
-        if self.pending:
+        if self.busy:
+            return True
+        if self.pending or self.owed:
             # A peer that floods us while it owes us an answer has to read first: then its answer is read, too.
             return outbox is not None and outbox.full_of_replies(_FLOOD)
         # Refusals and pongs are posted without waiting. So a peer that sends but never reads is paused here.
@@ -540,6 +547,8 @@ class Session:
         try:
             with trio.move_on_after(grace) as patience:
                 await self.jobs.wait_idle()
+                while self.owed and self.lost is None:
+                    await self.readers.park()
             if patience.cancelled_caught and overdue is not None:
                 overdue()
         finally:
