@@ -78,7 +78,8 @@ def as_read(value: Any) -> Any:
 @given(VALUES | messages())
 def test_an_answer_is_read_or_an_error_of_its_own(value: Any) -> None:
     value = as_read(value)
-    for read in (response_in, *(partial(answer_in, asked=asked) for asked in ASKED)):
+    readers: list[Callable[[Any], object]] = [response_in, *(partial(answer_in, asked=asked) for asked in ASKED)]
+    for read in readers:
         with suppress(AgentToolsError, InvalidReply):
             read(value)
     for wanted in MESSAGES.values():

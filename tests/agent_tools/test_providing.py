@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import attrs
 import pytest
@@ -79,9 +80,11 @@ class Provided:
 async def service(transport: str, port: int = 0) -> AsyncIterator[tuple[str, Any]]:
     server = trimcp.Server("service")
     tools = agent_tools.AgentTools(server, authenticate=trimcp.bearer_tokens({"agent": "agent-7", "provider": "calc"}))
-    async with served(server, transport.replace("websocket", "http"), agent_tools=tools, port=port) as place:
+    options: dict[str, Any] = {} if "unix" in transport else {"port": port}
+    async with served(server, transport.replace("websocket", "http"), agent_tools=tools, **options) as place:
+        url = place.url.removesuffix("/mcp")
         with trio.fail_after(PATIENCE):
-            yield place.url.removesuffix("/mcp").replace("http", "ws", 1), place
+            yield url.replace("http", "ws", 1) if transport.startswith("websocket") else url, place
 
 
 @asynccontextmanager
@@ -186,6 +189,18 @@ async def test_a_service_that_comes_back_gets_the_tools_again(transport: str) ->
             await offers[1].receive()
             assert await agent.call("calc.add", {"a": 1, "b": 2}) == 3
         nursery.cancel_scope.cancel()
+
+
+async def test_a_service_is_reached_through_a_unix_socket() -> None:
+    async with service("http over unix") as (url, _):
+        over_websocket = url.replace("http", "ws", 1)
+        async with providing_to(over_websocket, Provided().tools):
+            for address in (url, over_websocket):
+                async with agent_tools.connect(address, token="agent") as agent:
+                    assert await agent.call("calc.add", {"a": 1, "b": 2}) == 3
+            path = unquote(url.partition("//")[2].partition("/")[0])
+            async with agent_tools.connect("http://elsewhere.test", token="agent", uds=path) as agent:
+                assert await agent.call("calc.add", {"a": 1, "b": 2}) == 3
 
 
 async def test_a_refused_provider_is_told() -> None:
