@@ -142,6 +142,14 @@ def lint(session: nox.Session) -> None:
             session.run("pre-commit", "run", "--all-files", env=env)
 
 
+@nox.session(default=False)
+def proto(session: nox.Session) -> None:
+    """Generate the protobuf messages of agent tools; a test checks that they are current."""
+    session.install("grpcio-tools==1.85.1")
+    source = "trimcp/agent_tools/proto/agent_tools.proto"
+    session.run("python", "-m", "grpc_tools.protoc", "-I", ".", "--python_out=.", source)
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link or reference is an error."""

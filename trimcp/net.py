@@ -188,7 +188,7 @@ async def serve_http(
             # Hypercorn cannot stop accepting and keep its connections, so new ones are accepted and refused meanwhile.
             listen: Callable[..., Awaitable[None]] = partial(
                 serve_hypercorn,
-                _application(grpc)(lambda: nullcontext(face), limits=limits),
+                _application(face, limits, grpc),
                 bind=_binds(host, at_port, uds, sockets),
                 certfile=certfile,
                 keyfile=keyfile,
@@ -244,14 +244,16 @@ def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None, agent_tool
     return settings
 
 
-def _application(grpc: bool) -> type[AsgiApp]:
+def _application(face: HttpFace, limits: HttpLimits, grpc: bool) -> AsgiApp:
     if grpc:
         from trimcp.transports.grpc.server import GrpcApp
 
-        return GrpcApp
+        companion = face.shared.companion
+        services = {} if companion is None else companion.grpc_services()
+        return GrpcApp(lambda: nullcontext(face), limits=limits, services=services)
     from trimcp.transports.http.asgi.app import AsgiApp
 
-    return AsgiApp
+    return AsgiApp(lambda: nullcontext(face), limits=limits)
 
 
 async def _listen(

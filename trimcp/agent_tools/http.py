@@ -77,6 +77,7 @@ AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""
 
 _SUBPROTOCOL: Final = "agent-tools"
+_REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
 _PATCH: Final = "application/merge-patch+json"
 _ANY_VERSION: Final = "*"
 
@@ -106,7 +107,7 @@ class AgentHttp:
         if head.path == "/schemas":
             return True
         rules = self.run.catalog.rules
-        return rules.anonymous_on_loopback and head.loopback and (head.method, head.path) == ("POST", "/tools/register")
+        return rules.anonymous_on_loopback and head.loopback and (head.method, head.path) in _REGISTERING
 
     def take(self, head: Head, body: bytes) -> Handler | HttpResponse | None:
         """Return what answers a body at the endpoint of MCP: an object with a `type`."""
@@ -120,6 +121,13 @@ class AgentHttp:
         response = self.failure(kinds.get(status, AgentToolsError)(why))
         response.status, response.headers = status, (*JSON_HEADERS, *headers)
         return response
+
+    def grpc_services(self) -> Mapping[str, Any]:
+        """Return the services of gRPC, by the beginning of their paths. Raises LocalError without `trimcp[grpc]`."""
+        from trimcp.agent_tools.rpc import AgentRpc
+        from trimcp.agent_tools.rpc_messages import SERVICE
+
+        return {SERVICE: AgentRpc(self.run, self.shared, self.caller)}
 
     def end(self) -> None:
         """End every stream and every request that is still answered."""

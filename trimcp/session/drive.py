@@ -267,7 +267,9 @@ class _ChannelDriver:
                 if until is None:
                     await self._deliver()
                     until = trio.current_time() + (session.limits.eof_grace if self.channel.half_open else 0)
-                await _wind_down(session, max(0.0, until - trio.current_time()))
+                if self.channel.half_open:
+                    await self._answer_last(until)
+                await _wind_down(session, 0)
                 return
             if self._stalled():
                 why = f"the peer read nothing for {session.limits.stall_timeout:g} seconds"
@@ -275,6 +277,20 @@ class _ChannelDriver:
                 self._report_stalled()
                 self._drop(why)
                 return
+
+    async def _answer_last(self, until: float) -> None:
+        """Let handlers answer a peer that has said everything, until then at most, or until it no longer reads."""
+        session = self.session
+
+        async def watch() -> None:
+            await self.channel.hung_up()
+            nursery.cancel_scope.cancel(reason="the peer no longer reads")
+
+        async with trio.open_nursery() as nursery:
+            nursery.cancel_scope.deadline = until
+            nursery.start_soon(watch)
+            await session.jobs.wait_idle()
+            nursery.cancel_scope.cancel(reason="everything is answered")
 
     async def _deliver(self) -> None:
         """Deliver messages until the peer disconnects."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 import trio
@@ -19,6 +19,9 @@ from trimcp.wire.jsonrpc import Malformed, parse
 
 EXCHANGE: Final = "/trimcp.v1.Mcp/Exchange"
 """The path of the method that carries MCP."""
+
+REFUSED: Final = "trimcp-refused"
+"""A header of calls that are refused: their status follows at once, so that a client can wait for it."""
 
 _BATCH: Final = 128  # messages that one `receive` returns at most: each costs as much as a line of standard input
 _SMALLEST: Final = 32  # bytes of a short request, approximately
@@ -79,6 +82,9 @@ class GrpcChannel(MessageChannel):
         message_rate: bytes; for each so many that arrive of a message it gets one second more.
         window: bytes that may arrive before any of them is used.
         principal, headers: set on every received message.
+        read: returns a message from its bytes. Never raises.
+        write: returns the frame of a message's JSON text. With it payloads are of another kind, which `read` knows; by
+            default they are `JsonRpc`.
     """
 
     _call: ByteCall
@@ -88,6 +94,8 @@ class GrpcChannel(MessageChannel):
     _window: int = attrs.field(default=64 * 1024, kw_only=True)
     _principal: Principal | None = attrs.field(default=None, kw_only=True)
     _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True)
+    _read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True)
+    _write: Callable[[bytes], bytes] | None = attrs.field(default=None, kw_only=True)
     read_ahead: tuple[int, int] = attrs.field(init=False)
     _decoder: GrpcDecoder = attrs.field(init=False)
     _unfinished: Amount = attrs.field(init=False, factory=Amount)
@@ -100,7 +108,7 @@ class GrpcChannel(MessageChannel):
     _why: str | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self._decoder = GrpcDecoder(self.max_message, tunnel=True)
+        self._decoder = GrpcDecoder(self.max_message, tunnel=self._write is None)
         self.read_ahead = (_BATCH + self._window // _SMALLEST, 2 * self._window)
 
     @property
@@ -127,6 +135,10 @@ class GrpcChannel(MessageChannel):
             try:
                 for message in batch:
                     data = message.data
+                    if self._write is not None:
+                        held.append(self._write(data))
+                        size += len(data)
+                        continue
                     held.append(json_rpc_header(len(data)))
                     if len(data) >= PIECE:  # is not copied
                         await self._call.send(b"".join(held))
@@ -185,7 +197,7 @@ class GrpcChannel(MessageChannel):
 
     def _incoming(self, found: bytes | Malformed) -> Incoming:
         if isinstance(found, bytes):
-            return Incoming(parse(found), len(found), None, self._headers, self._principal)
+            return Incoming(self._read(found), len(found), None, self._headers, self._principal)
         return Incoming(found, 0, None, self._headers, self._principal)
 
     async def _more(self) -> bytes:

@@ -15,8 +15,9 @@ from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.grpc import GrpcStatus
-from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
-from trimcp.transports.grpc.http2 import WINDOW, CallFailed, Http2Call, Http2Client, running_http2
+from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
+from trimcp.transports.grpc.channel import EXCHANGE, REFUSED, GrpcChannel
+from trimcp.transports.grpc.http2 import Http2Client, running_http2
 from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, socket_path
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
@@ -103,7 +104,7 @@ class GrpcServer:
         async with self.open() as connection, connection.call(EXCHANGE, self.headers.items()) as call:
             try:
                 with trio.fail_at(deadline):
-                    await call.begun()
+                    await call.begun(REFUSED)
             except CallFailed as failure:
                 raise ConnectionLost(self._why_refused(failure)) from failure
             except trio.TooSlowError:
@@ -170,6 +171,8 @@ class _ExchangeEnd:
         self._call.credit(size)
 
     async def close(self, status: GrpcStatus, message: str = "") -> None:
+        if status is GrpcStatus.OK:
+            self._call.end()  # so that the server sees an end, and no failure
         self._call.cancel()
         await self._connection.aclose()
 

@@ -17,9 +17,19 @@ import trio
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, encode_text, json_of, message_frame, status_of_refusal
 from trimcp.security import security_event
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
+from trimcp.transports.grpc.channel import EXCHANGE, REFUSED, GrpcChannel
 from trimcp.transports.http.asgi.app import AsgiApp
-from trimcp.transports.http.asgi.request import FLOW, AsgiEvent, Receive, Scope, Send, SendTimer, plain, response_start
+from trimcp.transports.http.asgi.request import (
+    FLOW,
+    FLOW_WINDOW,
+    AsgiEvent,
+    Receive,
+    Scope,
+    Send,
+    SendTimer,
+    plain,
+    response_start,
+)
 from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
 
@@ -28,7 +38,6 @@ HEALTH: Final = "/grpc.health.v1.Health/"
 
 _CONTENT_TYPE: Final = "application/grpc"
 _TRAILERS: Final = "http.response.trailers"
-_WINDOW: Final = 65_535  # bytes, as HTTP/2 has it where nobody says otherwise
 _CLOSING: Final = 2.0  # seconds for the status of a call whose session has ended
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = (message_frame(bytes((0x08, value))) for value in (1, 2, 3))
 _MOST_CHECK: Final = 1_024
@@ -55,7 +64,7 @@ class GrpcFace(Face, Protocol):
         ...
 
 
-GrpcService: TypeAlias = Callable[[GrpcFace, Head, Scope, Receive, Send], Awaitable[None]]
+GrpcService: TypeAlias = "Callable[[GrpcApp, GrpcFace, Head, Scope, Receive, Send], Awaitable[None]]"
 """Answers the calls of one service, whose callers have been identified."""
 
 
@@ -83,7 +92,7 @@ class GrpcApp(AsgiApp):
 
     def _service(self, path: str) -> GrpcService | None:
         if path == EXCHANGE:
-            return self._exchange
+            return _exchange
         name = path[: path.rfind("/") + 1]
         return _check_health if name == HEALTH else self.services.get(name)
 
@@ -99,10 +108,25 @@ class GrpcApp(AsgiApp):
             await end_call(send, GrpcStatus.UNIMPLEMENTED, "there is no such method")
             face.done(head, 404, 0)
         else:
-            await service(face, head, scope, receive, send)
+            await service(self, face, head, scope, receive, send)
 
-    async def _exchange(self, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
-        found = face.upgrade(head)
+    async def serve_stream(
+        self,
+        face: GrpcFace,
+        head: Head,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        found: Upgrade | HttpResponse,
+        write: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        """Serve a call as a channel of messages, or refuse it.
+
+        Args:
+            face, head, scope, receive, send: as for a service.
+            found: how to serve it, or the refusal.
+            write: returns the frame of a JSON text; None for those of MCP's tunnel.
+        """
         if not isinstance(found, HttpResponse) and self._sessions >= face.max_calls:
             security_event("flood_refused", what="sessions", peer=head.peer, most=face.max_calls)
             found = plain(503, "there are too many sessions; try again later")
@@ -112,9 +136,13 @@ class GrpcApp(AsgiApp):
             return
         self._sessions += 1
         try:
-            await ExchangeCall(face, head, self.limits, scope, receive, send).run(found)
+            await ExchangeCall(face, head, self.limits, scope, receive, send).run(found, write)
         finally:
             self._sessions -= 1
+
+
+async def _exchange(app: GrpcApp, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+    await app.serve_stream(face, head, scope, receive, send, face.upgrade(head))
 
 
 @attrs.define(eq=False)
@@ -149,12 +177,11 @@ class ExchangeCall:
     _finished: trio.Event = attrs.field(init=False, factory=trio.Event)
     _sent: int = attrs.field(init=False, default=0)
     _timer: SendTimer = attrs.field(init=False)
-    _serving: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
 
     def __attrs_post_init__(self) -> None:
         self._timer = SendTimer(self.limits.stall_timeout)
 
-    async def run(self, upgrade: Upgrade) -> None:
+    async def run(self, upgrade: Upgrade, write: Callable[[bytes], bytes] | None = None) -> None:
         """Serve the session until either side ends the call."""
         extensions = self.scope.get("extensions") or {}
         if FLOW in extensions:
@@ -164,21 +191,22 @@ class ExchangeCall:
             upgrade.max_message,
             message_timeout=self.limits.body_timeout,
             message_rate=self.limits.body_rate,
-            window=_WINDOW,
+            window=FLOW_WINDOW,
             principal=upgrade.principal,
             headers=upgrade.headers,
+            read=upgrade.read,
+            write=write,
         )
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._pump_in)
                 nursery.start_soon(self._pump_out)
-                with self._serving:
-                    await upgrade.serve(channel)
+                await upgrade.serve(channel)
                 if time.time() >= self.head.until:
                     await self.close(GrpcStatus.UNAUTHENTICATED, "the access token has expired")
                 elif self.face.draining.is_set():
                     await self.close(GrpcStatus.UNAVAILABLE, "the server is shutting down")
-                await channel.aclose()
+                await self.close(GrpcStatus.OK)
                 with trio.move_on_after(_CLOSING):
                     await self._finished.wait()
                 nursery.cancel_scope.cancel(reason="the call has ended")
@@ -205,13 +233,13 @@ class ExchangeCall:
 
     async def receive(self) -> bytes:
         while not self._chunks:
-            if self._status is not None:
-                raise trio.ClosedResourceError("this call was ended")
-            if self.gone.is_set() and not self._ended:
-                raise trio.BrokenResourceError(self._why)
             if self._ended:
                 await trio.lowlevel.checkpoint()
                 return b""
+            if self.gone.is_set():
+                raise trio.BrokenResourceError(self._why)
+            if self._status is not None:
+                raise trio.ClosedResourceError("this call was ended")
             await self._arrival.park()
         chunks, self._chunks = self._chunks, []
         await trio.lowlevel.cancel_shielded_checkpoint()
@@ -246,7 +274,7 @@ class ExchangeCall:
                 self._ended = True
             self._arrival.unpark_all()
             del event, body
-            while self._grant is None and self._waiting >= _WINDOW:
+            while self._grant is None and self._waiting >= FLOW_WINDOW:
                 await self._used.park()
         if self._timer.cut:
             self._drop()
@@ -258,8 +286,6 @@ class ExchangeCall:
         self._arrival.unpark_all()
         self._accepted.unpark_all()
         self._pump.unpark_all()
-        if self._ended:  # the session has read the end of its input already
-            self._serving.cancel(reason=self._why)
 
     def _drop(self) -> None:
         self.too_slow = True
@@ -268,7 +294,7 @@ class ExchangeCall:
     async def _pump_out(self) -> None:
         """Pass on what is sent, then the status. Servers shield this from cancellation, so only this task does it."""
         try:
-            await self._send(_start(trailers=True))
+            await self._send(_start())
             while not self.gone.is_set():
                 if self._leaving is not None:
                     if not await self._pass_on(self._leaving):
@@ -305,9 +331,9 @@ class ExchangeCall:
 # Other answers
 
 
-def _start(*, trailers: bool, also: list[tuple[bytes, bytes]] | None = None) -> AsgiEvent:
-    headers = [(b"content-type", _CONTENT_TYPE.encode()), *(also or ())]
-    return {"type": "http.response.start", "status": 200, "headers": headers, "trailers": trailers}
+def _start(*also: tuple[bytes, bytes]) -> AsgiEvent:
+    headers = [(b"content-type", _CONTENT_TYPE.encode()), *also]
+    return {"type": "http.response.start", "status": 200, "headers": headers, "trailers": True}
 
 
 def _said(status: GrpcStatus, message: str) -> list[tuple[bytes, bytes]]:
@@ -322,9 +348,13 @@ def _trailers(status: GrpcStatus, message: str = "") -> AsgiEvent:
 
 
 async def end_call(send: Send, status: GrpcStatus, message: str, *headers: tuple[bytes, bytes]) -> None:
-    """Answer a call with nothing but a status."""
-    await send(_start(trailers=False, also=[*_said(status, message), *headers]))
+    """Answer a call with nothing but a status.
+
+    It is in trailers: Hypercorn ends a response of headers alone with a frame of data, which clients do not expect.
+    """
+    await send(_start((REFUSED.encode("ascii"), b"1"), *headers))
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send(_trailers(status, message))
 
 
 async def refuse(head: Head, send: Send, refused: HttpResponse) -> None:
@@ -350,7 +380,7 @@ async def _respond(send: Send, response: HttpResponse) -> None:
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
-async def _check_health(face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+async def _check_health(app: GrpcApp, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer `grpc.health.v1.Health`: `Check`, and `Watch` until the caller leaves."""
     decoder, ended = GrpcDecoder(_MOST_CHECK), False
     with trio.move_on_after(_CLOSING * 5):
@@ -374,7 +404,7 @@ async def _check_health(face: GrpcFace, head: Head, scope: Scope, receive: Recei
         await end_call(send, status, "there is no such method" if known else "there is no such service")
         face.done(head, 404, 0)
         return
-    await send(_start(trailers=True))
+    await send(_start())
     told = _NOT_SERVING if face.draining.is_set() else _SERVING
     await send({"type": "http.response.body", "body": told if known else _SERVICE_UNKNOWN, "more_body": True})
     if watches:

@@ -130,7 +130,10 @@ class HttpFace:
         if reason is not None:
             security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
             return refusal(403, reason)
-        refused = None if self._hook is None else await self._identify(self._hook, head)
+        hook, companion = self._hook, self.shared.companion
+        if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
+            hook = None
+        refused = None if hook is None else await self._identify(hook, head)
         return None if refused is None else refusal(refused.status, refused.message, *refused.headers)
 
     def upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade | HttpResponse:

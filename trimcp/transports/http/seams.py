@@ -258,6 +258,10 @@ class CompanionFace(Protocol):
         """Return the response to a request for one of its paths that the identity check refuses."""
         ...
 
+    def grpc_services(self) -> Mapping[str, Any]:
+        """Return its services of gRPC (`transports.grpc.server.GrpcService`), by the beginning of their paths."""
+        ...
+
     def end(self) -> None:
         """End every stream now, because the port is closed."""
 

@@ -94,7 +94,9 @@ async def _take_data(protocol: H2Protocol, event: h2.events.DataReceived) -> boo
     await stream.handle(events.Body(stream_id=event.stream_id, data=event.data))
     if padding := size - len(event.data):
         flow.credit(padding)
-    protocol.connection.increment_flow_control_window(size)
+    if size:  # the frame that ends a stream may be empty
+        with suppress(h2.exceptions.ProtocolError):
+            protocol.connection.increment_flow_control_window(size)
     return True
 
 

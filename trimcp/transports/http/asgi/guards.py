@@ -46,7 +46,7 @@ from trimcp.budget import NOWHERE_KNOWN, Holding, owner_of
 from trimcp.channel import PeerProgress
 from trimcp.nurseries import sole
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
-from trimcp.transports.http.asgi.request import FLOW, HUNG_UP, MESSAGES
+from trimcp.transports.http.asgi.request import FLOW, FLOW_WINDOW, HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.settings import HttpLimits
@@ -57,7 +57,8 @@ _log = logging.getLogger("trimcp.http")
 PIECE: Final = 64 * 1024
 """Bytes per write: small enough to observe whether a client reads."""
 
-_STEP: Final = 16 * 1024  # bytes by which a window is opened: a quarter of it
+_STEP: Final = FLOW_WINDOW // 4  # bytes by which a window is opened
+_INITIAL_WINDOW: Final = 65_535
 
 _ORDINARY: Final = (
     OSError,
@@ -255,6 +256,7 @@ class StreamFlow:
 
     def take_over(self) -> Callable[[int], None]:
         self.taken_over = True
+        self._open(FLOW_WINDOW - _INITIAL_WINDOW)
         return self.credit
 
     def credit(self, size: int) -> None:
@@ -262,9 +264,12 @@ class StreamFlow:
         before, self.early = self.early, max(0, self.early - size)
         self._owed += size - (before - self.early)
         if self._owed >= _STEP:
-            with suppress(h2.exceptions.ProtocolError):  # the stream has ended
-                self.protocol.connection.increment_flow_control_window(self._owed, self.id)
+            self._open(self._owed)
             self._owed = 0
+
+    def _open(self, size: int) -> None:
+        with suppress(h2.exceptions.ProtocolError):  # the stream has ended
+            self.protocol.connection.increment_flow_control_window(size, self.id)
             self.protocol.task_group.spawn(self.protocol._flush)
 
 

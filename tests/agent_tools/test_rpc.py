@@ -1,0 +1,294 @@
+"""Agent tools through gRPC: every method with gRPC's own client, the table of errors, and Connect's JSON."""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from typing import Any
+
+import grpc
+import httpx2
+import pytest
+import trio
+
+import trimcp
+from tests.agent_tools.rpc_support import PB, SERVICE, serving, stub
+from tests.fuzz.effort import PATIENCE
+from tests.transports.grpc_support import foreign
+from trimcp.agent_tools import RegistrationRules
+
+
+def asked(tool: str, **members: Any) -> Any:
+    arguments = members.pop("arguments", None)
+    request = PB.ToolRequest(tool_name=tool, **members)
+    if arguments is not None:
+        request.arguments.update(arguments)
+    return request
+
+
+def failed(call: Any, request: Any, **options: Any) -> grpc.RpcError:
+    with pytest.raises(grpc.RpcError) as caught:
+        call(request, timeout=options.pop("timeout", PATIENCE), **options)
+    return caught.value
+
+
+def error_of(error: Any) -> Any:
+    """The error's JSON object, which is in the trailers."""
+    return json.loads(dict(error.trailing_metadata())["trimcp-error-bin"])
+
+
+async def until(ended: list[str]) -> None:
+    with trio.fail_after(PATIENCE):
+        while not ended:  # noqa: ASYNC110  # a network is between
+            await trio.sleep(0.01)
+
+
+async def test_a_call_is_answered_in_the_form_in_which_it_was_asked() -> None:
+    def use(channel: grpc.Channel) -> None:
+        call = stub(channel, "Call")
+        answer = call(asked("add", arguments={"a": 1, "b": 2}, request_id="r-1"), timeout=PATIENCE)
+        assert (answer.request_id, answer.status) == ("r-1", "success")
+        assert (answer.result.number_value, answer.result_json) == (3, b"3")
+        answer = call(asked("add", arguments_json=b'{"a":9007199254740993,"b":2}'), timeout=PATIENCE)
+        assert answer.result_json == b"9007199254740995"  # beyond 2^53, where doubles are even
+        assert not answer.HasField("result")
+        # Where both are there, the text counts.
+        answer = call(asked("add", arguments={"a": 5, "b": 5}, arguments_json=b'{"a":1,"b":1}'), timeout=PATIENCE)
+        assert (answer.result.number_value, answer.result_json) == (2, b"2")
+
+    async with serving() as place:
+        await foreign(place.url, use)
+
+
+async def test_progress_comes_before_the_answer() -> None:
+    def use(channel: grpc.Channel) -> None:
+        *progress, last = stub(channel, "CallStream")(asked("steps", request_id="r"), timeout=PATIENCE)
+        told = [(event.progress.progress, event.progress.total, event.progress.message) for event in progress]
+        assert told == [(0, 3, "step 0"), (1, 3, "step 1"), (2, 3, "step 2")]
+        assert {event.progress.request_id for event in progress} == {"r"}
+        assert last.response.result_json == b'"done"'
+
+    async with serving() as place:
+        await foreign(place.url, use)
+
+
+async def test_the_table_of_errors() -> None:
+    def use(channel: grpc.Channel) -> None:
+        call = stub(channel, "Call")
+        for request, status, code in (
+            (asked("nothing"), "NOT_FOUND", "unknown_tool"),
+            (asked("add", version="7"), "NOT_FOUND", "unknown_tool"),
+            (asked("add"), "INVALID_ARGUMENT", "invalid_arguments"),
+            (asked("add", arguments_json=b"{"), "INVALID_ARGUMENT", "malformed"),
+            (asked("add", arguments_json=b"[]"), "INVALID_ARGUMENT", "malformed"),
+            (asked("add", arguments={"a": float("nan")}), "INVALID_ARGUMENT", "malformed"),
+            (asked("add", timeout=-1), "INVALID_ARGUMENT", "malformed"),
+            (asked("crash"), "INTERNAL", "crashed"),
+            (asked("wait", timeout=0.05), "DEADLINE_EXCEEDED", "deadline_exceeded"),
+        ):
+            error: Any = failed(call, request)
+            assert error.code().name == status, request
+            assert error_of(error)["code"] == code or status == "DEADLINE_EXCEEDED", request
+        assert "incident" in error_of(failed(call, asked("crash")))["data"]
+        # A tool's own error is an answer.
+        answer = call(asked("fail"), timeout=PATIENCE)
+        assert (answer.status, answer.error.code, answer.error.message) == ("error", "tool_error", "no luck")
+
+    async with serving() as place:
+        await foreign(place.url, use)
+
+
+async def test_who_may_call() -> None:
+    def use(channel: grpc.Channel) -> None:
+        call = stub(channel, "Call")
+        error: Any = failed(call, asked("add", arguments={"a": 1, "b": 2}))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
+        metadata = [("authorization", "Bearer a-token")]
+        assert call(asked("add", arguments={"a": 1, "b": 2}), metadata=metadata, timeout=PATIENCE).result_json == b"3"
+        error = failed(call, asked("add"), metadata=[*metadata, ("agent-id", "somebody-else")])
+        assert error.code() is grpc.StatusCode.PERMISSION_DENIED
+
+    settings = trimcp.HttpSettings(authenticate=trimcp.bearer_tokens({"a-token": "ada"}))
+    async with serving(settings=settings) as place:
+        await foreign(place.url, use)
+
+
+@pytest.mark.parametrize("way", ["cancel", "deadline", "stream", "stream deadline"])
+async def test_the_tool_stops_with_its_call(way: str) -> None:
+    ended: list[str] = []
+
+    def use(channel: grpc.Channel) -> None:
+        if way.startswith("stream"):
+            events = stub(channel, "CallStream")(asked("wait"), timeout=0.3 if "deadline" in way else PATIENCE)
+            next(events)
+            if way == "stream":
+                events.cancel()
+            with pytest.raises(grpc.RpcError) as caught:
+                next(events)
+        elif way == "cancel":
+            future = stub(channel, "Call").future(asked("wait"), timeout=PATIENCE)
+            time.sleep(0.2)
+            future.cancel()
+            return
+        else:
+            with pytest.raises(grpc.RpcError) as caught:
+                stub(channel, "Call")(asked("wait"), timeout=0.3)
+        error: Any = caught.value
+        assert error.code().name == ("DEADLINE_EXCEEDED" if "deadline" in way else "CANCELLED")
+
+    async with serving(ended) as place:
+        await foreign(place.url, use)
+        await until(ended)
+        assert place.server.statistics().running == 0
+
+
+async def test_the_same_request_twice_in_one_context() -> None:
+    def use(channel: grpc.Channel) -> None:
+        call = stub(channel, "Call")
+        first = call.future(asked("wait", request_id="same", context_id="c"), timeout=PATIENCE)
+        time.sleep(0.2)
+        error: Any = failed(call, asked("wait", request_id="same", context_id="c"))
+        assert error.code() is grpc.StatusCode.ALREADY_EXISTS
+        first.cancel()
+
+    async with serving() as place:
+        await foreign(place.url, use)
+
+
+async def test_a_context_from_its_beginning_to_its_end() -> None:
+    def use(channel: grpc.Channel) -> None:
+        made = stub(channel, "CreateContext")(PB.ContextCreate(state_json=b'{"a":1}'), timeout=PATIENCE)
+        id = made.context_id
+        events = stub(channel, "WatchContext")(PB.ContextWatch(context_id=id), timeout=PATIENCE)
+        assert json.loads(next(events).state.state_json)["a"] == 1
+        update = stub(channel, "UpdateContext")
+        applied = update(PB.ContextUpdate(context_id=id, updates_json=b'{"big":9007199254740993}'), timeout=PATIENCE)
+        assert applied.version == made.version + 1
+        assert next(events).update.updates_json == b'{"big":9007199254740993}'
+        error: Any = failed(update, PB.ContextUpdate(context_id=id, updates_json=b"{}", version=made.version))
+        assert error.code() is grpc.StatusCode.ABORTED
+        error = failed(update, PB.ContextUpdate(context_id=id, updates_json=b'{"permissions":[]}'))
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        state = stub(channel, "ReadContext")(PB.ContextRead(context_id=id), timeout=PATIENCE)
+        assert json.loads(state.state_json)["big"] == 9007199254740993
+        assert state.state.fields["a"].number_value == 1
+        stub(channel, "DestroyContext")(PB.ContextDestroy(context_id=id, reason="over"), timeout=PATIENCE)
+        assert [event.destroyed.reason for event in events] == ["over"]
+        error = failed(stub(channel, "ReadContext"), PB.ContextRead(context_id=id))
+        assert error.code() is grpc.StatusCode.FAILED_PRECONDITION
+        error = failed(stub(channel, "ReadContext"), PB.ContextRead(context_id="ctx_never"))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+
+    async with serving() as place:
+        await foreign(place.url, use)
+
+
+async def test_tools_are_registered_listed_and_removed() -> None:
+    async def weather(city: str) -> dict[str, Any]:
+        return {"city": city, "temperature": 5}
+
+    def use(channel: grpc.Channel) -> None:
+        manifest = PB.Manifest(name="get_weather", description="Weather")
+        manifest.parameters.update({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]})
+        registered = stub(channel, "RegisterTool")(PB.RegisterToolRequest(tool=manifest), timeout=PATIENCE)
+        assert [(tool.name, tool.version, tool.status) for tool in registered.tools] == [
+            ("get_weather", "1", "registered")
+        ]
+        listed = stub(channel, "ListTools")(PB.ListToolsRequest(name="get_weather"), timeout=PATIENCE).tools
+        assert json.loads(listed[0].parameters_json)["required"] == ["city"]
+        answer = stub(channel, "Call")(asked("get_weather", arguments={"city": "Beijing"}), timeout=PATIENCE)
+        assert json.loads(answer.result_json) == {"city": "Beijing", "temperature": 5}
+        assert answer.result.struct_value.fields["city"].string_value == "Beijing"
+        stub(channel, "RemoveTool")(PB.RemoveToolRequest(name="get_weather"), timeout=PATIENCE)
+        error: Any = failed(stub(channel, "Call"), asked("get_weather"))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+
+    rules = RegistrationRules(anonymous_on_loopback=True)
+    async with serving(implementations={"get_weather": weather}, registration=rules) as place:
+        await foreign(place.url, use)
+
+
+async def test_a_providers_tools_live_as_long_as_its_stream() -> None:
+    def use(channel: grpc.Channel) -> None:
+        outgoing: queue.Queue[Any] = queue.Queue()
+        down = stub(channel, "Provide")(iter(outgoing.get, None), timeout=PATIENCE)
+        offer = PB.FromProvider()
+        offer.provide_tools.request_id = "offer"
+        tool = offer.provide_tools.tools.add(name="double", description="Double a number")
+        tool.parameters.update({"type": "object", "properties": {"n": {"type": "integer"}}})
+        outgoing.put(offer)
+        registered = next(down).tools_registered.tools
+        name = registered[0].name
+        answer = stub(channel, "Call").future(asked(name, arguments={"n": 21}), timeout=PATIENCE)
+        request = next(down).tool_request
+        assert json.loads(request.arguments_json) == {"n": 21}
+        reply = PB.FromProvider()
+        reply.tool_response.request_id, reply.tool_response.status = request.request_id, "success"
+        reply.tool_response.result_json = b"42"
+        outgoing.put(reply)
+        assert answer.result().result_json == b"42"
+        waiting = stub(channel, "Call").future(asked(name, arguments={"n": 1}), timeout=PATIENCE)
+        next(down)
+        down.cancel()
+        with pytest.raises(grpc.RpcError):
+            waiting.result()
+        outgoing.put(None)
+        error: Any = failed(stub(channel, "Call"), asked(name))
+        assert error.code() is grpc.StatusCode.NOT_FOUND
+
+    async with serving(registration=RegistrationRules(anonymous_on_loopback=True)) as place:
+        await foreign(place.url, use)
+
+
+async def test_an_offer_that_cannot_be_taken_is_refused_on_the_stream() -> None:
+    def use(channel: grpc.Channel) -> None:
+        outgoing: queue.Queue[Any] = queue.Queue()
+        down = stub(channel, "Provide")(iter(outgoing.get, None), timeout=PATIENCE)
+        offer = PB.FromProvider()
+        offer.provide_tools.tools.add(name="no name of a tool!")
+        outgoing.put(offer)
+        assert next(down).refused.error.code == "invalid_manifest"
+        outgoing.put(PB.FromProvider())
+        assert next(down).refused.error.code == "malformed"
+        outgoing.put(None)
+        assert list(down) == []
+
+    async with serving(registration=RegistrationRules(anonymous_on_loopback=True)) as place:
+        await foreign(place.url, use)
+
+
+@pytest.mark.parametrize("http2", [False, True])
+async def test_connect_speaks_json_over_either_http(http2: bool) -> None:
+    async with serving() as place:
+        url = place.url.replace("grpc", "http", 1) + SERVICE
+        async with httpx2.AsyncClient(http1=not http2, http2=http2) as web:
+            response = await web.post(url + "Call", json={"toolName": "add", "arguments": {"a": 1, "b": 2}})
+            assert response.status_code == 200
+            assert response.json()["result"] == 3
+            assert response.json()["status"] == "success"
+            response = await web.post(url + "Call", json={"toolName": "nothing"})
+            assert response.status_code == 404
+            assert response.json()["code"] == "not_found"
+
+
+async def test_while_the_server_ends_nothing_begins() -> None:
+    ended: list[str] = []
+
+    def use(channel: grpc.Channel) -> Any:
+        call = stub(channel, "Call")
+        running = call.future(asked("wait"), timeout=PATIENCE)
+        time.sleep(0.2)
+        loop.run_sync_soon(place.stop.set)
+        time.sleep(0.2)
+        error: Any = failed(call, asked("add", arguments={"a": 1, "b": 2}))
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        with pytest.raises(grpc.RpcError) as caught:
+            running.result()
+        return caught.value
+
+    async with serving(ended) as place:
+        loop = trio.lowlevel.current_trio_token()
+        error = await foreign(place.url, use)
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+    assert ended
