@@ -10,6 +10,11 @@ Then, in another shell:
     curl -X POST http://localhost:8080/mcp -H "Authorization: Bearer demo-token" -H "Content-Type: application/json" \
         -d '{"type": "tool_request", "tool_name": "get_weather", "arguments": {"city": "Beijing"},
              "request_id": "req-001", "context_id": "ctx-001"}'
+
+The first of these shows no token: on this machine ANYBODY MAY REGISTER TOOLS with this server, which says so when it
+starts. That is for trying things out; leave `anonymous_on_loopback` out of a server of your own. Calls do need a token,
+and it says which agent calls: `demo-token`, `hr-token` (which alone may call `pay_salary`), or `units-token`, which
+provider.py shows: a program that brings more tools.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ TEMPERATURES = {"Beijing": 5, "Lisbon": 17, "Oslo": -3}
 
 
 def get_weather(city: str) -> Weather:
-    """What a manifest named `get_weather` registers: an implementation that this server declares."""
+    """Return the weather. This is no tool until a manifest of that name is registered."""
     if city not in TEMPERATURES:
         raise trimcp.ToolError(f"no weather is known for {city}")
     return {"city": city, "temperature": TEMPERATURES[city], "unit": "Celsius"}
@@ -74,9 +79,9 @@ def allow(call: AgentAccess) -> bool | Denied:
 agent_tools = AgentTools(
     server,
     implementations={"get_weather": get_weather},
-    # Whoever is on this machine may register tools without a token: for trying things out only.
+    # ANYBODY ON THIS MACHINE may register tools without a token, and whoever comes through a proxy on it.
     registration=RegistrationRules(anonymous_on_loopback=True),
-    authenticate=trimcp.bearer_tokens({"demo-token": "demo", "hr-token": "hr-payroll"}),
+    authenticate=trimcp.bearer_tokens({"demo-token": "demo", "hr-token": "hr-payroll", "units-token": "units"}),
     allow=allow,
 )
 
