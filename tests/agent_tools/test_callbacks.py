@@ -314,9 +314,8 @@ async def test_a_name_that_is_bound_anew_changes_nothing(net: Net) -> None:
 async def test_a_literal_address_is_a_host_like_any(host: str, net: Net) -> None:
     with pytest.raises(NotAllowed, match=r"callbacks to this host are not allowed$"):
         await allowing().resolve(f"https://{host}/")
-    if ":" not in host:
-        with pytest.raises(NotAllowed, match="not a public one"):
-            await allowing(host).resolve(f"https://{host}/")
+    with pytest.raises(NotAllowed, match="not a public one"):
+        await allowing(host).resolve(f"https://{host}/")
     assert net.connected == []
 
 
@@ -624,6 +623,8 @@ def test_every_host_has_a_secret() -> None:
         Callbacks({"own.example": None})
     with pytest.raises(ValueError, match="at least 24 bytes"):
         Callbacks([HOST], b"short")
+    with pytest.raises(ValueError, match="is no host"):
+        Callbacks(["a:b"], SECRET)
     with pytest.raises(TypeError, match="several names"):
         Callbacks(HOST, SECRET)
     with pytest.raises(ValueError, match="timeout"):

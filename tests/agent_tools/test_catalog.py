@@ -330,6 +330,11 @@ async def test_nothing_is_registered_over_the_server_s_own_tools() -> None:
     server.add_tool(whatever, name="whatever@7")
     taken = {"name": "whatever", "version": "7", "parameters": {"type": "object"}}
     await refused(catalog, NameTaken, "whatever@7 is a tool of the server's own", taken)
+    approve = Approver()
+    asked = Catalog(server, {"get_weather": get_weather, "whatever": whatever}, RegistrationRules(approve=approve))
+    for raw in (WEATHER, taken):
+        await refused(asked, NameTaken, "is a tool of the server's own", raw)
+    assert approve.asked == [], "nobody is asked about what cannot be"
     with pytest.raises(NotAllowed, match="it is the server's own"):
         await catalog.remove("get_weather", ADA)
     with pytest.raises(NotAllowed, match="it is the server's own"):
@@ -367,6 +372,11 @@ async def test_a_tool_that_the_author_put_in_its_place_stays() -> None:
     await catalog.remove("echo", ADA)
     assert server.tools.get("echo") is own
     assert "echo@1" not in server.tools
+    await catalog.register(WEATHER, ADA)
+    server.remove_tool("get_weather")
+    server.add_tool(whatever, name="get_weather")
+    await catalog.remove("get_weather", ADA)
+    assert listed(server) == ["echo", "get_weather"]
 
 
 async def test_registering_again_changes_nothing() -> None:
@@ -687,7 +697,7 @@ async def test_a_provider_s_tool_is_called_by_mcp_clients(answer: Any, autojump_
 async def test_a_provider_s_tools_vanish_with_it_and_calls_fail_at_once(autojump_clock: Any) -> None:
     server, catalog = make()
     stream, other = Stream(), Stream()
-    for name in ("any", "more"):
+    for name in ("any", "more", "third"):
         for version in ("1", "2"):
             await catalog.register({**ANY, "name": name, "version": version}, ADA, by=stream)
     await catalog.register({**ANY, "version": "3"}, ADA, by=other)
@@ -910,6 +920,7 @@ async def test_one_quota_is_shared_by_all_tools_of_an_implementation(autojump_cl
     for name in ("slow", "other"):
         for version in ("1", "2"):
             await catalog.register({**raw, "name": name, "version": version, "implementation": "slow"}, ADA)
+    assert catalog.find("other")[1].turns == "implementation slow", "a tool of the server's own may be named slow"
     async with connected(server) as session, trio.open_nursery() as nursery:
         for name in ("slow", "other@1"):
             nursery.start_soon(session.call_tool, name)

@@ -64,7 +64,7 @@ class Callbacks:
         tls: verifies the hosts; by default with the usual authorities.
 
     Raises:
-        ValueError: a host has no secret, or one that is too short.
+        ValueError: a host has no secret, or one that is too short, or it is no host.
     """
 
     hosts: Mapping[str, Secret | None] | Collection[str] = attrs.field(repr=False)
@@ -84,8 +84,11 @@ class Callbacks:
             secret = self.secret if own is None else own
             if secret is None:
                 raise ValueError(f"the host {name} has no secret")
-            host, _, port = name.lower().partition(":")
-            self._secrets[f"{host}:{port or _PORT}"] = secret_bytes(secret)
+            try:
+                place = _place(httpx2.URL(f"https://{name}"))
+            except (httpx2.InvalidURL, ValueError):
+                raise ValueError(f"{name!r:.100} is no host") from None
+            self._secrets[place] = secret_bytes(secret)
 
     def check(self, url: str) -> httpx2.URL:
         """Return a URL that may be called.
