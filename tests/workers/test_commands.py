@@ -143,6 +143,17 @@ async def test_braces_that_are_no_placeholders(told: list[str]) -> None:
     assert said["argv"] == ["{print $1}", "{}", "{name}", "{{a:{b c}}}", "x{name}n"]
 
 
+async def test_a_function_may_refuse_arguments(told: list[str]) -> None:
+    def validate(arguments: dict[str, Any]) -> None:
+        if arguments["path"].startswith("/"):
+            raise ValueError("path must be relative")
+
+    assert (await ask([*told, "{path}"], {"path": "a"}, validate=validate))["argv"] == ["a"]
+    result = await call([*told, "{path}"], {"path": "/etc"}, validate=validate)
+    assert result.is_error
+    assert "path must be relative" in result.text
+
+
 # Input
 
 EVERYTHING = {"type": "object"}

@@ -19,7 +19,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.errors import McpError, ToolError
+from trimcp.errors import LocalError, McpError, ToolError
 from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
@@ -185,7 +185,7 @@ class PreparedFunction:
         From a worker process it returns the finished MCP result. Raises ConversionError for an argument that fits its
         schema but cannot be converted to its type, or that `validate` refuses.
         """
-        if self.remote is not None and not virtual_time():
+        if self.remote is not None and (self.remote.sandbox is not None or not virtual_time()):
             if self.validate is not None:
                 await _judge(self.validate, arguments)
             return await self._run_in_worker(self.remote, pools, ctx, arguments)
@@ -212,6 +212,8 @@ class PreparedFunction:
     async def _run_in_worker(
         self, remote: RemoteTool, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]
     ) -> Any:
+        if remote.sandbox is not None and virtual_time():
+            raise LocalError(f"the tool {remote.name} needs its sandbox, which no test in virtual time can wait for")
         remote.check()
         # The worker process converts the answers.
         questions = [attrs.evolve(question, whole=True) for question in self.questions]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import attrs
 
-from trimcp.server.calling import ListedOptions, check_options
+from trimcp.server.calling import ListedOptions, Validate, check_options
 from trimcp.server.tools import ToolOptions
 from trimcp.wire.tools import ToolAnnotations
 from trimcp.workers.commands import Command, CommandIsolation
@@ -38,6 +38,7 @@ class CommandOptions(ListedOptions, total=False):
         cpu_time: seconds of processor time for each of its processes, rounded up (RLIMIT_CPU).
         input_schema: any JSON Schema 2020-12 of an object. By default each placeholder is a required text.
         output_schema: the schema of its structured result, with `output="json"`.
+        validate: a function of the arguments that refuses wrong ones, by raising `ToolError` or `ValueError`.
         annotations: hints on its behaviour (`ToolAnnotations`).
         confirm: True asks the user before each call; False never does, whatever `Server(confirm=)` is.
     """
@@ -59,6 +60,7 @@ class CommandOptions(ListedOptions, total=False):
     cpu_time: float | None
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
+    validate: Validate | None
     annotations: ToolAnnotations | None
     confirm: bool | None
 

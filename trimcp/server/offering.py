@@ -109,7 +109,7 @@ class Offering:
 
         The schema follows from type hints, the descriptions from the docstring. An async function runs in the event
         loop; a sync one in a thread, or with `run="inline"` in the loop, where it must be quick, or with
-        `run="process"` in a worker process that is killed with its call.
+        `run="process"` in a worker process that is killed with its call; with `isolation="bwrap"` that is in a sandbox.
 
         Args:
             function: the function; its parameters are the tool's arguments, except a `Context` and declared questions.
@@ -118,8 +118,8 @@ class Offering:
         Raises:
             TypeError: a type has no JSON Schema, a given schema is not valid, an option is unknown, or a worker process
                 could not find the function (`run="process"`); the text says what to do.
-            ValueError: `timeout`, `max_concurrent`, `memory` or `cpu_time` is not positive.
-            LocalError: a tool of that name exists.
+            ValueError: `timeout`, `max_concurrent`, `memory` or `cpu_time` is not positive, or a path does not exist.
+            LocalError: a tool of that name exists, or its sandbox cannot be made here.
         """
         return _decorate(self.add_tool, function, options)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import attrs
 import trio
@@ -39,6 +40,9 @@ RunMode = Literal["inline", "thread", "process"]
 """How a sync function runs: in the event loop (it must be quick), in a thread of the server's own limiter, or, for
 tools, in a worker process that is killed when its call is cancelled."""
 
+Isolation = Literal["process", "bwrap"]
+"""Where a sync tool runs apart from the server: in a worker process, or in one of its own in a sandbox (Linux)."""
+
 _RUNS: Final = ("inline", "thread", "process")
 
 _FINISHED: Final = (CallToolResult, InputRequiredResult)
@@ -63,6 +67,10 @@ class ToolOptions(ListedOptions, total=False):
         confirm: True asks the user before each call, by elicitation; False never does, whatever `Server(confirm=)` is.
         run: how a sync function runs: "thread", "inline" or "process". For "process" define it at its module's top
             level.
+        isolation: "process" is the same as `run="process"`. "bwrap" is that in a sandbox of bubblewrap (Linux), a new
+            one for each call: no network, and no files but the system's, Python's and those of its module.
+        read: with `isolation="bwrap"`, absolute paths that it may read beside those.
+        write: with `isolation="bwrap"`, absolute paths that it may write.
         memory: with `run="process"`, bytes of address space for its process (RLIMIT_AS).
         cpu_time: with `run="process"`, seconds of processor time for a call, rounded up (RLIMIT_CPU).
     """
@@ -76,6 +84,9 @@ class ToolOptions(ListedOptions, total=False):
     validate: Validate | None
     confirm: bool | None
     run: RunMode
+    isolation: Isolation | None
+    read: Sequence[str | os.PathLike[str]]
+    write: Sequence[str | os.PathLike[str]]
     memory: int | None
     cpu_time: float | None
 
@@ -189,6 +200,21 @@ def error_text(name: str, error: BaseException) -> str | None:
     return None
 
 
+def _run_mode(options: ToolOptions) -> str:
+    """Return where a sync function runs. Raises TypeError if the options contradict each other."""
+    isolation, run = options.get("isolation"), options.get("run")
+    if isolation != "bwrap" and (options.get("read") or options.get("write")):
+        raise TypeError('read and write open a sandbox; add isolation="bwrap"')
+    if isolation is None:
+        return run or "thread"
+    if isolation not in get_args(Isolation):
+        hint = 'a program is added by server.add_command("name", ["program", "{argument}"])'
+        raise TypeError(f"isolation of a function is 'process' or 'bwrap', not {isolation!r}; {hint}")
+    if run not in (None, "process"):
+        raise TypeError(f"isolation={isolation!r} runs it in a process; drop run={run!r}")
+    return "process"
+
+
 def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """Build a tool from a function. Raises TypeError and ValueError as `Offering.tool` does."""
     check_options(options, ToolOptions)
@@ -202,7 +228,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     validate = options.get("validate")
     if validate is not None and not callable(validate):
         raise TypeError("validate is a function of the arguments")
-    prepared = prepare(function, run=options.get("run", "thread"), runs=_RUNS, schema_given=given is not None)
+    prepared = prepare(function, run=_run_mode(options), runs=_RUNS, schema_given=given is not None)
     prepared.validate = validate
     schema = prepared.signature.input_schema
     if given is not None:

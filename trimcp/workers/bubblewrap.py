@@ -24,13 +24,16 @@ import orjson
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.workers.programs import Pipes
+from trimcp.workers.programs import INHERITED, Pipes, environment_of, worker_loads
 from trimcp.workers.seccomp import seccomp_filter
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 HOME: Final = "/tmp"  # noqa: S108 -- of the sandbox: nobody else sees it
 """The directory of a program in a sandbox: empty at first, its own, and gone with it."""
+
+SCRATCH: Final = 64 * 2**20
+"""Bytes that fit into that directory by default."""
 
 _SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store")
 _ETC: Final = (
@@ -96,6 +99,8 @@ class Sandbox:
             LocalError: bubblewrap is not installed, or it can make no sandbox here; the text says why.
             ValueError: a path is not absolute, or does not exist.
         """
+        if worker_loads():
+            return Sandbox("bwrap", (), (), scratch)
         if sys.platform != "linux":
             raise LocalError('isolation="bwrap" needs Linux; nothing runs without its sandbox')
         bwrap = shutil.which("bwrap")
@@ -207,8 +212,16 @@ class SandboxedProgram:
         environment: Mapping[str, str],
         directory: str | os.PathLike[str],
         pipes: Pipes,
+        *,
+        keep: Sequence[int] = (),
     ) -> SandboxedProgram:
-        """Start a program in a sandbox; a task in the nursery waits for its end. Raises OSError if that fails."""
+        """Start a program in a sandbox; a task in the nursery waits for its end. Raises OSError if that fails.
+
+        Args:
+            nursery: must not end before it has.
+            sandbox, command, environment, directory, pipes: what runs, and where.
+            keep: descriptors that it inherits beside its standard streams.
+        """
         reading, writing = os.pipe()
         info = trio.lowlevel.FdStream(reading)
         try:
@@ -220,7 +233,7 @@ class SandboxedProgram:
                     "stdout": pipes.stdout,
                     "stderr": pipes.stderr,
                     "env": environment,
-                    "pass_fds": (*filter.descriptors, writing),
+                    "pass_fds": (*filter.descriptors, writing, *keep),
                     "start_new_session": True,
                 }
                 with trio.CancelScope(shield=True):
@@ -245,27 +258,44 @@ class SandboxedProgram:
             else:  # it has ended already, and its id is another's
                 os.close(handle)
 
-    async def exited(self) -> None:
-        await self._over.wait()
+    @property
+    def pid(self) -> int:
+        """The process of bwrap, outside."""
+        return self._popen.pid
 
-    async def end(self) -> int | None:
-        if not self._killed:
-            self._killed = True
-            with trio.move_on_after(_ENDED, shield=True):
-                await self._kill()
-            if not self._over.is_set():
-                log.error("the sandbox of process %d survived SIGKILL", self._popen.pid)
-                self._waiting.cancel(reason="it survived SIGKILL")
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or minus a signal; None until the end."""
         code = self._popen.returncode if self._over.is_set() else None
         # bwrap ends with 128 and the signal that ended the program, as shells do.
         return 128 - code if code is not None and _is_signal(code - 128) else code
 
-    async def _kill(self) -> None:
-        """Kill the sandbox's first process: the kernel then kills all in it, and it is over when they are."""
+    async def exited(self) -> None:
+        await self._over.wait()
+
+    def kill(self) -> None:
+        """Kill the sandbox's first process: the kernel then kills all in it. `end` waits for that."""
+        if self._init is None:
+            self._popen.kill()
+        else:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init, signal.SIGKILL)
+
+    async def end(self) -> int | None:
+        if not self._killed:
+            self._killed = True
+            self.kill()
+            with trio.move_on_after(_ENDED, shield=True):
+                await self._gone()
+            if not self._over.is_set():
+                log.error("the sandbox of process %d survived SIGKILL", self._popen.pid)
+                self._waiting.cancel(reason="it survived SIGKILL")
+        return self.returncode
+
+    async def _gone(self) -> None:
+        """Wait until nothing is left in the sandbox: its first process is over when all others are."""
         try:
             if self._init is not None:
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._init, signal.SIGKILL)
                 await trio.lowlevel.wait_readable(self._init)
             self._popen.kill()
             await self._over.wait()
@@ -273,6 +303,30 @@ class SandboxedProgram:
             if self._init is not None:
                 os.close(self._init)
                 self._init = None
+
+
+async def start_worker(
+    nursery: trio.Nursery, sandbox: Sandbox, command: Sequence[str], output: int, keep: Sequence[int]
+) -> SandboxedProgram:
+    """Start a worker process in a sandbox. Raises OSError if that fails.
+
+    Args:
+        nursery: must not end before it has.
+        sandbox, command: what runs, and where.
+        output: the descriptor of its output.
+        keep: other descriptors that it inherits.
+    """
+    environment = environment_of(INHERITED, HOME, {})
+    pipes = Pipes(subprocess.DEVNULL, output, output)
+    return await SandboxedProgram.start(nursery, sandbox, command, environment, HOME, pipes, keep=keep)
+
+
+def of_python(file: str) -> list[str]:
+    """Return what a sandbox has to show for Python to load this file with all that we find: our `sys.path`."""
+    wanted = [sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable))]
+    wanted += [os.path.dirname(os.path.abspath(file)), os.path.abspath(file), *map(os.path.abspath, sys.path)]
+    found = dict.fromkeys(path for path in wanted if os.path.exists(path) and path not in _OWN)
+    return [path for path in found if not any(_is_in(path, system) for system in _SYSTEM)]
 
 
 async def _keep(arguments: Mapping[str, Any], *, task_status: trio.TaskStatus[SandboxedProgram]) -> None:

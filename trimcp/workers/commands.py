@@ -29,15 +29,22 @@ from trimcp.errors import LocalError, ToolError
 from trimcp.nurseries import open_service_nursery
 from trimcp.session.clock import virtual_time
 from trimcp.wire.jsonrpc import Unencodable, encode
-from trimcp.workers.programs import Finished, PlainProgram, Start, bounded_by, in_real_time, run_program
+from trimcp.workers.programs import (
+    INHERITED,
+    Finished,
+    PlainProgram,
+    Start,
+    bounded_by,
+    environment_of,
+    in_real_time,
+    run_program,
+    worker_loads,
+)
 
 if TYPE_CHECKING:
     from trimcp.workers.bubblewrap import Sandbox  # few servers need it
 
 log: logging.Logger = logging.getLogger("trimcp.server")
-
-INHERITED: Final = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "TZ")
-"""The environment variables that a command inherits by default."""
 
 _PLACEHOLDER: Final = re.compile(r"\{\{([A-Za-z_][\w-]*)\}\}|\{([A-Za-z_][\w-]*)\}")
 _SHOWN: Final = 2_000  # characters of standard error in a tool error
@@ -184,10 +191,10 @@ class Command:
     max_output: int = 2**20
     memory: int | None = None
     cpu_time: float | None = None
-    _program: tuple[str, ...] = attrs.field(init=False)
+    _program: tuple[str, ...] = attrs.field(init=False, default=())
     _arguments: tuple[_Argument, ...] = attrs.field(init=False)
-    _given: str | None = attrs.field(init=False)
-    _sandbox: Sandbox | None = attrs.field(init=False)
+    _given: str | None = attrs.field(init=False, default=None)
+    _sandbox: Sandbox | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         if self.isolation not in ("command", "bwrap"):
@@ -201,8 +208,13 @@ class Command:
         stdin = ("json" if not self._placed() else None) if self.stdin == "auto" else self.stdin
         set_("stdin", stdin)
         set_("_given", self._input_name(stdin))
-        set_("_sandbox", self._make_sandbox())
-        set_("_program", self._find_program())
+        if not worker_loads():
+            self._prepare()
+
+    def _prepare(self) -> None:
+        """Look for the program, and for its sandbox."""
+        object.__setattr__(self, "_sandbox", self._make_sandbox())
+        object.__setattr__(self, "_program", self._find_program())
 
     def _placed(self) -> list[str]:
         return [name for argument in self._arguments for name in argument.names]
@@ -265,6 +277,8 @@ class Command:
                 raise TypeError(f"the placeholder {{{name}}} cannot be an {kind}; let the program read JSON (stdin)")
 
     async def __call__(self, arguments: dict[str, Any]) -> Any:
+        if not self._program:
+            self._prepare()
         filled = [text for each in self._arguments if (text := each.fill(arguments)) is not None]
         given = self._input(arguments)
         run = functools.partial(self._run_in_time, [*self._program, *filled], given)
@@ -310,13 +324,8 @@ class Command:
             )
             return await run_program(start, given, self.max_output)
 
-    def _inherited(self) -> dict[str, str]:
-        inherited = {name: os.environ[name] for name in self.inherit_env if name in os.environ}
-        # Exported shell functions are code that a shell started by the program would run.
-        return {name: value for name, value in inherited.items() if not value.startswith("()")}
-
     def _environment(self, home: str) -> dict[str, str]:
-        return {**self._inherited(), "HOME": home, "TMPDIR": home, **self.env}
+        return environment_of(self.inherit_env, home, self.env)
 
     def _result(self, finished: Finished) -> Any:
         """Return what a call results in. Raises ToolError if the program failed."""

@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import orjson
@@ -30,6 +30,9 @@ from trimcp.session.limits import Quota
 from trimcp.session.turns import MOST_WAITING, Turns
 from trimcp.values import valued
 from trimcp.wire.jsonrpc import encode
+
+if TYPE_CHECKING:
+    from trimcp.workers.bubblewrap import Sandbox, SandboxedProgram
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -66,6 +69,7 @@ class WorkerProcess:
     Attributes:
         process: the process, leader of its own group.
         memory: the bound of its address space in bytes, or None.
+        sandbox: the sandbox it is in, or None. One in a sandbox has one call, which may leave nothing to the next.
         idle_scope: cancelled after being idle for too long; the pool sets its deadline.
         killed: whether its group was sent SIGKILL.
         crashed: whether it ended by itself, or was killed for an error of its own.
@@ -73,8 +77,9 @@ class WorkerProcess:
         turn: its call's turn; None while it is idle.
     """
 
-    process: trio.Process
+    process: trio.Process | SandboxedProgram
     memory: int | None
+    sandbox: Sandbox | None
     _connection: trio.SocketStream
     _output: trio.lowlevel.FdStream
     _parent_pipe: int
@@ -93,8 +98,11 @@ class WorkerProcess:
         self._send, self._receive = trio.open_memory_channel[Any](0)
 
     @staticmethod
-    async def start(memory: int | None) -> WorkerProcess:
-        """Start a process, in a thread, so the event loop is not blocked. Raises OSError if that fails."""
+    async def start(memory: int | None, sandbox: Sandbox | None, nursery: trio.Nursery) -> WorkerProcess:
+        """Start a process, in a thread, so the event loop is not blocked. Raises OSError if that fails.
+
+        A task in the nursery waits for the end of a sandbox.
+        """
         with ExitStack() as ours, ExitStack() as theirs:
             near, far = socket.socketpair()
             ours.callback(near.close)
@@ -106,17 +114,25 @@ class WorkerProcess:
             ours.callback(os.close, output)
             theirs.callback(os.close, output_end)
             # -P: otherwise the file's directory comes first in sys.path, and our modules hide the standard library's
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-P", _START, str(far.fileno()), str(parent_end)],
-                stdin=subprocess.DEVNULL,
-                stdout=output_end,
-                stderr=output_end,
-                pass_fds=(far.fileno(), parent_end),
-                process_group=0,
-            )
+            command = [sys.executable, "-P", _START, str(far.fileno()), str(parent_end)]
+            kept = far.fileno(), parent_end
+            process: trio.Process | SandboxedProgram
+            if sandbox is None:
+                process = await trio.lowlevel.open_process(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output_end,
+                    stderr=output_end,
+                    pass_fds=kept,
+                    process_group=0,
+                )
+            else:
+                from trimcp.workers.bubblewrap import start_worker  # few servers need it
+
+                process = await start_worker(nursery, sandbox, command, output_end, kept)
             ours.pop_all()
         connection = trio.SocketStream(trio.socket.from_stdlib_socket(near))
-        return WorkerProcess(process, memory, connection, trio.lowlevel.FdStream(output), parent_pipe)
+        return WorkerProcess(process, memory, sandbox, connection, trio.lowlevel.FdStream(output), parent_pipe)
 
     async def keep(self, started: Callable[[], None]) -> None:
         """Serve the process until it has ended and was reaped. Cancelling it kills the process.
@@ -132,12 +148,15 @@ class WorkerProcess:
                     await self._write(self._setup())
                     started()
                     await self._read()
+                    if not isinstance(self.process, trio.Process):
+                        with trio.move_on_after(_DRAINED):  # so that bwrap tells how the worker ended, not that we kill
+                            await self.process.exited()
                     self._note_end()
         finally:
             self._kill_group()
             # The process is killed; wait for the system to report its end.
             with trio.move_on_after(_REAPED, shield=True):
-                await self.process.wait()
+                await (self.process.wait() if isinstance(self.process, trio.Process) else self.process.end())
             self._send.close()
             self._connection.socket.close()
             os.close(self._parent_pipe)
@@ -181,7 +200,9 @@ class WorkerProcess:
 
         Until it is reaped, the system does not reuse its id and its group's id.
         """
-        if sys.platform == "linux":
+        if not isinstance(self.process, trio.Process):
+            await self.process.exited()
+        elif sys.platform == "linux":
             handle = os.pidfd_open(self.process.pid)
             try:
                 await trio.lowlevel.wait_readable(handle)
@@ -200,6 +221,9 @@ class WorkerProcess:
     def _kill_group(self) -> None:
         if not self.killed:
             self.killed = True
+            if not isinstance(self.process, trio.Process):
+                self.process.kill()
+                return
             try:
                 os.killpg(self.process.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
@@ -311,7 +335,7 @@ class WorkerPool:
 
     @asynccontextmanager
     async def worker(
-        self, memory: int | None, whose: Hashable, deadline: float = math.inf
+        self, memory: int | None, whose: Hashable, deadline: float = math.inf, *, sandbox: Sandbox | None = None
     ) -> AsyncIterator[WorkerProcess]:
         """Provide a worker for one call, with this bound of its address space.
 
@@ -321,31 +345,34 @@ class WorkerPool:
             memory: bytes, or None for no bound.
             whose: identifies the session; while all workers are busy, sessions take turns.
             deadline: the latest time to begin, on Trio's clock.
+            sandbox: where the worker is to run, which then is a new one; None for a plain process.
 
         Raises:
             ErrorReply: the deadline has passed.
             OSError: no process could be started.
         """
-        worker = await self._take(memory, whose, deadline)
+        worker = await self._take(memory, sandbox, whose, deadline)
         try:
             yield worker
         finally:
-            if worker.done and worker.usable:
+            if worker.done and worker.usable and sandbox is None:
                 self._give_back(worker)
             else:
-                self._killed += not worker.killed
+                self._killed += not worker.killed and not (worker.done and sandbox is not None)
                 worker.kill()
 
-    async def _take(self, memory: int | None, whose: Hashable, deadline: float) -> WorkerProcess:
+    async def _take(
+        self, memory: int | None, sandbox: Sandbox | None, whose: Hashable, deadline: float
+    ) -> WorkerProcess:
         turn = _Turn(self.turns, await self.turns.take(whose, deadline))
         try:
-            worker = self._fitting(memory)
+            worker = self._fitting(memory) if sandbox is None else None
             if worker is None:
                 while self._alive >= self.most:  # idle ones with another bound must end first, or some are ending
                     if self._idle:
                         self._idle.pop(0).kill()
                     await self._gone.park()
-                worker = await self._nursery.start(self._keep, memory, turn)
+                worker = await self._nursery.start(self._keep, memory, sandbox, turn)
         except BaseException:  # cancelled, or no process could be started
             turn.give_back()
             raise
@@ -369,11 +396,18 @@ class WorkerPool:
         self._idle.append(worker)
         turn.give_back()
 
-    async def _keep(self, memory: int | None, turn: _Turn, *, task_status: trio.TaskStatus[WorkerProcess]) -> None:
+    async def _keep(
+        self,
+        memory: int | None,
+        sandbox: Sandbox | None,
+        turn: _Turn,
+        *,
+        task_status: trio.TaskStatus[WorkerProcess],
+    ) -> None:
         self._alive += 1
         worker: WorkerProcess | None = None
         try:
-            worker = await WorkerProcess.start(memory)
+            worker = await WorkerProcess.start(memory, sandbox, self._nursery)
             self._started += 1
             worker.turn = turn
             log.debug("started worker process %d", worker.process.pid)

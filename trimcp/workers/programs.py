@@ -10,7 +10,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from threading import Thread
 from typing import Final, Protocol
@@ -21,6 +21,9 @@ import trio
 from trimcp.descendants import MARK, Descendants, signal_until_gone
 
 log: logging.Logger = logging.getLogger("trimcp.server")
+
+INHERITED: Final = ("PATH", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LC_MESSAGES", "TZ")
+"""The environment variables that a program inherits by default."""
 
 _CHUNK: Final = 64 * 1024  # bytes; a pipe holds no more, so one read empties that of a program that has ended
 _ERRORS: Final = 16 * 1024  # bytes of standard error that are kept, the last ones
@@ -90,6 +93,23 @@ class _Captured:
         while chunk := await stream.receive_some(_CHUNK):
             self.errors += chunk
             del self.errors[:-_ERRORS]
+
+
+def worker_loads() -> bool:
+    """Return whether this is a worker process that loads the module of its tool. The other tools in it do not run here.
+
+    What they need need not be here either, and looking for it would cost each worker's start.
+    """
+    worker = sys.modules.get("trimcp.worker.serve")
+    return worker is not None and worker.loading
+
+
+def environment_of(inherit: Collection[str], home: str, env: Mapping[str, str]) -> dict[str, str]:
+    """Return a program's environment: the variables of ours that it inherits, those of its directory, and `env`."""
+    inherited = {name: os.environ[name] for name in inherit if name in os.environ}
+    # Exported shell functions are code that a shell started by the program would run.
+    inherited = {name: value for name, value in inherited.items() if not value.startswith("()")}
+    return {**inherited, "HOME": home, "TMPDIR": home, **env}
 
 
 async def run_program(start: Start, given: bytes, most: int) -> Finished:

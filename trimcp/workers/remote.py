@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -27,6 +27,9 @@ from trimcp.wire.revisions import LATEST
 from trimcp.wire.tools import CallToolResult
 from trimcp.workers.packing import pack, unpack
 from trimcp.workers.pool import WorkerPool, WorkerProcess
+
+if TYPE_CHECKING:
+    from trimcp.workers.bubblewrap import Sandbox  # few servers need it
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -51,6 +54,7 @@ class RemoteTool:
         memory: the bound of its workers' address space in bytes, or None.
         cpu_time: seconds of processor time a call may take, or None.
         wants_context: whether the function takes the context.
+        sandbox: where its workers run, or None for plain processes.
     """
 
     name: str
@@ -59,6 +63,7 @@ class RemoteTool:
     memory: int | None
     cpu_time: float | None
     wants_context: bool
+    sandbox: Sandbox | None = None
     _checked: bool = attrs.field(init=False, default=False)
 
     def check(self) -> None:
@@ -99,7 +104,7 @@ class RemoteTool:
             "cpu_time": self.cpu_time,
             "facts": facts_of(ctx) if self.wants_context else None,
         }
-        async with pool.worker(self.memory, client_key(ctx), ctx.deadline) as worker:
+        async with pool.worker(self.memory, client_key(ctx), ctx.deadline, sandbox=self.sandbox) as worker:
             await worker.send(message)
             try:
                 return await self._follow(worker, ctx)
@@ -182,7 +187,8 @@ def remote_tool(
 
     Raises:
         TypeError: it is async, or a worker could not find it; the text says what to do.
-        ValueError: a bound is not positive.
+        ValueError: a bound is not positive, or a path of a sandbox does not exist.
+        LocalError: its sandbox cannot be made here.
     """
     memory, cpu_time = options.get("memory"), options.get("cpu_time")
     if sys.platform == "win32":
@@ -206,4 +212,12 @@ def remote_tool(
         "qualname": qualname,
         "options": {key: value for key, value in options.items() if key in _SHAPING and value is not None},
     }
-    return RemoteTool(name, function, recipe, memory, cpu_time, wants_context)
+    return RemoteTool(name, function, recipe, memory, cpu_time, wants_context, _sandbox_of(options, file))
+
+
+def _sandbox_of(options: Mapping[str, Any], file: str) -> Sandbox | None:
+    if options.get("isolation") != "bwrap":
+        return None
+    from trimcp.workers.bubblewrap import SCRATCH, Sandbox, of_python
+
+    return Sandbox.of([*of_python(file), *options.get("read", ())], options.get("write", ()), SCRATCH)
