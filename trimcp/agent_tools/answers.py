@@ -15,6 +15,7 @@ from trimcp.agent_tools.errors import (
     InvalidArguments,
     MalformedMessage,
     NotAllowed,
+    ProviderGone,
     RequestCancelled,
     ToolCrashed,
     ToolFailed,
@@ -25,6 +26,7 @@ from trimcp.channel import Outgoing
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
     FORBIDDEN,
+    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     MISSING_CAPABILITY,
@@ -39,6 +41,11 @@ if TYPE_CHECKING:
 
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
 _dumps: Final[Callable[[Any], bytes]] = orjson.dumps
+
+_ELSEWHERE: Final[dict[str, type[AgentToolsError]]] = {
+    cls.code: cls for cls in (DeadlinePassed, Draining, ProviderGone)
+}
+"""What may have become of a call that another program carries out, by the reason that `entries` gives."""
 
 _HEAD: Final = b'{"type":"tool_response","request_id":'
 
@@ -112,6 +119,8 @@ def _error(outgoing: Outgoing) -> AgentToolsError:
         return DeadlinePassed(message)
     if code in (MISSING_CAPABILITY, INVALID_REQUEST):
         return ToolFailed(message)
+    if code == INTERNAL_ERROR and isinstance(data, dict) and data.get("reason") in _ELSEWHERE:
+        return _ELSEWHERE[data["reason"]](message)
     return ToolCrashed(message, data)
 
 

@@ -250,7 +250,9 @@ class AgentChannel(WrappedChannel):
 
     def _decide(self, carry_out: Callable[..., Awaitable[object]], message: AgentMessage, tools: list[Any]) -> None:
         """Carry out a registration; where it may take long, beside what comes after it."""
-        if self.run.catalog.rules.approve is None and not any("callback" in tool for tool in tools):
+        if self.run.catalog.rules.approve is None and not any(
+            "callback" in tool for tool in tools if type(tool) is dict
+        ):
             self._in_turn(carry_out, message)
             return
         if self._beside >= _MAX_BESIDE:
