@@ -20,7 +20,17 @@ _MARK: Final = 0x74726D63
 
 _FORM: Final = 1  # of the table, in `user_version`
 _AT_ONCE: Final = 500  # contexts forgotten in one transaction
-_KEY: Final = "principal = ? AND agent = ? AND id = ?"
+_SIZES: Final = (64, 8, 1)  # rows in one statement; below the 999 values that old versions of SQLite allow
+
+_LOAD: Final = (
+    "SELECT version, created, ends, until, state, history FROM contexts WHERE principal = ? AND agent = ? AND id = ?"
+)
+_SAVE: Final = (
+    "INSERT INTO contexts (principal, agent, id, version, created, ends, until, state, history) VALUES {} "
+    "ON CONFLICT (principal, agent, id) DO UPDATE SET version = excluded.version, created = excluded.created, "
+    "ends = excluded.ends, until = excluded.until, state = excluded.state, history = excluded.history"
+)
+_DELETE: Final = "DELETE FROM contexts WHERE (principal, agent, id) IN (VALUES {})"
 
 T = TypeVar("T")
 
@@ -126,10 +136,11 @@ class _ContextsFile:
             with _Transaction(self._connection):
                 self._connection.execute(
                     "CREATE TABLE contexts (principal TEXT NOT NULL, agent TEXT NOT NULL, id TEXT NOT NULL, "
-                    "version INTEGER NOT NULL, state BLOB NOT NULL, history BLOB NOT NULL, "
-                    "created REAL NOT NULL, ends REAL NOT NULL, until REAL NOT NULL, UNIQUE (principal, agent, id))"
+                    # The texts come last: what comes before them is found without reading them. So `until` needs no
+                    # index, which each save would change.
+                    "version INTEGER NOT NULL, created REAL NOT NULL, ends REAL NOT NULL, until REAL NOT NULL, "
+                    "state BLOB NOT NULL, history BLOB NOT NULL, UNIQUE (principal, agent, id))"
                 )
-                self._connection.execute("CREATE INDEX contexts_until ON contexts (until)")
                 self._connection.execute(f"PRAGMA user_version = {_FORM}")
                 self._connection.execute(f"PRAGMA application_id = {_MARK}")
 
@@ -142,13 +153,10 @@ class _ContextsFile:
         return {(principal, agent): count for principal, agent, count in rows}
 
     def load(self, owner: Owner, id: str) -> KeptContext | None:
-        row = self._connection.execute(
-            f"SELECT version, state, history, created, ends, until FROM contexts WHERE {_KEY}",  # noqa: S608  # ours
-            (*owner, id),
-        ).fetchone()
+        row = self._connection.execute(_LOAD, (*owner, id)).fetchone()
         if row is None:
             return None
-        version, state, history, created, ends, until = row
+        version, created, ends, until, state, history = row
         entries = [encode(entry) for entry in _read(history, list)]
         return KeptContext(owner, id, version, _read(state, dict), entries, created, ends, until)
 
@@ -158,26 +166,31 @@ class _ContextsFile:
                 *one.owner,
                 one.id,
                 one.version,
-                encode(dict(one.state)),
-                b"[%b]" % b",".join(one.history),
                 one.created,
                 one.ends,
                 one.until,
+                encode(dict(one.state)),
+                b"[%b]" % b",".join(one.history),
             )
             for one in kept
         ]
         with _Transaction(self._connection):
-            self._connection.executemany(
-                "INSERT INTO contexts (principal, agent, id, version, state, history, created, ends, until) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (principal, agent, id) DO UPDATE SET "
-                "version = excluded.version, state = excluded.state, history = excluded.history, "
-                "created = excluded.created, ends = excluded.ends, until = excluded.until",
-                rows,
-            )
-            self._connection.executemany(
-                f"DELETE FROM contexts WHERE {_KEY}",  # noqa: S608  # a constant
-                [(*owner, id) for owner, id in deleted],
-            )
+            self._with_values(_SAVE, rows)
+            self._with_values(_DELETE, [(*owner, id) for owner, id in deleted])
+
+    def _with_values(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Execute a statement for many rows, with several in each.
+
+        Between two statements Python's lock is released and taken again, for which a busy event loop lets the thread
+        wait up to 5 ms.
+        """
+        done = 0
+        for size in _SIZES:
+            while len(rows) - done >= size:
+                some = rows[done : done + size]
+                values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * size)
+                self._connection.execute(statement.format(values), [value for row in some for value in row])
+                done += size
 
     def expire(self, now: float) -> list[ContextKey]:
         with _Transaction(self._connection):
