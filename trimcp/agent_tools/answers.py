@@ -23,6 +23,7 @@ from trimcp.agent_tools.errors import (
 )
 from trimcp.agent_tools.messages import ToolRequest
 from trimcp.channel import Outgoing
+from trimcp.server.media import json_text
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
     FORBIDDEN,
@@ -98,8 +99,20 @@ def answer_to(outgoing: Outgoing, entry: ToolEntry, cancelled: str | None) -> Ca
         return CallAnswer(_dumps(structured["result"] if shape is not None and shape.wrapped else structured))
     content = result.get("content", ())
     if len(content) == 1 and content[0].get("type") == "text":
-        return CallAnswer(_dumps(content[0]["text"]))
-    return CallAnswer(_dumps(content))
+        return CallAnswer(_value_of(content[0]["text"]))
+    return CallAnswer(_dumps(content) if content else b"null")
+
+
+def _value_of(text: str) -> bytes:
+    """Return the value that a tool without a return type returned, as JSON: MCP has its objects and arrays as text."""
+    if text[:1] in ("{", "["):
+        try:
+            value = _loads(text.encode())
+            if json_text(value) == text:
+                return _dumps(value)
+        except ValueError:
+            pass
+    return _dumps(text)
 
 
 def _error(outgoing: Outgoing) -> AgentToolsError:

@@ -160,7 +160,7 @@ class AgentHttp:
             return self._upgrade(head)
         rest = path.split("/", 3)[2:]
         if path.startswith("/tools"):
-            readers = _TOOL_PATHS.get(path) or (_ONE_TOOL if len(rest) == 1 and rest[0] else {})
+            readers = _TOOL_PATHS.get(path) or (_ONE_TOOL if rest and rest[0] else {})
         elif len(rest) == 2 and rest[1] == "events":
             readers = _EVENTS
         else:
@@ -455,7 +455,7 @@ def _read_call(head: Head, body: bytes, strict: bool) -> AgentMessage:
 
 def _read_list(head: Head, body: bytes, strict: bool) -> AgentMessage:
     query = _query(head)
-    name = _last(head) if head.path != "/tools" else query.get("name")
+    name = _tool(head) if head.path != "/tools" else query.get("name")
     return read_as(ListTools, _given({"name": name, "version": query.get("version")}))
 
 
@@ -464,7 +464,7 @@ def _read_registration(head: Head, body: bytes, strict: bool) -> AgentMessage:
 
 
 def _read_removal(head: Head, body: bytes, strict: bool) -> AgentMessage:
-    return read_as(RemoveTool, _given({"name": _last(head), "version": _query(head).get("version")}))
+    return read_as(RemoveTool, _given({"name": _tool(head), "version": _query(head).get("version")}))
 
 
 def _read_creation(head: Head, body: bytes, strict: bool) -> AgentMessage:
@@ -492,6 +492,10 @@ def _read_end(head: Head, body: bytes, strict: bool) -> AgentMessage:
 
 def _read_watch(head: Head, body: bytes, strict: bool) -> AgentMessage:
     return read_as(ContextWatch, {"context_id": head.path.split("/")[2]})
+
+
+def _tool(head: Head) -> str:
+    return head.path.removeprefix("/tools/")  # it may have slashes of its own
 
 
 def _last(head: Head) -> str:
