@@ -95,8 +95,8 @@ def answer_to(outgoing: Outgoing, entry: ToolEntry, cancelled: str | None) -> Ca
         return CallAnswer(_dumps(asked), asks=True)
     if "structuredContent" in result:
         structured = result["structuredContent"]
-        shape = entry.shape
-        return CallAnswer(_dumps(structured["result"] if shape is not None and shape.wrapped else structured))
+        wrapped = entry.shape is not None and entry.shape.wrapped and structured.keys() == {"result"}
+        return CallAnswer(_dumps(structured["result"] if wrapped else structured))
     content = result.get("content", ())
     if len(content) == 1 and content[0].get("type") == "text":
         return CallAnswer(_value_of(content[0]["text"]))
@@ -115,26 +115,29 @@ def _value_of(text: str) -> bytes:
     return _dumps(text)
 
 
+_KINDS: Final[dict[int, type[AgentToolsError]]] = {
+    FORBIDDEN: NotAllowed,
+    CANCELLED_BY_DRAIN: Draining,
+    TIMED_OUT: DeadlinePassed,
+}
+"""The errors of codes; every other one is what the tool itself answered."""
+
+
 def _error(outgoing: Outgoing) -> AgentToolsError:
     body = _loads(outgoing.data)["error"]
     code, message, data = outgoing.error, body["message"], body.get("data")
+    facts = data if isinstance(data, dict) else {}
     if code == INVALID_PARAMS:
-        kind = InvalidArguments if isinstance(data, dict) and "problems" in data else MalformedMessage
-        return kind(message, data)
-    if code == FORBIDDEN:
-        return NotAllowed(message, data)
+        return (InvalidArguments if "problems" in facts else MalformedMessage)(message, data)
     if code == OVERLOADED:
         after = (outgoing.headers or {}).get("retry-after")
         return TooMuch(message, retry_after=float(after) if after else 1)
-    if code == CANCELLED_BY_DRAIN:
-        return Draining(message)
-    if code == TIMED_OUT:
-        return DeadlinePassed(message)
+    if code == INTERNAL_ERROR:
+        kind = _ELSEWHERE.get(str(facts.get("reason")))
+        return ToolCrashed(message, data) if kind is None else kind(message)
     if code in (MISSING_CAPABILITY, INVALID_REQUEST):
         return ToolFailed(message)
-    if code == INTERNAL_ERROR and isinstance(data, dict) and data.get("reason") in _ELSEWHERE:
-        return _ELSEWHERE[data["reason"]](message)
-    return ToolCrashed(message, data)
+    return _KINDS.get(code or 0, ToolFailed)(message, data)
 
 
 def _text(content: Any) -> str:

@@ -161,6 +161,11 @@ class Catalog:
         slots = [slot for family in self._families.values() for slot in family.slots]
         return [(slot.waiting.manifest, slot.waiting.caller) for slot in slots if slot.waiting is not None]
 
+    @property
+    def registered(self) -> int:
+        """The number of tools that are registered or wait for approval; each version counts."""
+        return self._owned.total()
+
     # Registering
 
     async def register(self, raw: Any, caller: AgentCaller, by: Provider | None = None) -> Registered:

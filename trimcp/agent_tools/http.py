@@ -13,16 +13,16 @@
 | /schemas | GET | the JSON Schemas of all messages |
 | /agent | GET | a WebSocket |
 
-A call whose client accepts `text/event-stream` by name is answered with a stream once there is progress.
+A call whose client accepts `text/event-stream` by name is answered with a stream once there is progress, and in any
+case if it accepts no JSON. Contexts whose ids have a slash are reached by messages at /mcp only.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 import attrs
@@ -56,22 +56,15 @@ from trimcp.agent_tools.messages import (
     encode_message,
     read_as,
     read_message,
-    read_object,
 )
-from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.security import security_event
-from trimcp.session.scopes import log_crash
-from trimcp.transports.http.accept import EVENTS, is_compressed, is_json
+from trimcp.transports.http.accept import EVENTS, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.streams import EventStream, StreamSink
-from trimcp.wire.jsonrpc import parse_value
-
-if TYPE_CHECKING:
-    pass
-
-log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+from trimcp.wire.jsonrpc import Malformed, parse_value
 
 AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""
@@ -80,9 +73,13 @@ _SUBPROTOCOL: Final = "agent-tools"
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
 _PATCH: Final = "application/merge-patch+json"
 _ANY_VERSION: Final = "*"
+_ENDS: Final = "the server is shutting down"
 
-Reader: TypeAlias = Callable[[Head, bytes, bool], AgentMessage]
-"""Returns the message that a head and a body are, perhaps in strict mode. Raises `MalformedMessage`."""
+Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], AgentMessage]
+"""Returns the message that a head and a body's object are, perhaps in strict mode. Raises `MalformedMessage`."""
+
+_PROXIED: Final = frozenset(("forwarded", "x-forwarded-for", "x-real-ip", "via"))
+"""Headers of a request that came through a proxy, so that its client may be anywhere."""
 
 
 @attrs.define(eq=False)
@@ -106,14 +103,16 @@ class AgentHttp:
         """Return whether a request without credentials is answered: for schemas, and for registering if allowed."""
         if head.path == "/schemas":
             return True
-        rules = self.run.catalog.rules
-        return rules.anonymous_on_loopback and head.loopback and (head.method, head.path) in _REGISTERING
+        registers = (head.method, head.path) in _REGISTERING
+        return registers and self.run.catalog.rules.anonymous_on_loopback and _is_local(head)
 
-    def take(self, head: Head, body: bytes) -> Handler | HttpResponse | None:
-        """Return what answers a body at the endpoint of MCP: an object with a `type`."""
-        if b'"type"' not in body:
-            return None
-        return AgentExchange(self, head, _read_typed)
+    def take(self, head: Head, body: bytes, value: Any) -> Handler | None:
+        """Return what answers a body at the endpoint of MCP: an object with a `type` and no `jsonrpc`."""
+        if type(value) is dict:
+            ours = "type" in value and "jsonrpc" not in value
+        else:
+            ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
+        return AgentExchange(self, head, _read_typed, value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
@@ -137,7 +136,8 @@ class AgentHttp:
     def caller(self, head: Head) -> AgentCaller:
         """Return who sends a request. Raises `NotAllowed` if its header names another agent than its token."""
         said = head.headers.get(AGENT_HEADER)
-        return self.run.caller(head.principal, head.peer.rpartition(":")[0] or None, said, loopback=head.loopback)
+        address = head.peer.rpartition(":")[0] or None
+        return self.run.caller(head.principal, address, said, loopback=_is_local(head))
 
     # Responses
 
@@ -170,14 +170,13 @@ class AgentHttp:
         reader = readers.get(method)
         if reader is None:
             allowed = ", ".join(readers)
-            error = MalformedMessage(f"{method[:20]!r} is no method of this path")
-            return attrs.evolve(self.failure(error), status=405, headers=(*JSON_HEADERS, ("Allow", allowed)))
+            return self._refusal(405, f"{method[:20]!r} is no method of this path", ("Allow", allowed))
         if method in ("POST", "PATCH"):
             content = head.headers.get("content-type")
             if not is_json(content) and not (method == "PATCH" and content == _PATCH):
-                return attrs.evolve(self.failure(MalformedMessage("the body must be application/json")), status=415)
+                return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
-                return attrs.evolve(self.failure(MalformedMessage("the body must not be compressed")), status=415)
+                return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
         if self.shared.exchanges >= self.shared.settings.max_exchanges:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
             raise TooMuch("too much is under way; try again later", retry_after=1)
@@ -186,11 +185,11 @@ class AgentHttp:
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
         if not head.websocket:
-            response = self.failure(MalformedMessage("this is a WebSocket"))
-            response.status, response.headers = 426, (*response.headers, ("Upgrade", "websocket"))
-            return response
+            return self._refusal(426, "this is a WebSocket", ("Upgrade", "websocket"))
+        if not is_websocket_key(head.headers.get("sec-websocket-key")):
+            raise MalformedMessage("the header Sec-WebSocket-Key is no 16 bytes in base64")
         if self.shared.draining:
-            raise Draining("the server is shutting down")
+            raise Draining(_ENDS)
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
         serve, most = partial(self._serve, head, self.caller(head)), self.shared.service.max_message
@@ -207,16 +206,30 @@ class AgentHttp:
         from trimcp.agent_tools.schemas import published
 
         if head.method not in ("GET", "HEAD"):
-            return attrs.evolve(self.failure(MalformedMessage("schemas are only read")), status=405)
+            return self._refusal(405, "schemas are only read", ("Allow", "GET, HEAD"))
         return HttpResponse(
             200, (("Content-Type", "application/schema+json"), ("Cache-Control", "no-cache")), published()
         )
 
+    def _refusal(self, status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
+        """Return the response to a request that is none of the protocol's."""
+        response = self.failure(MalformedMessage(why))
+        return HttpResponse(status, (*response.headers, *headers), response.body)
+
     def opened(self, exchange: AgentExchange) -> None:
+        """Note that a task answers a request."""
         self._open.add(exchange)
+        self.shared.exchanges += 1
 
     def closed(self, exchange: AgentExchange) -> None:
+        """Note that the task has ended."""
         self._open.discard(exchange)
+        self.shared.exchanges -= 1
+
+
+def _is_local(head: Head) -> bool:
+    """Return whether a request was sent from this machine, as far as its head tells."""
+    return head.loopback and _PROXIED.isdisjoint(head.headers)
 
 
 def _headers_of(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
@@ -234,13 +247,15 @@ class AgentExchange(Handler, StreamSink):
     http: AgentHttp
     head: Head
     reader: Reader
+    value: Any = None  # that of the body, if it was parsed
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _call: AgentCall | None = attrs.field(init=False, default=None)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of the task that answers
     _request: ToolRequest | None = attrs.field(init=False, default=None)
     _request_id: str | None = attrs.field(init=False, default=None)
-    _wants_events: bool = attrs.field(init=False, default=False)
+    _takes_events: bool = attrs.field(init=False, default=False)
+    _takes_json: bool = attrs.field(init=False, default=True)
 
     # Called by the host
 
@@ -258,10 +273,10 @@ class AgentExchange(Handler, StreamSink):
         self._reply = reply
         head, http = self.head, self.http
         try:
-            message = self.reader(head, body, http.run.strict)
+            message = self.reader(head, self._object(body), http.run.strict)
             self._request_id = message.request_id
             if http.shared.draining:
-                raise Draining("the server is shutting down")
+                raise Draining(_ENDS)
             caller = http.caller(head)
             if isinstance(message, ToolRequest):
                 self._request = message
@@ -276,6 +291,23 @@ class AgentExchange(Handler, StreamSink):
         http.opened(self)
         http.run.server.nursery.start_soon(self._answer, message, caller, len(body), self._scope)
 
+    def _object(self, body: bytes) -> dict[str, Any]:
+        """Return the body as an object; what has no body is an empty one."""
+        shared, value = self.http.shared, self.value
+        if value is None:
+            if self.head.method in ("GET", "DELETE"):
+                return {}
+            value = parse_value(body, shared.settings.limits) if body else {}
+        else:
+            self.value = None
+        if body:
+            shared.show("<--", body)
+        if type(value) is Malformed:
+            raise MalformedMessage(value.message)
+        if type(value) is not dict:
+            raise MalformedMessage("the body must be a JSON object")
+        return value
+
     def too_large(self, beginning: bytes) -> HttpResponse:
         most = self.max_body
         security_event("oversize", most=most, peer=self.head.peer, principal=self.head.principal)
@@ -288,17 +320,20 @@ class AgentExchange(Handler, StreamSink):
         self._cancel(slow or "the client closed its request", slow=slow is not None)
 
     def end(self) -> None:
-        """End it because the port is closed."""
+        """End what a task answers, because the port is closed or the caller's token has expired."""
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.end()
-        self._cancel("the server is shutting down")
+        else:
+            self._fail(Draining(_ENDS))
+        self._cancel(_ENDS)
 
     def _cancel(self, why: str, *, slow: bool = False) -> None:
         self._reply = None
-        if self._call is not None and not self._call.over:
+        call = self._call
+        if call is not None and not call.over:
             self._count_out()
-            self._call.disconnected(why, slow=slow)
+            call.disconnected(why, slow=slow)
         if self._scope is not None:
             self._scope.cancel(reason=why)
 
@@ -320,25 +355,25 @@ class AgentExchange(Handler, StreamSink):
             stream.post_latest(key, outgoing)
 
     def _become_stream(self) -> EventStream | None:
-        if self._stream is None and self._reply is not None and self._wants_events:
+        if self._stream is None and self._reply is not None and self._takes_events:
             stream = self._stream = EventStream(self.http.shared.open_streams, event="tool_progress")
             stream.open(self._reply, self.head.reply_headers)
         return self._stream
 
     def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
-        shared, reply, stream = self.http.shared, self._reply, self._stream
         self._count_out()
-        self._reply = None
+        error = answer.error
+        status = 200 if error is None else error.http_status
+        stream = self._stream if self._takes_json or status != 200 else self._become_stream()
+        reply, self._reply = self._reply, None
         if reply is None:
             return
         data = answer.encode(call.request)
-        shared.show("-->", data)
-        error = answer.error
         if stream is not None:
             stream.event = "tool_response"
             stream.end(data)
             return
-        status = 200 if error is None else error.http_status
+        self.http.shared.show("-->", data)
         extra = () if error is None else _headers_of(error)
         reply.send(HttpResponse(status, (*JSON_HEADERS, *extra, *self.head.reply_headers), data))
 
@@ -347,9 +382,11 @@ class AgentExchange(Handler, StreamSink):
     def _begin(self, request: ToolRequest, caller: AgentCaller, context: Any, size: int) -> None:
         http, head = self.http, self.head
         shared = http.shared
-        self._wants_events = EVENTS in head.headers.get("accept", "")
+        accept = head.headers.get("accept", "")
+        if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
+            self._takes_json, self._takes_events = accepts(accept)
         shared.exchanges += 1
-        if self._wants_events:
+        if self._takes_events:
             shared.silent.add(self)
         try:
             call = http.run.begin(
@@ -362,7 +399,7 @@ class AgentExchange(Handler, StreamSink):
                 size=size,
                 holding=head.holding,
                 via=shared.sessions,
-                progress=self._wants_events,
+                progress=self._takes_events,
             )
         except AgentToolsError:
             self._count_out()
@@ -377,7 +414,7 @@ class AgentExchange(Handler, StreamSink):
         shared.silent.remove(self)
 
     async def _answer(self, message: AgentMessage, caller: AgentCaller, size: int, scope: trio.CancelScope) -> None:
-        """CallAnswer a message that may have to wait. A task of the server's run."""
+        """Answer a message that may have to wait. A task of the server's run."""
         http = self.http
         try:
             with scope:
@@ -394,8 +431,7 @@ class AgentExchange(Handler, StreamSink):
         except AgentToolsError as error:
             self._fail(error)
         except Exception as error:
-            log_crash(log, error, "answering %s crashed", message.type)
-            self._fail(AgentToolsError("internal error"))
+            self._fail(crashed(error, message))
         finally:
             http.closed(self)
 
@@ -442,40 +478,40 @@ class AgentExchange(Handler, StreamSink):
 # From requests to messages
 
 
-def _read_typed(head: Head, body: bytes, strict: bool) -> AgentMessage:
-    message = read_message(read_object(body), strict=strict)
+def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    message = read_message(body, strict=strict)
     if not message.asks or isinstance(message, ContextWatch | ProvideTools):
         raise MalformedMessage(f"`{message.type}` is no request of this path")
     return message
 
 
-def _read_call(head: Head, body: bytes, strict: bool) -> AgentMessage:
-    return read_as(ToolRequest, read_object(body), strict=strict)
+def _read_call(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return read_as(ToolRequest, body, strict=strict)
 
 
-def _read_list(head: Head, body: bytes, strict: bool) -> AgentMessage:
+def _read_list(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     query = _query(head)
     name = _tool(head) if head.path != "/tools" else query.get("name")
     return read_as(ListTools, _given({"name": name, "version": query.get("version")}))
 
 
-def _read_registration(head: Head, body: bytes, strict: bool) -> AgentMessage:
-    return RegisterTool(tool=read_object(body))
+def _read_registration(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return RegisterTool(tool=body)
 
 
-def _read_removal(head: Head, body: bytes, strict: bool) -> AgentMessage:
+def _read_removal(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(RemoveTool, _given({"name": _tool(head), "version": _query(head).get("version")}))
 
 
-def _read_creation(head: Head, body: bytes, strict: bool) -> AgentMessage:
-    return read_as(ContextCreate, read_object(body), strict=strict)
+def _read_creation(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return read_as(ContextCreate, body, strict=strict)
 
 
-def _read_read(head: Head, body: bytes, strict: bool) -> AgentMessage:
+def _read_read(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextRead, {"context_id": _last(head)})
 
 
-def _read_update(head: Head, body: bytes, strict: bool) -> AgentMessage:
+def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     version = None
     condition = head.headers.get("if-match", _ANY_VERSION).strip()
     if condition != _ANY_VERSION:
@@ -483,14 +519,14 @@ def _read_update(head: Head, body: bytes, strict: bool) -> AgentMessage:
         if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
             raise MalformedMessage('If-Match has the context\'s version: "3"')
         version = int(digits)
-    return read_as(ContextUpdate, _given({"context_id": _last(head), "updates": read_object(body), "version": version}))
+    return read_as(ContextUpdate, _given({"context_id": _last(head), "updates": body, "version": version}))
 
 
-def _read_end(head: Head, body: bytes, strict: bool) -> AgentMessage:
+def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextDestroy, _given({"context_id": _last(head), "reason": _query(head).get("reason")}))
 
 
-def _read_watch(head: Head, body: bytes, strict: bool) -> AgentMessage:
+def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextWatch, {"context_id": head.path.split("/")[2]})
 
 

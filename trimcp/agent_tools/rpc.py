@@ -57,12 +57,12 @@ from trimcp.agent_tools.rpc_messages import (
     response_of,
     wants_both,
 )
-from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import MessageChannel, Outgoing, Sink
 from trimcp.errors import LocalError
 from trimcp.framing.grpc import message_frame
 from trimcp.security import security_event
-from trimcp.session.scopes import cancellation_text, log_crash
+from trimcp.session.scopes import cancellation_text
 from trimcp.transports.grpc.server import GrpcApp, GrpcFace
 from trimcp.transports.http.asgi.request import AsgiEvent, Receive, Scope, Send
 from trimcp.transports.http.seams import Head, Upgrade
@@ -372,8 +372,7 @@ class _errors:  # noqa: N801  # a context manager, which raises less often than 
         if error is None or isinstance(error, ConnectError) or not isinstance(error, Exception):
             return
         if not isinstance(error, AgentToolsError):
-            log_crash(log, error, "answering %s crashed", self._context.method.name)
-            error = AgentToolsError("internal error")
+            error = crashed(error, {"type": self._context.method.name})
         text = base64.b64encode(encode(error.body())).rstrip(b"=").decode("ascii")
         self._context.response_trailers[ERROR_TRAILER] = text
         raise ConnectError(_CODES[error.grpc_status], error.message) from None

@@ -8,6 +8,7 @@ where the session sends what belongs to the call, and translates it.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -20,13 +21,14 @@ from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
 from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.entries import version_of
+from trimcp.agent_tools.entries import shown, version_of
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     InvalidArguments,
     MalformedMessage,
     RequestCancelled,
     RequestUnderWay,
+    ToolCrashed,
     TooMuch,
     UnknownTool,
 )
@@ -56,6 +58,7 @@ from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
 from trimcp.session.agent_context import AgentContext, ContextEvent
 from trimcp.session.push import Pushed
+from trimcp.session.scopes import log_crash
 from trimcp.session.session import Session
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
@@ -100,7 +103,7 @@ class AgentRun:
         """Return who sends a request; raises `NotAllowed` as `agent_of` does."""
         return AgentCaller(principal, agent_of(principal, self.agent_claim, said), address, loopback)
 
-    def find(self, request: ToolRequest) -> tuple[str, ToolEntry]:
+    def find(self, request: ToolRequest, caller: AgentCaller) -> tuple[str, ToolEntry]:
         """Return the tool that a request is for, after checking its arguments: nothing is queued before.
 
         Raises:
@@ -108,7 +111,8 @@ class AgentRun:
         """
         key, entry = self.catalog.find(request.tool_name, request.version)
         arguments = request.arguments or {}
-        if not entry.validator.is_valid(arguments):
+        # Who may not see the tool learns nothing of its schema: the session refuses the call.
+        if not entry.validator.is_valid(arguments) and shown(entry, caller.principal):
             problems = without_root(entry.validator.problems(arguments))
             text = f"invalid arguments for {request.tool_name}: {'; '.join(problems)}"
             raise InvalidArguments(text[:500], {"problems": problems})
@@ -160,7 +164,7 @@ class AgentRun:
         Raises:
             UnknownTool, InvalidArguments, RequestUnderWay, TooMuch: it was not started.
         """
-        key, entry = self.find(request)
+        key, entry = self.find(request, caller)
         own = None
         if session is None:
             own = self.server.open_brief(holding, via)
@@ -258,7 +262,9 @@ class AgentRun:
         return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
     async def _update(self, message: ContextUpdate, caller: AgentCaller) -> AgentMessage:
-        context = await self.context(caller, message.context_id)
+        # An update of a version that is there begins no context.
+        found = self.contexts.find(caller.owner, message.context_id) if message.version else None
+        context = await (self.context(caller, message.context_id) if found is None else found)
         applied = await context.update(message.updates, message.version)
         return ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
 
@@ -273,7 +279,7 @@ class AgentRun:
         """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
         context = await self.contexts.find(caller.owner, id)
         async with context.watch() as events:
-            yield (message_of(event) async for event in events)
+            yield _EventMessages(events)
 
     @staticmethod
     def _remembered(call: AgentCall, status: str) -> dict[str, Any]:
@@ -287,16 +293,43 @@ class AgentRun:
             "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
 
+    def statistics(self) -> dict[str, int]:
+        """Return the numbers of contexts in memory, of calls under way and of tools that agents registered."""
+        contexts = self.contexts.statistics()
+        return {
+            "agent_contexts": contexts.contexts,
+            "agent_calls": contexts.calls + len(self._under_way),
+            "agent_tools": self.catalog.registered,
+        }
+
     def end(self) -> None:
         """Cancel the calls that belong to no context; contexts end theirs."""
         for call in list(self._under_way.values()):
             call.cancel("the server is shutting down")
 
 
+def crashed(error: Exception, message: object) -> ToolCrashed:
+    """Log what carrying out a message raised, and return the error that answers it."""
+    incident = secrets.token_hex(6)
+    kind = message.get("type") if isinstance(message, dict) else getattr(message, "type", None)
+    log_crash(log, error, "carrying out a message (%.40r) crashed; incident %s", kind, incident)
+    return ToolCrashed("internal error", {"incident": incident})
+
+
 def _permissions(caller: AgentCaller) -> Sequence[str]:
     """Return the `permissions` of a new context: the scopes of the token that makes it."""
     scopes = None if caller.principal is None else caller.principal.scopes
     return () if scopes is None else sorted(scopes)
+
+
+@attrs.frozen(eq=False)
+class _EventMessages(AsyncIterator[AgentMessage]):
+    """The events of a context as messages. No generator, because it may be left before its end."""
+
+    _events: AsyncIterator[ContextEvent]
+
+    async def __anext__(self) -> AgentMessage:
+        return message_of(await self._events.__anext__())
 
 
 def message_of(event: ContextEvent) -> AgentMessage:
@@ -450,6 +483,14 @@ class AgentCall(Sink):
         except UnknownTool as error:
             return error
         return None
+
+    @property
+    def audited(self) -> dict[str, str]:
+        """What a record of it has beside, or instead of, that of its `tools/call`."""
+        found = {"transport": self.transport, "request_id": self.request.request_id, "agent": self.caller.agent}
+        if self.request.context_id is not None:
+            found["context"] = self.request.context_id
+        return found
 
     def _translated(self, outgoing: Outgoing) -> Outgoing | None:
         """Return progress as a `tool_progress`; None for a message that this protocol does not have."""

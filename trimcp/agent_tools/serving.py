@@ -13,15 +13,18 @@ from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
 from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.entries import Implemented, version_of
+from trimcp.agent_tools.errors import NotAllowed
 from trimcp.agent_tools.rules import RegistrationRules
 from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.agent_tools.stores import ContextStore, MemoryContexts
-from trimcp.errors import LocalError
+from trimcp.errors import ErrorReply, LocalError
 from trimcp.guard.permission import AccessRequest, Decision, judge
+from trimcp.principal import Principal
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.agent_context import AgentContext
 from trimcp.session.context import Context
+from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.revisions import LATEST
 
 if TYPE_CHECKING:
@@ -104,6 +107,7 @@ class AgentTools:
         async with ContextTable(self.contexts, self.store, self.server.budget).running() as table:
             run = AgentRun(running, table, self.catalog, self.agent_claim, self.strict)
             self._runs[running] = run
+            running.hosts.append(run.statistics)
             try:
                 yield
             finally:
@@ -123,13 +127,20 @@ class AgentTools:
 
         return AgentHttp(self.run_of(running), shared)
 
+    def _agent_of(self, principal: Principal | None) -> str:
+        """Return the agent of a call of MCP. Raises ErrorReply if its token names none."""
+        try:
+            return agent_of(principal, self.agent_claim)
+        except NotAllowed as error:
+            raise ErrorReply(FORBIDDEN, error.message) from None
+
     async def _decide(self, ctx: Any, params: Any, call_next: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         """Ask `allow` before a tool is called. Middleware, so that both protocols pass it."""
         if isinstance(ctx, Context) and ctx.method == "tools/call":
             entry = self.server.tools.get(params.name)
             if entry is not None:
                 origin = ctx.internals[1].origin
-                agent = origin.caller.agent if isinstance(origin, AgentCall) else agent_of(ctx.principal, None)
+                agent = origin.caller.agent if isinstance(origin, AgentCall) else self._agent_of(ctx.principal)
                 arguments = params.arguments or {}
                 hints = entry.listed.annotations or None
                 name, version, context = entry.listed.name, version_of(entry), ctx.agent_context

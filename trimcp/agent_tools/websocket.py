@@ -10,8 +10,6 @@ ending a context, and registering tools where somebody has to approve them.
 
 from __future__ import annotations
 
-import logging
-import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
@@ -28,7 +26,6 @@ from trimcp.agent_tools.errors import (
     Draining,
     MalformedMessage,
     TooLargeMessage,
-    ToolCrashed,
     TooMuch,
 )
 from trimcp.agent_tools.messages import (
@@ -52,17 +49,15 @@ from trimcp.agent_tools.messages import (
     read_message,
 )
 from trimcp.agent_tools.providers import StreamProvider
-from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.agent_tools.stream_watches import StreamWatches
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
-from trimcp.session.scopes import contained, log_crash
+from trimcp.session.scopes import contained
 from trimcp.session.session import Session
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Malformed
-
-log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 SUBPROTOCOL: Final = "agent-tools"
 
@@ -155,7 +150,7 @@ class AgentChannel(WrappedChannel):
         except AgentToolsError as error:
             self._fail(value, error)
         except Exception as error:  # one message must not end the connection
-            self._fail(value, _crashed(error, value))
+            self._fail(value, crashed(error, value))
 
     def _call(self, request: ToolRequest, incoming: Incoming) -> None:
         context = self.run.context_now(self.caller, request.context_id)
@@ -303,7 +298,7 @@ class AgentChannel(WrappedChannel):
         except AgentToolsError as error:
             self._fail(value, error)
         except Exception as error:
-            self._fail(value, _crashed(error, value))
+            self._fail(value, crashed(error, value))
 
     async def _answer(self, message: AgentMessage) -> None:
         self._reply(await self.run.answer(message, self.caller))
@@ -338,14 +333,6 @@ class AgentChannel(WrappedChannel):
 
     def _post(self, data: bytes, kind: Kind) -> None:
         self.session.sink.post(Outgoing(data, kind))
-
-
-def _crashed(error: Exception, value: Any) -> ToolCrashed:
-    """Log what carrying out a message raised, and return the answer to it."""
-    incident = secrets.token_hex(6)
-    kind = value.get("type") if type(value) is dict else None
-    log_crash(log, error, "carrying out a message (%.40r) crashed; incident %s", kind, incident)
-    return ToolCrashed("internal error", {"incident": incident})
 
 
 _CARRY_OUT: Final[Mapping[type[AgentMessage], Callable[[AgentChannel, Any, Incoming], None]]] = {

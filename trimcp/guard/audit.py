@@ -43,7 +43,8 @@ class Audit:
     `request_bytes` (approximate) and `reply_bytes`. Members present if known: `principal`, `address` (over HTTP),
     `client` and `client_version` (as the client declares them), `target` (the tool's, resource's or prompt's name),
     `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given by
-    the canceller or by `allow=`), and `scopes` (those that the call needs, if the caller's token lacks some).
+    the canceller or by `allow=`), `scopes` (those that the call needs, if the caller's token lacks some), and for calls
+    of agent tools `agent` and `context`.
 
     Registrations of agent tools are recorded too, as "tools/register" and "tools/remove": see `note`.
 
@@ -198,6 +199,8 @@ class Audit:
         if admission.peer is not None:
             record["client"] = harmless(admission.peer.name)
             record["client_version"] = harmless(admission.peer.version)
+        if (more := getattr(job.origin, "audited", None)) is not None:  # another protocol's call
+            record.update((name, harmless(value)) for name, value in more.items())
         self._add_target(record, job.raw)
         self._add_outcome(record, job, reply)
         return record

@@ -181,7 +181,11 @@ def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
     Nothing is rounded or replaced: integers beyond 64 bits, numbers beyond a double, NaN, Infinity, invalid
     UTF-8, lone surrogates and a byte order mark are refused. The caller has checked the size.
     """
-    value = parse_value(data, limits)
+    return as_message(parse_value(data, limits), limits)
+
+
+def as_message(value: Any, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
+    """Return the message that a JSON value is; `parse_value` returned it. Never raises."""
     kind = type(value)
     if kind is dict:
         return _member(value)

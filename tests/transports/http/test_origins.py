@@ -238,7 +238,7 @@ def test_a_preflight_is_answered() -> None:
     headers = dict(answer.headers)
     assert (answer.status, answer.body) == (204, b"")
     assert headers["Access-Control-Allow-Origin"] == "https://app.example"
-    assert headers["Access-Control-Allow-Methods"] == "GET, POST, DELETE"
+    assert headers["Access-Control-Allow-Methods"] == "GET, POST, PATCH, DELETE"
     allowed = headers["Access-Control-Allow-Headers"].split(", ")
     for name in (
         *("Authorization", "Content-Type", "Last-Event-ID", "Mcp-Session-Id", "MCP-Protocol-Version"),

@@ -1,7 +1,7 @@
-"""Reads Accept and Content-*: the reply formats that a client accepts, and the format of its body.
+"""Reads single headers: the reply formats that a client accepts, the format of its body, the key of a WebSocket.
 
 The headers come from an untrusted peer. They are read once from left to right; invalid parts are ignored. (RFC 9110,
-sections 8.3, 8.4 and 12.5.1.)
+sections 8.3, 8.4 and 12.5.1; RFC 6455.)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ EVENTS: Final = "text/event-stream"
 # Anchored at both ends, and without ambiguity between parts: the cost of a failed match is linear.
 _RANGE: Final = re.compile(rf"({TOKEN})/({TOKEN})", re.ASCII)
 _PARAMETER: Final = re.compile(rf'({TOKEN})[ \t]*=[ \t]*(?:({TOKEN})|"([^"\\]*)")', re.ASCII)
+_KEY: Final = re.compile(r"[+/0-9A-Za-z]{22}==")  # 16 bytes in base64 (RFC 6455, section 4.2.1)
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
 
 
@@ -86,6 +87,14 @@ def is_json(content_type: str | None) -> bool:
 def is_compressed(content_encoding: str | None) -> bool:
     """Return whether a body has a coding. None is decompressed here: a small body may be huge when decompressed."""
     return content_encoding is not None and content_encoding.strip().lower() not in ("", "identity")
+
+
+def is_websocket_key(key: str | None) -> bool:
+    """Return whether a value of Sec-WebSocket-Key is one. None is: HTTP/2 has no key (RFC 8441, section 5).
+
+    Over HTTP/1.1 the handshake refuses a request without one.
+    """
+    return key is None or _KEY.fullmatch(key) is not None
 
 
 def _split(text: str, separator: str) -> Iterator[str]:

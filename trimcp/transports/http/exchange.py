@@ -23,7 +23,7 @@ from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply,
 from trimcp.transports.http.sessions import HttpSession, Shared
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream, StreamSink
 from trimcp.wire.codes import ERRORS, FORBIDDEN, OVERLOADED
-from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
+from trimcp.wire.jsonrpc import Malformed, Message, RequestId, as_message, parse_value
 
 
 @attrs.frozen
@@ -63,21 +63,19 @@ class Exchange(Handler, StreamSink):
         """Deliver the message to its session, or respond with the reason why there is none."""
         shared, head = self.shared, self.head
         settings = shared.settings
-        message = parse(body, settings.limits)
+        value = parse_value(body, settings.limits)
+        if shared.companion is not None:
+            other = shared.companion.take(head, body, value)
+            if other is not None:
+                reply.handler = other
+                other.start(body, reply)
+                return
+        message = as_message(value, settings.limits)
         shared.show("<--", message)
         for dialect in settings.dialects:
             response = dialect(head, body)
             if response is not None:
                 self._send(reply, response)
-                return
-        if shared.companion is not None and type(message) is Malformed:
-            other = shared.companion.take(head, body)
-            if isinstance(other, HttpResponse):
-                self._send(reply, other)
-                return
-            if other is not None:
-                reply.handler = other
-                other.start(body, reply)
                 return
         plan = shared.routing.route(head, message, events=self.forms.events)
         pushed = plan if isinstance(plan, HttpResponse) else self._find_session(plan, message)

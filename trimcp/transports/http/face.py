@@ -7,7 +7,6 @@ handler, which answers it without this module. (basic/transports, "Streamable HT
 from __future__ import annotations
 
 import logging
-import re
 import time
 from functools import partial
 from typing import Final
@@ -19,7 +18,7 @@ from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.cleaning import harmless
 from trimcp.security import security_event
-from trimcp.transports.http.accept import accepts, is_compressed, is_json
+from trimcp.transports.http.accept import accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
 from trimcp.transports.http.identity import Authenticate, Refused, identify
@@ -33,7 +32,6 @@ from trimcp.wire.codes import OVERLOADED
 _log = logging.getLogger("trimcp.http")
 
 _SUBPROTOCOL: Final = "mcp"
-_KEY: Final = re.compile(r"[+/0-9A-Za-z]{22}==")  # 16 bytes in base64 (RFC 6455, section 4.2.1)
 
 # Clients send the same two headers with each request. An untrusted one may vary them, so few and short ones are cached.
 _MOST_FORMS: Final = 256
@@ -243,9 +241,7 @@ class HttpFace:
     def _websocket(self, head: Head) -> Admitted:
         if not head.websocket:
             return refusal(426, "this is a WebSocket", ("Upgrade", "websocket"))
-        # HTTP/2 has no key (RFC 8441, section 5); over HTTP/1.1 the handshake refuses a missing one.
-        key = head.headers.get("sec-websocket-key")
-        if key is not None and not _KEY.fullmatch(key):
+        if not is_websocket_key(head.headers.get("sec-websocket-key")):
             return refusal(400, "the header Sec-WebSocket-Key is no 16 bytes in base64")
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None

@@ -30,14 +30,15 @@ _AUTHORITY: Final = re.compile(r"([a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::([
 _LONGEST: Final = 262  # characters that _AUTHORITY can match
 _LONGEST_PARAMETER: Final = 128
 
-_METHODS: Final = "GET, POST, DELETE"
+_METHODS: Final = "GET, POST, PATCH, DELETE"
 _HEADERS: Final = (
     *("Accept", "Authorization", "Content-Type", "Last-Event-ID"),
     *("MCP-Protocol-Version", "Mcp-Session-Id", "Mcp-Method", "Mcp-Name"),
+    *("If-Match", "Agent-Id"),  # of agent tools, as is PATCH
 )
 _PARAMETER: Final = "mcp-param-"
 _MAX_PARAMETERS: Final = 64
-_EXPOSED: Final = "Mcp-Session-Id, MCP-Protocol-Version, Retry-After, WWW-Authenticate"
+_EXPOSED: Final = "ETag, Mcp-Session-Id, MCP-Protocol-Version, Retry-After, WWW-Authenticate"
 
 _Place: TypeAlias = tuple[str, int | None]
 """A host in normalized spelling, and the port given with it."""

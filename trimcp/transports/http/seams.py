@@ -250,8 +250,14 @@ class CompanionFace(Protocol):
         """Return whether a request without credentials is answered."""
         ...
 
-    def take(self, head: Head, body: bytes) -> Handler | HttpResponse | None:
-        """Return what answers a body that was POSTed to the endpoint of MCP and is none of its messages; else None."""
+    def take(self, head: Head, body: bytes, value: Any) -> Handler | None:
+        """Return what answers a body that was POSTed to the endpoint of MCP, if it is one of its messages.
+
+        Args:
+            head: of the request.
+            body: as it came.
+            value: the JSON value that it is, or a `Malformed`.
+        """
         ...
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
