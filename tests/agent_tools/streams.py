@@ -29,7 +29,9 @@ MANIFEST = {
     "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
 }
 
-_VALIDATOR = Draft202012Validator(schemas())
+_VALIDATORS = {
+    name: Draft202012Validator({"$ref": f"#/$defs/{name}", "$defs": schemas()["$defs"]}) for name in schemas()["$defs"]
+}
 
 
 @attrs.define(eq=False)
@@ -40,6 +42,7 @@ class JsonChannel(MessageChannel):
     _incoming: trio.MemoryReceiveChannel[tuple[bytes, ...]]
     principal: trimcp.Principal | None = None
     sent: int = 0
+    gone: trio.Event = attrs.field(factory=trio.Event)
     largest: int = 4 * 1024 * 1024
 
     half_open = False
@@ -63,6 +66,9 @@ class JsonChannel(MessageChannel):
     def taken(self) -> int:
         return self.sent
 
+    async def hung_up(self) -> None:
+        await self.gone.wait()
+
     async def aclose(self) -> None:
         self._outgoing.close()
         self._incoming.close()
@@ -85,7 +91,7 @@ class Peer:
         (text,) = await self._incoming.receive()
         value = orjson.loads(text)
         assert type(value) is dict
-        _VALIDATOR.validate(value)
+        _VALIDATORS[value["type"]].validate(value)
         return value
 
     async def ask(self, **message: Any) -> dict[str, Any]:

@@ -184,7 +184,6 @@ async def test_an_answer_after_the_call_was_cancelled_is_dropped() -> None:
         await provider.say(success(asked, "late"))
         await wait_all_tasks_blocked()
         assert agent.nothing()
-        assert at.tools.catalog  # and nothing is kept of it:
         (stream,) = streams(at)
         assert not stream.calls
 
