@@ -81,7 +81,7 @@ async def test_an_oversize_message_is_refused_and_costs_little(servers: ServerPo
             socket = await upgrade(wire, path="/agent")
             await socket.say(message(value), message(b'{"type":"list_tools","request_id":"after"}'))
             if host == "own":
-                assert orjson.loads((await socket.hear())[1])["error"]["code"] == "malformed"
+                assert orjson.loads((await socket.hear())[1])["error"]["code"] == "too_large"
                 assert orjson.loads((await socket.hear())[1])["request_id"] == "after"
             else:
                 assert await socket.close_code() == 1009
