@@ -16,7 +16,7 @@ import trio
 from tests.fuzz.effort import PATIENCE, count
 from tests.guarantees.mutating import CALM, HASTY, MOMENT, say_all, survives
 from tests.guarantees.report import figure
-from tests.hostile.mutations import of_agent_frames, of_agent_requests
+from tests.hostile.mutations import of_agent_frames, of_agent_requests, of_grpc
 from tests.peers.http1 import http_request
 from tests.peers.processes import MIB
 from tests.peers.servers import ServerPool, ServerProcess
@@ -62,6 +62,15 @@ async def test_mutations_of_websockets_of_agents_do_no_harm(servers: ServerPool,
         make = of_agent_frames(random.Random(20_000))
         say = partial(say_all, server, make, websocket="/agent", patience=MOMENT)
         await survives(server, "agent tools, websocket", min(many // 2, 1_000), many, say, promise=17)
+
+
+async def test_mutations_of_grpc_of_agents_do_no_harm(servers: ServerPool) -> None:
+    many = count(500)
+    async with servers("grpc", **CALM, **_FEW) as server:
+        await server.warm()
+        say = partial(say_all, server, of_grpc(random.Random(20_000)))
+        answered = await survives(server, "agent tools, gRPC", min(many, 1_000), many, say, promise=17)
+        assert answered == many, "the beginning is right, and is answered at once"
 
 
 # What strangers may hold

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any, Final
 
 import h2.config
@@ -21,6 +22,7 @@ __all__ = [
     "of_agent_frames",
     "of_agent_requests",
     "of_frames",
+    "of_grpc",
     "of_http2",
     "of_messages",
     "of_requests",
@@ -239,6 +241,61 @@ def _http2(rng: random.Random) -> Iterator[bytes]:
         if rng.random() < 0.2:
             connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: rng.randrange(100_000)})
         yield connection.data_to_send()
+
+
+def of_grpc(rng: random.Random) -> Callable[[], bytes]:
+    """Return what makes calls of gRPC with something wrong: in a message, in its frame, or in the HTTP/2 around it."""
+    messages = import_module("trimcp.agent_tools.proto.agent_tools_pb2")
+    call = messages.ToolRequest(
+        tool_name="echo", arguments_json=b'{"text":"hi"}', request_id="1", context_id="a", timeout=1
+    )
+    crash = messages.ToolRequest(tool_name="crash", request_id="2", statuses="extended")
+    stream = messages.ToolRequest(tool_name="stream", arguments_json=b'{"count":3}', request_id="3")
+    offered = messages.ProvideTools(request_id="7", tools=[messages.Manifest(name="far")])
+    right = [
+        (b"Call", call),
+        (b"Call", crash),
+        (b"CallStream", stream),
+        (b"ListTools", messages.ListToolsRequest()),
+        (b"CreateContext", messages.ContextCreate(context_id="a", ttl=1)),
+        (b"ReadContext", messages.ContextRead(context_id="a")),
+        (b"UpdateContext", messages.ContextUpdate(context_id="a", updates_json=b'{"k":{"l":null}}')),
+        (b"WatchContext", messages.ContextWatch(context_id="a")),
+        (b"DestroyContext", messages.ContextDestroy(context_id="a")),
+        (b"Provide", messages.FromProvider(provide_tools=offered)),
+    ]
+
+    def make() -> bytes:
+        config = h2.config.H2Configuration(
+            True, None, validate_outbound_headers=False, normalize_outbound_headers=False
+        )
+        connection = h2.connection.H2Connection(config)
+        connection.initiate_connection()
+        frames = [connection.data_to_send()]
+        for _ in range(rng.randrange(1, 4)):
+            number, (method, message) = connection.get_next_available_stream_id(), rng.choice(right)
+            head = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"localhost")]
+            head += [(b":path", b"/trimcp.v1.AgentTools/" + method), (b"te", b"trailers")]
+            head += [
+                (b"content-type", b"application/grpc"),
+                (b"grpc-timeout", rng.choice([b"1S", b"200m", b"x", b"-1S"])),
+            ]
+            connection.send_headers(number, head)
+            frames.append(connection.data_to_send())
+            payload = message.SerializeToString()
+            if rng.random() < 0.6:
+                payload = changed(rng, payload)
+            data = b"\0" + len(payload).to_bytes(4, "big") + payload
+            if rng.random() < 0.3:
+                data = changed(rng, data, 5)
+            connection.send_data(number, data, end_stream=rng.random() < 0.8)
+            frames.append(connection.data_to_send())
+        if rng.random() < 0.2:
+            place = rng.randrange(1, len(frames))
+            frames[place] = changed(rng, frames[place], 9)
+        return b"".join(frames)
+
+    return make
 
 
 def from_a_server(token: Any, count: int) -> Iterator[bytes]:

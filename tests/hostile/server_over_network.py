@@ -98,7 +98,7 @@ async def main(
     Args:
         make: makes the server.
         count_more: returns what `/statistics` tells besides.
-        software: what listens.
+        software: what listens; "grpc" is Hypercorn with gRPC on the same port.
         alone: over WebSocket alone.
         tokens: principals by bearer token.
         limits: an `HttpLimits`.
@@ -121,6 +121,8 @@ async def main(
     stop = trio.Event()
     how: dict[str, Any] = {"software": software, "limits": HttpLimits(**(limits or {})), "stop": stop, "grace": 1.0}
     serve = trimcp.serve_websocket if alone else trimcp.serve_http
+    if software == "grpc":
+        how.update(software="hypercorn", grpc=True)
     async with trio.open_nursery() as nursery:
 
         async def listen(task_status: trio.TaskStatus[list[str]]) -> None:
