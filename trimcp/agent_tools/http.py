@@ -14,7 +14,7 @@
 | /agent | GET | a WebSocket |
 
 A call whose client accepts `text/event-stream` by name is answered with a stream once there is progress, and in any
-case if it accepts no JSON. Contexts whose ids have a slash are reached by messages at /mcp only.
+case if it accepts no JSON. Names and ids may have slashes.
 """
 
 from __future__ import annotations
@@ -158,15 +158,12 @@ class AgentHttp:
             return self._schemas(head)
         if path == "/agent":
             return self._upgrade(head)
-        rest = path.split("/", 3)[2:]
-        if path.startswith("/tools"):
-            readers = _TOOL_PATHS.get(path) or (_ONE_TOOL if rest and rest[0] else {})
-        elif len(rest) == 2 and rest[1] == "events":
-            readers = _EVENTS
-        else:
-            readers = _CONTEXTS if not rest else _ONE_CONTEXT if len(rest) == 1 and rest[0] else {}
-        if not readers:
-            raise NothingHere("there is nothing here; check the path of the URL")
+        readers = _PATHS.get(path)
+        if readers is None:
+            kind, _, name = path[1:].partition("/")
+            if name in ("", "/events"):
+                raise NothingHere("there is nothing here; check the path of the URL")
+            readers = _ONE_TOOL if kind == "tools" else _EVENTS if name.endswith("/events") else _ONE_CONTEXT
         reader = readers.get(method)
         if reader is None:
             allowed = ", ".join(readers)
@@ -491,7 +488,7 @@ def _read_call(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
 
 def _read_list(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     query = _query(head)
-    name = _tool(head) if head.path != "/tools" else query.get("name")
+    name = _name(head) if head.path != "/tools" else query.get("name")
     return read_as(ListTools, _given({"name": name, "version": query.get("version")}))
 
 
@@ -500,7 +497,7 @@ def _read_registration(head: Head, body: dict[str, Any], strict: bool) -> AgentM
 
 
 def _read_removal(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(RemoveTool, _given({"name": _tool(head), "version": _query(head).get("version")}))
+    return read_as(RemoveTool, _given({"name": _name(head), "version": _query(head).get("version")}))
 
 
 def _read_creation(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
@@ -508,7 +505,7 @@ def _read_creation(head: Head, body: dict[str, Any], strict: bool) -> AgentMessa
 
 
 def _read_read(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextRead, {"context_id": _last(head)})
+    return read_as(ContextRead, {"context_id": _name(head)})
 
 
 def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
@@ -519,23 +516,20 @@ def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage
         if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
             raise MalformedMessage('If-Match has the context\'s version: "3"')
         version = int(digits)
-    return read_as(ContextUpdate, _given({"context_id": _last(head), "updates": body, "version": version}))
+    return read_as(ContextUpdate, _given({"context_id": _name(head), "updates": body, "version": version}))
 
 
 def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextDestroy, _given({"context_id": _last(head), "reason": _query(head).get("reason")}))
+    return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
 
 
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextWatch, {"context_id": head.path.split("/")[2]})
+    return read_as(ContextWatch, {"context_id": _name(head).removesuffix("/events")})
 
 
-def _tool(head: Head) -> str:
-    return head.path.removeprefix("/tools/")  # it may have slashes of its own
-
-
-def _last(head: Head) -> str:
-    return head.path.rpartition("/")[2]
+def _name(head: Head) -> str:
+    """Return what comes after /tools/ or /contexts/: it may have slashes of its own."""
+    return head.path[1:].partition("/")[2]
 
 
 def _query(head: Head) -> dict[str, str]:
@@ -551,12 +545,12 @@ def _given(members: dict[str, Any]) -> dict[str, Any]:
 
 _Readers: TypeAlias = Mapping[str, Reader]
 
-_TOOL_PATHS: Final[dict[str, _Readers]] = {
+_PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
+    "/contexts": {"POST": _read_creation},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
-_CONTEXTS: Final[_Readers] = {"POST": _read_creation}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}
 _EVENTS: Final[_Readers] = {"GET": _read_watch}
