@@ -17,7 +17,7 @@ from trimcp import agent_tools
 from trimcp.agent_tools.messages import ToolProgress
 from trimcp.errors import ConnectionLost
 
-TRANSPORTS = ("http", "http on hypercorn", "websocket", "websocket on hypercorn")
+TRANSPORTS = ("http", "http on hypercorn", "websocket", "websocket on hypercorn", "grpc")
 
 pytestmark = pytest.mark.parametrize("transport", TRANSPORTS)
 

@@ -27,7 +27,7 @@ from trimcp.channel import Outgoing
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.restarts import Restarts
 
-TRANSPORTS = ("websocket", "websocket on hypercorn")
+TRANSPORTS = ("websocket", "websocket on hypercorn", "grpc")
 QUICK = Restarts(first_pause=0.01, longest_pause=0.05)
 
 

@@ -137,7 +137,9 @@ def opened_wire(target: AgentTarget) -> AbstractAsyncContextManager[AgentWire]:
         from trimcp.agent_tools.client_websocket import open_websocket_wire
 
         return open_websocket_wire(target)
-    raise LocalError(f"a service is not reached over {target.scheme} yet")
+    from trimcp.agent_tools.client_rpc import open_grpc_wire
+
+    return open_grpc_wire(target)
 
 
 @attrs.define(eq=False, repr=False)

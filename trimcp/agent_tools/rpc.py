@@ -137,29 +137,13 @@ class AgentRpc:
         if head.path == _PROVIDE:
             await self._provide(app, face, head, scope, receive, send)
             return
-        status = sent = 0
-
-        async def received() -> AsgiEvent:
-            event = await receive()
-            if event["type"] == "http.disconnect":
-                cancelled.cancel(reason=_LEFT)
-            return event
-
-        async def passed(event: AsgiEvent) -> None:
-            nonlocal status, sent
-            status = event.get("status", status)
-            sent += len(event.get("body", b""))
-            await send(event)
-
+        exchange = _RpcExchange(self._app, scope, receive, send)
         token = _head.set(head)
         try:
-            with trio.CancelScope() as cancelled:
-                await self._app(scope, received, passed)
-        except ConnectError as error:  # nobody is left to read it
-            log.debug("a call ended with %s", error)
+            await exchange.run()
         finally:
             _head.reset(token)
-            face.done(head, status, sent)
+            face.done(head, exchange.status, exchange.sent)
 
     # Calls
 
@@ -273,6 +257,68 @@ class AgentRpc:
         if isinstance(found, Upgrade):
             found = attrs.evolve(found, serve=serve, read=_from_provider)
         await app.serve_stream(face, head, scope, receive, send, found, _to_provider)
+
+
+@attrs.define(eq=False)
+class _RpcExchange:
+    """One request under connectrpc, with what that leaves out on Trio.
+
+    A caller that leaves, or a server that is cancelled, cancels it at once. connectrpc then still sends the status, and
+    shields that for a second; nobody reads it, so it is not waited for.
+
+    Attributes:
+        status, sent: of the response: its HTTP status, and the bytes of its body.
+    """
+
+    _app: _Application
+    _scope: Scope
+    _receive: Receive
+    _send: Send
+    status: int = attrs.field(init=False, default=0)
+    sent: int = attrs.field(init=False, default=0)
+    _gone: bool = attrs.field(init=False, default=False)
+    _sending: trio.CancelScope | None = attrs.field(init=False, default=None)
+    _running: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _done: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run)
+            try:
+                await self._done.wait()
+            except trio.Cancelled:
+                self._leave()
+                raise
+
+    async def _run(self) -> None:
+        try:
+            with self._running:
+                await self._app(self._scope, self._received, self._passed)
+        except ConnectError as error:  # nobody is left to read it
+            log.debug("a call ended with %s", error)
+        finally:
+            self._done.set()
+
+    def _leave(self) -> None:
+        self._gone = True
+        if self._sending is not None:
+            self._sending.cancel(reason=_LEFT)
+
+    async def _received(self) -> AsgiEvent:
+        event = await self._receive()
+        if event["type"] == "http.disconnect":
+            self._leave()
+            self._running.cancel(reason=_LEFT)
+        return event
+
+    async def _passed(self, event: AsgiEvent) -> None:
+        if self._gone:
+            return
+        self.status = event.get("status", self.status)
+        with trio.CancelScope() as self._sending:
+            await self._send(event)
+        self._sending = None
+        self.sent += len(event.get("body", b""))
 
 
 @attrs.define(eq=False)

@@ -7,6 +7,7 @@ Both have the same members. A JSON value has two fields, `NAME` (Struct or Value
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -115,10 +116,22 @@ def members_of(message: Any) -> dict[str, Any]:
             found[name] = [members_of(item) for item in value]
         else:
             found[name] = members_of(value)
+    for name, default in _defaults(message.DESCRIPTOR):
+        found.setdefault(name, [] if default is None else default)
     whole = texts.pop("manifest", None)
     if type(whole) is dict:
         return whole
     return {**found, **texts}
+
+
+@cache
+def _defaults(descriptor: Any) -> list[tuple[str, int | None]]:
+    """Return the fields that are not sent when they are 0 or empty, although the member is there; None for a list."""
+    return [
+        (field.name, None if field.is_repeated else 0)
+        for field in descriptor.fields
+        if field.is_repeated or (not field.has_presence and field.type not in (field.TYPE_STRING, field.TYPE_BYTES))
+    ]
 
 
 def fill(message: Any, members: Mapping[str, Any], *, both: bool) -> Any:

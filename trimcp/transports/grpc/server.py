@@ -298,8 +298,7 @@ class ExchangeCall:
             while not self.gone.is_set():
                 if self._leaving is not None:
                     if not await self._pass_on(self._leaving):
-                        self._drop()
-                        return self._leave()
+                        return self._drop()
                     self._leaving = None
                     self._accepted.unpark_all()
                 elif self._status is not None:
@@ -309,9 +308,10 @@ class ExchangeCall:
                 else:
                     await self._pump.park()
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            self._leave()  # some servers raise this
+            pass  # some servers raise this when the peer is gone
         finally:
             self._finished.set()
+            self._leave()  # also if the server is cancelled: nobody takes anything any more
         return None
 
     async def _pass_on(self, data: bytes) -> bool:
