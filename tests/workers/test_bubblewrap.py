@@ -25,6 +25,7 @@ from trimcp.testing import connected
 from trimcp.wire.tools import CallToolResult
 from trimcp.workers import bubblewrap
 from trimcp.workers.commands import Command
+from trimcp.workers.programs import bounded_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
 
@@ -83,7 +84,8 @@ WRITE = TRY + "say([attempt(open, path + '/written by a sandbox', 'w') for path 
 async def test_nothing_outside_is_written(tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     shown.mkdir()
-    places = [str(tmp_path), str(shown), HOME, "/", "/usr", "/etc", "/dev", "/proc", "/var/tmp", "/opt"]
+    home = "/root" if HOME.startswith("/tmp") else HOME
+    places = [str(tmp_path), str(shown), home, "/", "/usr", "/etc", "/dev", "/proc", "/var/tmp", "/opt"]
     said = dict(zip(places, await run(WRITE, *places, read=[shown]), strict=True))
     assert said.pop(str(shown)) == "EROFS"
     assert said.pop("/usr") in ("EROFS", "EACCES")
@@ -94,6 +96,13 @@ async def test_nothing_outside_is_written(tmp_path: Path) -> None:
     control = await run(WRITE, str(tmp_path), str(shown), isolation="command")
     assert control == ["done", "done"]
     assert len(names(shown)) == 1
+
+
+async def test_the_kernel_s_own_settings_are_not_to_be_written() -> None:
+    """Root could, even one without capabilities, if /proc were as it is elsewhere."""
+    lines = TRY + "say([attempt(open, path, 'a') for path in sys.argv[1:]])"
+    said = await run(lines, "/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger")
+    assert "done" not in said, said
 
 
 async def test_what_is_to_be_written_is(tmp_path: Path) -> None:
@@ -269,6 +278,37 @@ async def test_memory_and_processor_time_are_bounded() -> None:
     assert result.text.endswith("used more than 0.5 s of processor time")
 
 
+@pytest.mark.skipif(sys.platform == "linux" and os.geteuid() == 0, reason="the bounds of root count nothing")
+async def test_processes_are_counted() -> None:
+    lines = TRY + "say([attempt(lambda: os.fork() or __import__('time').sleep(600)) for _ in range(5)])"
+    assert await run(lines, processes=4) == ["done"] * 3 + ["EAGAIN"] * 2
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs to become somebody else")
+def test_processes_of_others_than_root_are_counted() -> None:
+    """The same in a shell, for whoever runs the tests as root. What others run does not count."""
+    prlimit = shutil.which("prlimit")
+    assert prlimit is not None
+    inside = "for i in 1 2 3 4 5; do (sleep 600 & echo begun) & wait $!; done 2>&1"
+    sandbox = bubblewrap.Sandbox.of((), (), 2**20)
+    for most in (4, 40):
+        line = sandbox.command([*bounded_by(prlimit, None, None, most), "/bin/sh", "-c", inside], "/tmp")
+        become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+        done = subprocess.run([*become, *line], capture_output=True, text=True, timeout=60)
+        assert (done.stdout.count("begun") == 5) is (most == 40), done
+
+
+def test_processes_are_not_counted_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = trimcp.Server("s")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(trimcp.LocalError, match="bounds nothing for root"):
+        server.add_command("tool", ["true"], isolation="bwrap", processes=5)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("platform.release", lambda: "5.10.0-28-amd64")
+    with pytest.raises(trimcp.LocalError, match=r"needs Linux 5\.14"):
+        server.add_command("tool", ["true"], isolation="bwrap", processes=5)
+
+
 # The end
 
 FLIGHT = """
@@ -353,7 +393,7 @@ trio.run(main)
 
 async def test_it_goes_with_a_server_that_was_killed() -> None:
     mark = f"603.{os.getpid()}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     with subprocess.Popen([sys.executable, "-c", SERVER, mark], env=environment) as server:  # noqa: ASYNC220 -- to be killed
         try:
             await until(lambda: any(map(_is_sleep, _running(mark))))

@@ -36,6 +36,8 @@ class CommandOptions(ListedOptions, total=False):
         max_concurrent: calls that may run at once, by default as many as there are processors; others wait.
         memory: bytes of address space for each of its processes (RLIMIT_AS).
         cpu_time: seconds of processor time for each of its processes, rounded up (RLIMIT_CPU).
+        processes: with "bwrap", how many processes and threads it may have at once (RLIMIT_NPROC). It needs Linux 5.14
+            and a server that does not run as root.
         input_schema: any JSON Schema 2020-12 of an object. By default each placeholder is a required text.
         output_schema: the schema of its structured result, with `output="json"`.
         validate: a function of the arguments that refuses wrong ones, by raising `ToolError` or `ValueError`.
@@ -58,6 +60,7 @@ class CommandOptions(ListedOptions, total=False):
     max_concurrent: int | None
     memory: int | None
     cpu_time: float | None
+    processes: int | None
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
     validate: Validate | None

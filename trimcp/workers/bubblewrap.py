@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -122,13 +124,27 @@ class Sandbox:
         line = [self.bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         for path in _VISIBLE:
             line += ["--ro-bind-try", path, path]
-        line += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
+        # Root may write the kernel's settings in /proc/sys, also without capabilities.
+        line += ["--proc", "/proc", "--remount-ro", "/proc"]
+        line += ["--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
         line += ["--size", size, "--tmpfs", HOME]
         for path in self.read:
             line += ["--ro-bind", path, path]
         for path in self.write:
             line += ["--bind", path, path]
         return [*line, "--remount-ro", "/", "--chdir", os.fspath(directory), *options, "--", *command]
+
+
+def check_counted() -> None:
+    """Raise LocalError where the kernel does not count the processes of a sandbox by themselves.
+
+    Before Linux 5.14 it counts all of the user's, and those of root never.
+    """
+    release = re.match(r"(\d+)\.(\d+)", platform.release())
+    if release is not None and tuple(map(int, release.groups())) < (5, 14):
+        raise LocalError("processes= needs Linux 5.14 or newer, which counts those of a sandbox by themselves")
+    if os.geteuid() == 0:
+        raise LocalError("processes= bounds nothing for root; run the server as another user")
 
 
 def _paths(name: str, paths: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:

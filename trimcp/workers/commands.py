@@ -174,6 +174,7 @@ class Command:
         max_output: bytes of output it may write.
         memory: bytes of address space for each of its processes (RLIMIT_AS).
         cpu_time: seconds of processor time for each of its processes, rounded up (RLIMIT_CPU).
+        processes: with "bwrap", how many processes and threads it may have at once (RLIMIT_NPROC).
     """
 
     command: tuple[str, ...] = attrs.field(converter=_as_command)
@@ -191,6 +192,7 @@ class Command:
     max_output: int = 2**20
     memory: int | None = None
     cpu_time: float | None = None
+    processes: int | None = None
     _program: tuple[str, ...] = attrs.field(init=False, default=())
     _arguments: tuple[_Argument, ...] = attrs.field(init=False)
     _given: str | None = attrs.field(init=False, default=None)
@@ -201,8 +203,8 @@ class Command:
             raise TypeError(f"isolation of a command must be 'command' or 'bwrap', not {self.isolation!r}")
         if self.output not in ("text", "json"):
             raise TypeError(f"output must be 'text' or 'json', not {self.output!r}")
-        if self.isolation == "command" and (self.read or self.write):
-            raise TypeError('read and write open a sandbox; add isolation="bwrap"')
+        if self.isolation == "command" and (self.read or self.write or self.processes is not None):
+            raise TypeError('read, write and processes are for a sandbox; add isolation="bwrap"')
         set_: Any = functools.partial(object.__setattr__, self)
         set_("_arguments", _parse_all(self.command[1:]))
         stdin = ("json" if not self._placed() else None) if self.stdin == "auto" else self.stdin
@@ -232,8 +234,10 @@ class Command:
     def _make_sandbox(self) -> Sandbox | None:
         if self.isolation == "command":
             return None
-        from trimcp.workers.bubblewrap import Sandbox
+        from trimcp.workers.bubblewrap import Sandbox, check_counted
 
+        if self.processes is not None:
+            check_counted()
         sandbox = Sandbox.of(self.read, self.write, self.scratch)
         if self.cwd is not None and not sandbox.shows(self.cwd):
             raise ValueError(f"cwd={os.fspath(self.cwd)!r} is not visible in the sandbox; add it to read= or write=")
@@ -248,12 +252,12 @@ class Command:
         found = os.path.abspath(found)
         if self._sandbox is not None and not self._sandbox.shows(found):
             raise LocalError(f"the program {found!r} is not visible in the sandbox; add its directory to read=")
-        if self.memory is None and self.cpu_time is None:
+        if self.memory is None and self.cpu_time is None and self.processes is None:
             return (found,)
         prlimit = shutil.which("prlimit")
         if prlimit is None:
-            raise LocalError("memory and cpu_time of a command need the program prlimit, of Linux's util-linux")
-        return (*bounded_by(prlimit, self.memory, self.cpu_time), found)
+            raise LocalError("the bounds of a command need the program prlimit, of Linux's util-linux")
+        return (*bounded_by(prlimit, self.memory, self.cpu_time, self.processes), found)
 
     @property
     def name(self) -> str:

@@ -214,14 +214,22 @@ class PlainProgram:
         log.error("process %d of a command, or what it started, survived SIGKILL", self.process.pid)
 
 
-def bounded_by(prlimit: str, memory: int | None, cpu_time: float | None) -> list[str]:
-    """Return the beginning of a command line that bounds each process of what follows."""
+def bounded_by(prlimit: str, memory: int | None, cpu_time: float | None, processes: int | None) -> list[str]:
+    """Return the beginning of a command line that bounds each process of what follows.
+
+    Args:
+        prlimit: the path of that program.
+        memory, cpu_time: as of a command.
+        processes: how many there may be, in namespaces of users of their own; their first process is one more.
+    """
     prefix = [prlimit, "--core=0"]
     if memory is not None:
         prefix.append(f"--as={int(memory)}")
     if cpu_time is not None:
         seconds = math.ceil(cpu_time)
         prefix.append(f"--cpu={seconds}:{seconds + 1}")  # SIGXCPU tells what happened, SIGKILL cannot be ignored
+    if processes is not None:
+        prefix.append(f"--nproc={processes + 1}")
     return [*prefix, "--"]
 
 
