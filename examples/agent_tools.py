@@ -79,7 +79,7 @@ def allow(call: AgentAccess) -> bool | Denied:
 agent_tools = AgentTools(
     server,
     implementations={"get_weather": get_weather},
-    # ANYBODY ON THIS MACHINE may register tools without a token, and whoever comes through a proxy on it.
+    # ANYBODY ON THIS MACHINE may register tools without a token. Leave this out of a server of your own.
     registration=RegistrationRules(anonymous_on_loopback=True),
     authenticate=trimcp.bearer_tokens({"demo-token": "demo", "hr-token": "hr-payroll", "units-token": "units"}),
     allow=allow,

@@ -371,7 +371,7 @@ class ToolRemoved(AgentMessage):
 @_message
 @attrs.define(eq=False, kw_only=True)
 class ErrorMessage(AgentMessage):
-    """The answer to what cannot be carried out; a call has a `tool_response` instead, unless it is malformed."""
+    """The answer to what cannot be carried out; a call has a `tool_response` instead, unless it cannot be read."""
 
     type = "error"
     request_id: str | None = _id()

@@ -29,7 +29,7 @@ class RegistrationRules:
     Attributes:
         scope: the scope that a token needs, if tokens have scopes; None needs none.
         anonymous_on_loopback: whether requests without a principal may register tools if they came over a loopback
-            address. Anybody on this machine then may, so it is said in a warning.
+            address, and no header tells of a proxy. Anybody on this machine then may, so it is said in a warning.
         approve: decides on each manifest, see `Approve`. What it approved is pinned by its hash: a changed manifest of
             the same name and version is decided on again. Without it a changed manifest is refused.
         prefix: returns what the names of tools that live elsewhere begin with, before a point; by default the agent's
