@@ -160,7 +160,8 @@ def test_the_table_of_exit_codes_is_complete() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     listed = [name for row in rows("reference/index.md") for name in re.findall(r"`([\w.]+)`", row[1])]
     public = set(trimcp.__all__) | {f"security.{name}" for name in ("SECURITY_EVENTS", "security_event")}
-    for package in (trimcp.auth, trimcp.fleet, trimcp.guard, trimcp.hidden, trimcp.testing, trimcp.watch, trimcp.wire):
+    packages = (trimcp.auth, trimcp.fleet, trimcp.guard, trimcp.hidden, trimcp.testing, trimcp.watch, trimcp.wire)
+    for package in (trimcp.agent_tools, *packages):
         public |= {f"{package.__name__.removeprefix('trimcp.')}.{name}" for name in package.__all__}
     public |= {f"channel.{name}" for name in ("Incoming", "Kind", "Origin", "Outgoing")}
     # Of names that stand in two places, the shorter way is told.

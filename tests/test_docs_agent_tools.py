@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import attrs
+import httpx2
 import pytest
 
+import trimcp
 from tests.pages import ROOT
 from tests.test_docs import rows
+from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.contexts import SERVER_MEMBERS, ContextLimits
 from trimcp.agent_tools.errors import ERRORS_BY_CODE
 from trimcp.agent_tools.messages import MESSAGES
@@ -59,19 +61,22 @@ def test_every_message_of_an_agent_has_its_answer() -> None:
         assert (f"[`{name}`](#{name})" in said) == (cls.asks or name == "tool_cancel"), name
 
 
-def test_every_route_is_told() -> None:
-    from trimcp.agent_tools import http
-
-    told = {(row[0].strip("`"), row[1]) for row in section("## HTTP")[2:]}
-    known = {(path, method) for path, readers in http._TOOL_PATHS.items() for method in readers}
-    kinds: Mapping[str, Any] = {
-        "/tools/NAME": http._ONE_TOOL,
-        "/contexts": http._CONTEXTS,
-        "/contexts/ID": http._ONE_CONTEXT,
-        "/contexts/ID/events": http._EVENTS,
-    }
-    known |= {(path, method) for path, readers in kinds.items() for method in readers}
-    assert told == known | {("/mcp", "POST"), ("/schemas", "GET"), ("/agent", "GET")}
+async def test_every_route_is_told() -> None:
+    told: dict[str, set[str]] = {}
+    for row in section("## HTTP")[2:]:
+        told.setdefault(row[0].strip("`"), set()).add(row[1])
+    assert told.pop("/mcp") == {"POST"}
+    server = trimcp.Server("told", "1")
+    app = trimcp.asgi_app(server, agent_tools=AgentTools(server))
+    web = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost")
+    async with app.lifespan(), web:
+        assert (await web.get("/agent")).status_code == 426
+        assert told.pop("/agent") == {"GET"}
+        for path, methods in told.items():
+            refused = await web.put(path)
+            assert refused.status_code == 405, path
+            assert set(refused.headers["allow"].split(", ")) - {"HEAD"} == methods, path
+        assert (await web.put("/contexts/ID/nothing")).status_code == 404
 
 
 def test_the_members_that_only_the_service_writes_are_told() -> None:

@@ -1,14 +1,15 @@
 """The Model Context Protocol for Trio: servers and clients whose connections are nursery-scoped actors.
 
-Most programs need only the names in this package. The rest is in the packages `trimcp.auth`, `trimcp.fleet`,
-`trimcp.guard`, `trimcp.testing`, `trimcp.watch` and `trimcp.wire` (payloads), and in the modules `trimcp.channel`,
-`trimcp.hidden` and `trimcp.security`. All of them are available after `import trimcp` and are loaded at first use.
+Most programs need only the names in this package. The rest is in the packages `trimcp.agent_tools`, `trimcp.auth`,
+`trimcp.fleet`, `trimcp.guard`, `trimcp.testing`, `trimcp.watch` and `trimcp.wire` (payloads), and in the modules
+`trimcp.channel`, `trimcp.hidden` and `trimcp.security`. All of them are available after `import trimcp` and are loaded at first use.
 """
 
 from trimcp.lazy import lazy_names as _lazy_names
 
 # The only list of names. The stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {
+    "trimcp.agent_tools": "agent_tools=.",
     "trimcp.auth": "auth=.",
     "trimcp.channel": "MessageChannel channel=.",
     "trimcp.client.client": "Client Target",

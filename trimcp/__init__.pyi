@@ -1,5 +1,6 @@
 # Written by docs/stubs.py from the list in __init__.py beside it.
 
+from trimcp import agent_tools as agent_tools
 from trimcp import auth as auth
 from trimcp import channel as channel
 from trimcp import fleet as fleet
