@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import attrs
@@ -27,8 +26,6 @@ _POLL: Final = 0.03
 
 MARK: Final = "TRIMCP_CHILD"
 """Environment variable that marks a child's descendants; its value is random."""
-
-_PROC: Final = Path("/proc")
 
 _log = logging.getLogger("trimcp.stdio")
 
@@ -114,12 +111,21 @@ class Descendants:
             roots = {self.pid}
             session = self.pid
         found = {known.pid for known in self._known if _is_in(table, known)}
-        found |= {pid for pid, row in table.items() if row.session == session or _marked(pid, self.mark)}
+        found |= {
+            pid
+            for pid, row in table.items()
+            if row.session == session or (self._may_begin(row.known.start) and _marked(pid, self.mark))
+        }
         found |= _descendants(found | roots, table)
         found.discard(self.pid)
         living = [table[pid].known for pid in sorted(found) if table[pid].alive]
         self._known.update(living)
         return living
+
+    def _may_begin(self, start: str) -> bool:
+        """Return whether a descendant may have begun then: not before the child (Linux: in ticks since the boot)."""
+        ours = self._start
+        return ours is None or not ours.isdecimal() or not start.isdecimal() or int(start) >= int(ours)
 
     def signal(self, processes: Iterable[KnownProcess], number: signal.Signals) -> None:
         """Send a signal to each of these processes, unless its id was reused."""
@@ -160,7 +166,7 @@ def _is_in(table: dict[int, _Row], known: KnownProcess) -> bool:
 
 def _marked(pid: int, mark: str) -> bool:
     try:
-        environment = (_PROC / str(pid) / "environ").read_bytes()
+        environment = _read(f"/proc/{pid}/environ")
     except OSError:  # the process exited, is another user's, or the system has no /proc
         return False
     return f"{MARK}={mark}".encode() in environment.split(b"\0")
@@ -169,14 +175,26 @@ def _marked(pid: int, mark: str) -> bool:
 def _table(pids: list[int] | None = None) -> dict[int, _Row]:
     """Return rows of the process table by process id: all, or those of `pids`."""
     rows: list[_Row] = []
-    if (_PROC / "self" / "stat").exists():
-        for name in map(str, pids) if pids is not None else os.listdir(_PROC):
+    if os.path.exists("/proc/self/stat"):
+        for name in map(str, pids) if pids is not None else os.listdir("/proc"):
             if name.isdecimal():
                 with suppress(OSError):
-                    rows.append(_row_from_proc(int(name), (_PROC / name / "stat").read_text(errors="replace")))
+                    rows.append(_row_from_proc(int(name), _read(f"/proc/{name}/stat").decode(errors="replace")))
     elif sys.platform != "win32":
         rows = _table_from_ps(pids)
     return {row.known.pid: row for row in rows}
+
+
+def _read(path: str) -> bytes:
+    """Return a file of /proc, without the objects of `open`: there is one for each process."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        read = b""
+        while chunk := os.read(handle, 64 * 1024):
+            read += chunk
+        return read
+    finally:
+        os.close(handle)
 
 
 def _row_from_proc(pid: int, text: str) -> _Row:
