@@ -180,6 +180,23 @@ async def test_an_implementation_s_own_schema_holds_too(autojump_clock: Any) -> 
     assert not validator.is_valid({"a": 1, "b": 2})
 
 
+async def test_an_implementation_may_be_a_command() -> None:
+    """Its placeholders are wanted, whatever the manifest says: without the first, the second would take its place."""
+    server, catalog = make(
+        show=trimcp.Command(["printf", "%s-%s", "{first}", "{second}"]), read=trimcp.Command(["cat"])
+    )
+    for name in ("show", "read"):
+        await catalog.register({"name": name, "parameters": {"type": "object"}}, ADA)
+    validator = catalog.find("show")[1].validator
+    assert validator.is_valid({"first": "a", "second": "b"})
+    assert not validator.is_valid({"second": "b"})
+    assert catalog.find("read")[1].validator.is_valid({"anything": 1})
+    async with connected(server) as session:
+        assert (await session.call_tool("show", {"first": "; ls", "second": "b"})).text == "; ls-b"
+        assert (await session.call_tool("show", {"second": "b"})).is_error
+        assert (await session.call_tool("read", {"anything": 1})).text == '{"anything":1}'
+
+
 async def test_a_mistake_in_an_implementation_is_told_at_once() -> None:
     def positional(a: int, /) -> None: ...
 

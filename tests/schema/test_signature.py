@@ -223,6 +223,11 @@ def test_methods_partials_wrappers_and_callable_objects() -> None:
     assert describe(wrapper).input_schema == describe(forecast).input_schema
     called = describe(Weather())
     assert (called.name, called.description) == ("Weather", "Ask again.")
+
+    class Silent:
+        def __call__(self) -> None: ...
+
+    assert describe(Silent()).description == ""
     assert called.bind({"day": "2026-01-01"}) == {"day": datetime.date(2026, 1, 1)}
 
 

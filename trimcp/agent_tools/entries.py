@@ -110,7 +110,7 @@ def by_reference(name: str, given: Callable[..., Any] | Implemented) -> EntryTem
     options: ToolOptions = {**implemented.options, "name": name}
     entry = tool_entry(implemented.function, options)
     if "input_schema" not in options and list(entry.prepared.signature.parameters) == ["arguments"]:
-        options["input_schema"] = _ANY_ARGUMENTS
+        options["input_schema"] = _schema_of(implemented.function)
         entry = tool_entry(implemented.function, options)
     if entry.shape is None and options.get("structured", True):
         returned = entry.prepared.signature.return_type
@@ -118,6 +118,17 @@ def by_reference(name: str, given: Callable[..., Any] | Implemented) -> EntryTem
             entry = _with_any_result(entry)
     entry.turns = f"implementation {name}"
     return EntryTemplate(entry, options)
+
+
+def _schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return what an implementation that takes all arguments wants: of a command, a text for each placeholder.
+
+    A manifest may not leave one out: then the next argument of the program would be taken for it.
+    """
+    from trimcp.workers.commands import Command  # few servers need it
+
+    schema = function.schema() if isinstance(function, Command) else {}
+    return schema if schema.get("properties") else _ANY_ARGUMENTS
 
 
 def elsewhere(function: Elsewhere, name: str, timeout: float, max_concurrent: int) -> EntryTemplate:

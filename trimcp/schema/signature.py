@@ -104,7 +104,7 @@ def describe(
     plain = function.func if isinstance(function, functools.partial) else function
     name = getattr(plain, "__name__", None) or type(plain).__name__
     hints = _hints(function, name)
-    text = parse(inspect.getdoc(_target(function)))
+    text = parse(_docstring(function))
     reader = _Reader(name, text.parameters, loose)
     others: list[tuple[inspect.Parameter, Any]] = []
     for parameter in inspect.signature(function).parameters.values():
@@ -209,6 +209,12 @@ def _only_whole_numbers(hint: Any) -> bool:
         return False
     members = [split(member)[0] for member in get_args(bare)] if is_union(bare) else [bare]
     return int in members and float not in members and all(member is int or is_plain(member) for member in members)
+
+
+def _docstring(function: Callable[..., Any]) -> str | None:
+    """Return the docstring, but not what Python says of each `__call__` without one."""
+    found = inspect.getdoc(_target(function))
+    return None if found == type.__call__.__doc__ else found
 
 
 def _target(function: Callable[..., Any]) -> Any:
