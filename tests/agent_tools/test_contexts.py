@@ -350,6 +350,17 @@ async def test_cancelling_receive_loses_nothing() -> None:
             assert (await watch.receive()).content == {"a": 1}
 
 
+async def test_a_channel_that_was_closed_stays_closed() -> None:
+    async with open_table() as table:
+        actor = await table.create(ADA)
+        async with actor.watch() as watch:
+            await watch.aclose()
+            await actor.update({"a": 1})
+            await actor.destroy()
+            with pytest.raises(trio.ClosedResourceError):
+                await watch.receive()
+
+
 async def test_watchers_are_bounded_and_leave() -> None:
     async with open_table(max_watchers=2) as table:
         actor = await table.create(ADA)
@@ -595,6 +606,46 @@ async def test_clean_ups_wait_for_calls_that_unwind() -> None:
         assert cleaned
 
 
+async def test_clean_ups_wait_for_tasks_that_unwind() -> None:
+    async with open_table() as table:
+        actor = await table.create(ADA)
+        gate, cleaned = trio.Event(), []
+
+        async def work() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await gate.wait()
+
+        actor.start_soon(work)
+        actor.on_destroy(lambda: cleaned.append(True))
+        async with trio.open_nursery() as nursery:
+            await wait_all_tasks_blocked()
+            call = begin(actor)
+            nursery.start_soon(actor.destroy)
+            await wait_all_tasks_blocked()
+            assert call.reasons
+            assert not cleaned
+            gate.set()
+        assert cleaned
+
+
+async def test_one_that_is_ending_is_gone_even_if_no_ended_id_is_remembered() -> None:
+    async with open_table(gone=0) as table:
+        actor = await table.create(ADA, "ctx-001")
+        begin(actor, stubborn=True)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(actor.destroy, "done")
+            await wait_all_tasks_blocked()
+            for look in (table.find, table.find_or_make):
+                with pytest.raises(ContextGone) as refused:
+                    await look(ADA, "ctx-001")
+                assert refused.value.data == {"reason": "done"}
+            actor.end_call("req-1")
+        assert await table.find_or_make(ADA, "ctx-001") is not actor
+
+
 async def test_what_does_not_end_is_not_waited_for(autojump_clock: Any, caplog: pytest.LogCaptureFixture) -> None:
     async with open_table(cleanup=5.0) as table:
         actor = await table.create(ADA)
@@ -772,6 +823,18 @@ async def test_the_budget_bounds_what_contexts_keep(caplog: pytest.LogCaptureFix
         for each in (*actors, other):
             await each.destroy()
         assert (budget.held, count) == (0, len(actors))
+
+
+async def test_an_ended_context_counts_no_more() -> None:
+    async with open_table() as table:
+        first, second = await table.create(ADA), await table.create(ADA)
+        once = table.statistics().bytes
+        await first.update({"a": "x" * 5_000})
+        first.record(CALL)
+        await first.destroy()
+        assert table.statistics().bytes == once / 2
+        await second.destroy()
+        assert table.statistics().bytes == 0
 
 
 async def test_each_owner_may_keep_a_little() -> None:

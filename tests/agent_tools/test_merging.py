@@ -76,6 +76,13 @@ def test_the_size_is_kept_up_to_date(patches: list[dict[str, Any]]) -> None:
         assert size == size_of(state, WIDE)
 
 
+def test_what_is_removed_or_replaced_counts_no_more() -> None:
+    state = {"a": {"b": [1, [2, 3]], "c": {"d": "text"}}, "e": 1}
+    for patch in ({"a": None}, {"a": {"b": None}}, {"a": {"c": 1}}, {"a": [1]}, {"a": 1}, {"e": {"f": {"g": None}}}):
+        result = patched(state, size_of(state, WIDE), patch, WIDE)
+        assert StateSize(result.size, result.members) == size_of(result.value, WIDE), patch
+
+
 @given(OBJECTS)
 def test_a_size_is_about_that_of_the_text(value: dict[str, Any]) -> None:
     size, members = size_of(value, WIDE)
@@ -152,6 +159,9 @@ def test_a_patch_is_bounded_even_if_it_adds_nothing() -> None:
     bounds = StateBounds(size=100)
     with pytest.raises(TooLargeMessage):
         patched({}, EMPTY_OBJECT, {"x" * 200: None}, bounds)
+    state = {"k" * 80: {"b": 1}}
+    with pytest.raises(TooLargeMessage):
+        patched(state, size_of(state, bounds), {"k" * 80: {"z" * 30: None}}, bounds)
     with pytest.raises(TooLargeMessage):
         patched({}, EMPTY_OBJECT, {f"{n}": None for n in range(20)}, StateBounds(members=10))
 

@@ -158,7 +158,7 @@ async def test_a_context_is_answered_once_the_store_has_it() -> None:
                 assert not made
                 with pytest.raises(NameTaken):
                     await table.create(ADA, "ctx-001")
-        assert made[0].version == 0
+        assert (made[0].version, table.statistics().updates) == (0, 0)
         assert store.rows[ADA, "ctx-001"].state == {"a": 1}
 
 
@@ -284,6 +284,7 @@ async def test_a_failing_sweep_is_logged_and_tried_again(
 
 async def test_a_context_is_loaded_once_for_all_who_ask() -> None:
     store = store_with(row())
+    before = row().until
     async with open_table(store) as table:
         found = []
 
@@ -300,6 +301,8 @@ async def test_a_context_is_loaded_once_for_all_who_ask() -> None:
         actor = found[0]
         assert (actor.version, actor.snapshot()["a"]) == (3, 1)
         assert actor.snapshot()["tool_history"] == [{"tool": "t"}]
+        await wait_all_tasks_blocked()
+        assert store.rows[actor.key].until > before  # the store knows that it is in use
         assert (await actor.update({"a": 2}, version=3)).version == 4
         assert table.statistics().stored == 0
 

@@ -17,6 +17,7 @@ import trio
 
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.errors import UnknownContext
 from trimcp.agent_tools.stores import ContextStore, KeptContext, MemoryContexts
 from trimcp.agent_tools.stores_sqlite import SqliteContexts
 from trimcp.wire.jsonrpc import encode
@@ -226,6 +227,8 @@ async def test_a_table_over_a_file_goes_on_after_a_restart(tmp_path: Path) -> No
     async with open_table(SqliteContexts(path)) as table:
         assert table.statistics().stored == 2
         assert table.get(ADA, id) is None  # not in memory yet
+        with pytest.raises(UnknownContext):
+            await table.find(ADA, "\ud800")
         made = await table.find(ADA, id)
         assert (made.snapshot()["a"], made.created) == (1, created)
         begun = await table.find_or_make(ADA, "ctx-001")

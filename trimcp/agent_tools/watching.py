@@ -47,6 +47,8 @@ class WatchChannel(trio.abc.ReceiveChannel[ContextEvent]):
 
     def add(self, event: ContextEvent, size: int) -> None:
         """Add an update, whose patch has `size` bytes."""
+        if self._end is not None:
+            return
         if self._behind:
             self.replaced += 1  # the state, once it is received, includes it
             return
