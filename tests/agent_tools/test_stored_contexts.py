@@ -438,6 +438,8 @@ async def test_a_destroyed_context_is_deleted_before_that_is_answered() -> None:
             with store.hold():
                 nursery.start_soon(_gone, actor)  # whose write is under way
                 await wait_all_tasks_blocked()
+                nursery.start_soon(_gone, actor)  # which waits for the next one
+                await wait_all_tasks_blocked()
                 nursery.start_soon(actor.destroy, "done")
                 await wait_all_tasks_blocked()
                 assert table.statistics().ending == 1
@@ -542,13 +544,28 @@ async def test_a_store_that_hangs_does_not_keep_the_table(autojump_clock: Any) -
         with store.hold():
             store.gate, gate = None, store.gate
             async with table.running():
-                actor = await table.create(ADA, "ctx-001")
+                actor, other = await table.create(ADA, "ctx-001"), await table.create(ADA, "ctx-002")
                 store.gate = gate
                 nursery.start_soon(update, actor)
                 await wait_all_tasks_blocked()
+                nursery.start_soon(update, other)  # which waits for the next write
+                await wait_all_tasks_blocked()
             assert trio.current_time() - began == pytest.approx(30.0)
-    assert outcomes == ["crashed"]
+    assert outcomes == ["crashed", "crashed"]
     assert_empty(table, budget)
+
+
+async def test_what_could_not_be_written_is_tried_again_at_the_end() -> None:
+    store = ScriptedStore()
+    async with ContextTable(ContextLimits(), store, Budget()).running() as table:
+        actor, ended = await table.create(ADA, "ctx-001"), await table.create(ADA, "ctx-002")
+        store.broken = FAILED
+        actor.record({"tool": "last"})
+        await ended.destroy()
+        assert len(store.rows) == 2
+        store.broken = None
+    assert list(store.rows) == [(ADA, "ctx-001")]
+    assert list(store.rows[ADA, "ctx-001"].history) == [b'{"tool":"last"}']
 
 
 async def test_a_store_that_cannot_be_opened_says_so() -> None:

@@ -138,8 +138,21 @@ async def test_a_write_is_whole_or_nothing(tmp_path: Path) -> None:
         assert loaded.version == 8
 
 
-async def test_the_file_is_for_the_user_alone_and_survives_kill_and_power_loss(tmp_path: Path) -> None:
+async def test_a_write_that_fails_in_the_middle_is_undone(tmp_path: Path) -> None:
     store = SqliteContexts(tmp_path / "contexts.db")
+    async with store.opened():
+        some = [kept(id=f"c{number}") for number in range(70)]
+        with pytest.raises(sqlite3.Error):
+            await store.write([*some, kept(version=object())], [])
+        assert await store.counts() == {}
+        await store.write(some, [])
+        assert await store.counts() == {ADA: 70}
+
+
+async def test_the_file_is_for_the_user_alone_and_survives_kill_and_power_loss(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    path.touch(0o644)
+    store = SqliteContexts(path)
     async with store.opened():
         await store.write([kept()], [])
         for name in os.listdir(tmp_path):
