@@ -19,6 +19,7 @@ case if it accepts no JSON. Names and ids may have slashes.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
@@ -59,12 +60,15 @@ from trimcp.agent_tools.messages import (
 )
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.cleaning import harmless
 from trimcp.security import security_event
 from trimcp.transports.http.accept import EVENTS, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.streams import EventStream, StreamSink
 from trimcp.wire.jsonrpc import Malformed, parse_value
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""
@@ -196,8 +200,10 @@ class AgentHttp:
         from trimcp.agent_tools.websocket import serve_agent
 
         channel.holding = head.holding
-        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())):
+        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
             await serve_agent(self.run, caller, channel, self.shared.sessions)
+        if scope.cancelled_caught:
+            log.info("a WebSocket of %s was closed: the access token has expired", harmless(head.principal or ""))
 
     def _schemas(self, head: Head) -> HttpResponse:
         from trimcp.agent_tools.schemas import published
