@@ -74,7 +74,8 @@ async def relayed(server: Place, *, mark: bytes | None = None) -> AsyncIterator[
     """Run a relay to a server; it has the server's path, on a port of its own."""
     [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
     parts = urlsplit(server.url)
-    url = parts._replace(netloc=f"127.0.0.1:{listener.socket.getsockname()[1]}").geturl()
+    address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+    url = parts._replace(scheme=parts.scheme.removesuffix("+unix"), netloc=address).geturl()
     relay = Relay(server, url, mark)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(relay.run, listener)
