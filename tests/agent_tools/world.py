@@ -95,6 +95,11 @@ class World:
     release: trio.Event = attrs.field(factory=trio.Event)
     audit: list[dict[str, Any]] = attrs.field(factory=list)
 
+    @property
+    def draining(self) -> bool:
+        """Whether the server has begun to end."""
+        return any(running._drained for running in self.agent_tools._runs)
+
     async def wait_for(self, count: int = 1) -> None:
         """Wait until so many tools were cancelled."""
         while len(self.reasons) < count:  # noqa: ASYNC110  # perhaps a network is between
@@ -115,6 +120,16 @@ def make_world(*, limits: trimcp.Limits | None = None, anonymous: bool = False, 
     @server.tool
     async def fail() -> str:
         raise trimcp.ToolError("the tool says no")
+
+    @server.tool
+    async def odd() -> str:
+        raise trimcp.ErrorReply(-7, "an error of its own")
+
+    @server.middleware
+    async def spoil(ctx: Any, params: Any, call_next: Any) -> Any:
+        if getattr(params, "arguments", None) == {"text": "spoil me"}:
+            params.arguments["text"] = 7
+        return await call_next(ctx, params)
 
     @server.tool
     async def crash() -> str:

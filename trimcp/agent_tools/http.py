@@ -42,6 +42,7 @@ from trimcp.agent_tools.errors import (
     Unauthenticated,
 )
 from trimcp.agent_tools.messages import (
+    MAX_ID,
     AgentMessage,
     ContextCreate,
     ContextDestroy,
@@ -236,7 +237,7 @@ def _is_local(head: Head) -> bool:
 
 
 def _headers_of(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
-    if error.http_status in (429, 503):
+    if isinstance(error, TooMuch | Draining):  # but not where a call may be half done because its provider has gone
         return (("Retry-After", str(max(1, round(error.retry_after or 1)))),)
     if error.http_status == 401:
         return (("WWW-Authenticate", "Bearer"),)
@@ -275,24 +276,38 @@ class AgentExchange(Handler, StreamSink):
         """Begin to answer: a call at once, anything else in a task."""
         self._reply = reply
         head, http = self.head, self.http
+        value: dict[str, Any] = {}
         try:
-            message = self.reader(head, self._object(body), http.run.strict)
+            value = self._object(body)
+            message = self.reader(head, value, http.run.strict)
             self._request_id = message.request_id
+            if isinstance(message, ToolRequest):
+                self._request = message
             if http.shared.draining:
                 raise Draining(_ENDS)
             caller = http.caller(head)
             if isinstance(message, ToolRequest):
-                self._request = message
                 context = http.run.context_now(caller, message.context_id)
                 if context is not None or message.context_id is None:
                     self._begin(message, caller, context, len(body))
                     return
         except AgentToolsError as error:
+            if self._request_id is None and self.reader in (_read_typed, _read_call):
+                self._name(value)
             self._fail(error)
             return
         self._scope = trio.CancelScope()
         http.opened(self)
         http.run.server.nursery.start_soon(self._answer, message, caller, len(body), self._scope)
+
+    def _name(self, value: dict[str, Any]) -> None:
+        """Note what a malformed message says of itself, so that its answer can repeat it."""
+        said = value.get("request_id")
+        if type(said) is str and 0 < len(said) <= MAX_ID:
+            self._request_id = said
+            if self.reader is _read_call or value.get("type") == ToolRequest.type:
+                extended = value.get("statuses") == "extended"
+                self._request = ToolRequest(tool_name="", request_id=said, statuses="extended" if extended else None)
 
     def _object(self, body: bytes) -> dict[str, Any]:
         """Return the body as an object; what has no body is an empty one."""
