@@ -291,6 +291,24 @@ async def bare(*, ctx: trimcp.Context) -> str:
     return "x"
 
 
+@plain.tool(isolation="bwrap", read=[Path("/srv/data")])
+def sandboxed(code: str) -> str:
+    """Run where nothing can be reached."""
+    return code
+
+
+def add_commands() -> None:
+    """Offer programs, too."""
+    plain.add_command(
+        "grep", ["grep", "--", "{pattern}"], isolation="bwrap", success=(0, 1), cwd=Path("/srv"), timeout=5
+    )
+    plain.add_command("wc", ["wc"], stdin="{text}", output="json", title="Count", env={"LC_ALL": "C"})
+    assert_type(trimcp.Command(["ls"]).schema(), dict[str, Any])
+    plain.add_command("ls", ["ls"], shell=True)  # type: ignore[call-arg]
+    plain.add_command("ls", ["ls"], isolation="docker")  # type: ignore[arg-type]
+    plain.add_tool(look, isolation="command")  # type: ignore[arg-type]
+
+
 def look() -> None:
     """See what is under way."""
     statistics = plain.statistics()

@@ -214,7 +214,7 @@ class SandboxedProgram:
     this thread waits until the end.
     """
 
-    _popen: subprocess.Popen[bytes]
+    _popen: subprocess.Popen[Any]
     _over: trio.Event
     _waiting: trio.CancelScope
     _init: int | None = None  # a pidfd of the sandbox's first process
