@@ -107,6 +107,9 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     assert payloads == sorted([*declared, *said]), "payload classes that attrs had to finish"
 
 
+OTHER_HOSTS = ["httpx2", "hypercorn", "h2", "connectrpc", "google.protobuf", "trimcp.framing.grpc", "click", "rich"]
+
+
 def test_serving_http_loads_no_other_host_and_no_client() -> None:
     program = f"""
 import json, sys, trimcp, trio
@@ -115,7 +118,7 @@ async def main():
         await nursery.start(lambda task_status: trimcp.serve_http(trimcp.Server("x"), port=0, task_status=task_status))
         nursery.cancel_scope.cancel()
 trio.run(main)
-print(json.dumps([m for m in {["httpx2", "hypercorn", "h2", "click", "rich"]} if m in sys.modules]))
+print(json.dumps([m for m in {OTHER_HOSTS} if m in sys.modules]))
 """
     root = Path(trimcp.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, check=True)

@@ -254,3 +254,28 @@ async def test_the_same_port_serves_mcp_over_http_too() -> None:
 async def test_without_hypercorn_there_is_no_grpc() -> None:
     with pytest.raises(trimcp.LocalError, match="HTTP/2"):
         await trimcp.serve_http(make_server(), grpc=True)
+
+
+async def test_who_holds_far_more_sessions_makes_room_for_others() -> None:
+    """All of them are one address, so principals tell the owners apart."""
+
+    def use(channel: grpc.Channel) -> None:
+        metadata = [[("authorization", f"Bearer {name}")] for name in ("many-tokens", "few-tokens")]
+        outgoing: queue.Queue[bytes | None] = queue.Queue()
+        held = []
+        for _ in range(17):
+            answers = channel.stream_stream(EXCHANGE)(iter(outgoing.get, None), metadata=metadata[0], timeout=PATIENCE)
+            answers.initial_metadata()
+            held.append(answers)
+        answers = channel.stream_stream(EXCHANGE)(iter([call(1, "who")]), metadata=metadata[1], timeout=PATIENCE)
+        assert heard(answers)[0]["result"]["content"][0]["text"] == "few"
+        assert sum(answers.code() is not None for answers in held if answers.done()) <= 1
+        error: Any = refused(channel, metadata[0])  # a place of its own is not made room for
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        for answers in held:
+            answers.cancel()
+            outgoing.put(None)
+
+    tokens = trimcp.bearer_tokens({"many-tokens": "many", "few-tokens": "few"})
+    async with serving(max_sessions=17, authenticate=tokens) as place:
+        await foreign(place.url, use)

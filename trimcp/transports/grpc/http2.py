@@ -333,7 +333,7 @@ class Http2Client:
 
     def grant_call(self, id: int, size: int) -> None:
         """Let the server send so many bytes more on a call."""
-        with suppress(h2.exceptions.ProtocolError):  # it has ended meanwhile
+        with suppress(h2.exceptions.ProtocolError, KeyError):  # it has ended, and h2 may have forgotten it
             self._frames.increment_flow_control_window(size, id)
             self._news.unpark()
 

@@ -14,6 +14,7 @@ import attrs
 import orjson
 import trio
 
+from trimcp.budget import owner_of
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, encode_text, json_of, message_frame, status_of_refusal
 from trimcp.security import security_event
 from trimcp.transports.descriptors import PIECE
@@ -32,6 +33,7 @@ from trimcp.transports.http.asgi.request import (
 )
 from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.shares import Shares
 
 HEALTH: Final = "/grpc.health.v1.Health/"
 """The service of health checks."""
@@ -77,7 +79,8 @@ class GrpcApp(AsgiApp):
     """
 
     services: Mapping[str, GrpcService] = attrs.field(factory=dict, kw_only=True)
-    _sessions: int = attrs.field(init=False, default=0)
+    _calls: set[ExchangeCall] = attrs.field(init=False, factory=set)  # that are channels
+    _shares: Shares[ExchangeCall] = attrs.field(init=False, factory=Shares)
 
     async def serve_http(self, face: Face, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call, or pass a request on to the face; see `AsgiApp.serve_http`."""
@@ -127,18 +130,36 @@ class GrpcApp(AsgiApp):
             found: how to serve it, or the refusal.
             write: returns the frame of a JSON text; None for those of MCP's tunnel.
         """
-        if not isinstance(found, HttpResponse) and self._sessions >= face.max_calls:
+        owner = owner_of(head.principal, head.peer)
+        if not isinstance(found, HttpResponse) and not self._has_room(face.max_calls, owner):
             security_event("flood_refused", what="sessions", peer=head.peer, most=face.max_calls)
             found = plain(503, "there are too many sessions; try again later")
         if isinstance(found, HttpResponse):
             await refuse(head, send, found)
             face.done(head, found.status, 0)
             return
-        self._sessions += 1
+        call = ExchangeCall(face, head, self.limits, scope, receive, send, owner)
+        self._calls.add(call)
+        self._shares.add(call, used=True)
         try:
-            await ExchangeCall(face, head, self.limits, scope, receive, send).run(found, write)
+            await call.run(found, write)
         finally:
-            self._sessions -= 1
+            self._forget(call)
+
+    def _has_room(self, most: int, owner: str) -> bool:
+        """Return whether one more session of this owner may begin, after ending another one if necessary."""
+        if len(self._calls) < most:
+            return True
+        other = self._shares.make_way(owner, "session")
+        if other is None:
+            return False
+        self._forget(other)
+        other.give_way()
+        return True
+
+    def _forget(self, call: ExchangeCall) -> None:
+        self._calls.discard(call)
+        self._shares.remove(call)
 
 
 async def _exchange(app: GrpcApp, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
@@ -150,6 +171,7 @@ class ExchangeCall:
     """One call of `Mcp.Exchange`: a `ByteCall` to its channel.
 
     Attributes:
+        owner: whose share of all sessions it counts into.
         gone: set once the peer is gone.
         half_closed: whether it has said everything, and still listens.
         too_slow: whether it was dropped because it read nothing for too long.
@@ -161,6 +183,7 @@ class ExchangeCall:
     scope: Scope
     _receive: Receive
     _send: Send
+    owner: str
     gone: trio.Event = attrs.field(init=False, factory=trio.Event)
     too_slow: bool = attrs.field(init=False, default=False)
     _ended: bool = attrs.field(init=False, default=False)  # the peer has said everything
@@ -213,6 +236,16 @@ class ExchangeCall:
         finally:
             self.face.done(self.head, 200, self._sent)
 
+    @property
+    def idle(self) -> bool:
+        """Whether no handler of its session is running."""
+        holder = None if self.head.holding is None else self.head.holding.holder
+        return holder is not None and holder.at_rest
+
+    def give_way(self) -> None:
+        """End it for the session of somebody else."""
+        self._end(GrpcStatus.UNAVAILABLE, "there are too many sessions")
+
     # Called by the channel
 
     @property
@@ -252,12 +285,15 @@ class ExchangeCall:
             self._grant(size)
 
     async def close(self, status: GrpcStatus, message: str = "") -> None:
+        self._end(status, message)
+        await trio.lowlevel.checkpoint()
+
+    def _end(self, status: GrpcStatus, message: str) -> None:
         if self._status is None:
             self._status = status, message
             self._pump.unpark_all()
             self._arrival.unpark_all()
             self._accepted.unpark_all()
-        await trio.lowlevel.checkpoint()
 
     def progress(self) -> Hashable:
         return object()  # only the server sees it, and this side drops a peer that does not read

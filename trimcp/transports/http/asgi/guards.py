@@ -268,7 +268,7 @@ class StreamFlow:
             self._owed = 0
 
     def _open(self, size: int) -> None:
-        with suppress(h2.exceptions.ProtocolError):  # the stream has ended
+        with suppress(h2.exceptions.ProtocolError, KeyError):  # the stream has ended, and h2 may have forgotten it
             self.protocol.connection.increment_flow_control_window(size, self.id)
             self.protocol.task_group.spawn(self.protocol._flush)
 
