@@ -58,15 +58,18 @@ from trimcp.agent_tools.rpc_messages import (
     wants_both,
 )
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.budget import Amount
 from trimcp.channel import MessageChannel, Outgoing, Sink
 from trimcp.errors import LocalError
 from trimcp.framing.grpc import message_frame
 from trimcp.security import security_event
 from trimcp.session.scopes import cancellation_text
+from trimcp.transports.descriptors import PIECE
 from trimcp.transports.grpc.server import GrpcApp, GrpcFace
 from trimcp.transports.http.asgi.request import AsgiEvent, Receive, Scope, Send
-from trimcp.transports.http.seams import Head, Upgrade
+from trimcp.transports.http.seams import Head, Upgrade, stalled
 from trimcp.transports.http.sessions import Shared
+from trimcp.transports.http.settings import HttpLimits
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, encode
 
@@ -137,7 +140,7 @@ class AgentRpc:
         if head.path == _PROVIDE:
             await self._provide(app, face, head, scope, receive, send)
             return
-        exchange = _RpcExchange(self._app, scope, receive, send)
+        exchange = _RpcExchange(self._app, head, app.limits, scope, receive, send)
         token = _head.set(head)
         try:
             await exchange.run()
@@ -271,6 +274,8 @@ class _RpcExchange:
     """
 
     _app: _Application
+    _head: Head
+    _limits: HttpLimits
     _scope: Scope
     _receive: Receive
     _send: Send
@@ -280,6 +285,13 @@ class _RpcExchange:
     _sending: trio.CancelScope | None = attrs.field(init=False, default=None)
     _running: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _done: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _whole: bool = attrs.field(init=False, default=False)  # everything was received
+    _taken: int = attrs.field(init=False, default=0)
+    _amount: Amount = attrs.field(init=False, factory=Amount)
+    _due: float = attrs.field(init=False)  # when it has to be
+
+    def __attrs_post_init__(self) -> None:
+        self._due = trio.current_time() + self._limits.body_timeout
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -297,6 +309,7 @@ class _RpcExchange:
         except ConnectError as error:  # nobody is left to read it
             log.debug("a call ended with %s", error)
         finally:
+            self._amount.set(0)
             self._done.set()
 
     def _leave(self) -> None:
@@ -305,20 +318,51 @@ class _RpcExchange:
             self._sending.cancel(reason=_LEFT)
 
     async def _received(self) -> AsgiEvent:
-        event = await self._receive()
+        """Receive for connectrpc, which bounds a message, but neither its time nor what all of them take together."""
+        event: AsgiEvent | None = None
+        with trio.move_on_at(math.inf if self._whole else self._due):
+            event = await self._receive()
+        if event is None:
+            raise ConnectError(Code.DEADLINE_EXCEEDED, "the message took too long")
         if event["type"] == "http.disconnect":
             self._leave()
             self._running.cancel(reason=_LEFT)
+            return event
+        size = len(event.get("body", b""))
+        self._due += size / self._limits.body_rate
+        self._taken += size
+        self._whole = not event.get("more_body", False)
+        holding = self._head.holding
+        if holding is not None:
+            self._amount.holding = holding
+            self._amount.set(0 if self._whole else self._taken)
+            if not self._whole and not holding.fits(0):
+                holding.refuse("bodies")
+                raise ConnectError(Code.UNAVAILABLE, "too much is being received; try again later")
         return event
 
     async def _passed(self, event: AsgiEvent) -> None:
+        """Send for connectrpc, in pieces, to a caller that reads."""
+        self.status = event.get("status", self.status)
+        body = event.get("body", b"")
+        if len(body) > PIECE:
+            for start in range(0, len(body) - PIECE, PIECE):
+                piece = body[start : start + PIECE]
+                await self._pass_on({"type": "http.response.body", "body": piece, "more_body": True})
+            event = {**event, "body": body[(len(body) - 1) // PIECE * PIECE :]}
+        await self._pass_on(event)
+
+    async def _pass_on(self, event: AsgiEvent) -> None:
         if self._gone:
             return
-        self.status = event.get("status", self.status)
-        with trio.CancelScope() as self._sending:
+        patience = self._limits.stall_timeout
+        with trio.move_on_after(patience) as self._sending:
             await self._send(event)
-        self._sending = None
+        sending, self._sending = self._sending, None
         self.sent += len(event.get("body", b""))
+        if sending.cancelled_caught and not self._gone:
+            self._leave()
+            self._running.cancel(reason=stalled(self._head.peer, patience, len(event.get("body", b""))))
 
 
 @attrs.define(eq=False)

@@ -197,6 +197,8 @@ class Http2Call:
     def check(self) -> None:
         """Raise CallFailed if nothing can be sent any more."""
         self.check_broken()
+        if self.ended and self.status is not GrpcStatus.OK:
+            raise self._outcome()
         if self.ended or self._closed:
             raise CallFailed(GrpcStatus.CANCELLED, "the call has ended")
 

@@ -359,6 +359,7 @@ class Http2Client:
                         last = end and start >= len(data)
                         frames.send_data(id, bytes(piece), end_stream=last)
                 except h2.exceptions.ProtocolError as error:
+                    call.check()
                     raise CallFailed(GrpcStatus.CANCELLED, f"the call has ended ({error})") from None
                 call.pieces += 1
                 if start >= len(data) or call.pieces % _FRAMES == 0:
