@@ -41,8 +41,11 @@ OTHERS = {
 }
 """Names of Python, its packages and the system."""
 
-NOT_CODE = {"build/soak.json", "trimcp.hung_up", "data.reason"}
-"""A report that a run writes, an extension of an ASGI scope, and a member of an error on the wire."""
+NOT_CODE = {
+    *("build/soak.json", "trimcp.hung_up", "data.reason"),
+    *("JsonRpc", "Check", "trimcp.v1", "trimcp.v1.Mcp", "trimcp.v1.AgentTools", "grpc.health.v1.Health"),
+}
+"""A report that a run writes, an extension of an ASGI scope, a member of an error on the wire, and names of gRPC."""
 
 
 @attrs.frozen
