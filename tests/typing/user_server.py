@@ -302,9 +302,9 @@ def add_commands() -> None:
     plain.add_command(
         "grep", ["grep", "--", "{pattern}"], isolation="bwrap", success=(0, 1), cwd=Path("/srv"), timeout=5
     )
-    plain.add_command("wc", ["wc"], stdin="{text}", output="json", title="Count", env={"LC_ALL": "C"})
+    plain.add_command("wc", ["wc"], stdin="{text}", title="Count", cwd=Path("/srv"), env={"LC_ALL": "C"})
     assert_type(trimcp.Command(["ls"]).schema(), dict[str, Any])
-    plain.add_command("ls", ["ls"], shell=True)  # type: ignore[call-arg]
+    plain.add_command("ls", ["ls"], tiemout=3)  # type: ignore[call-arg]
     plain.add_command("ls", ["ls"], isolation="docker")  # type: ignore[arg-type]
     plain.add_tool(look, isolation="command")  # type: ignore[arg-type]
 
