@@ -115,7 +115,7 @@ async def test_an_update_takes_at_most_15_microseconds() -> None:
                 actor.update_now({"last_query_time": "2025-12-12T10:00:00Z", "user_verified": True})
 
         assert_costs(update_all, at_most=15)  # of a millisecond, for a thousand
-        assert table.statistics().updates >= 3_000
+        assert table.statistics().updates >= 1_000
 
 
 @pytest.mark.alone
