@@ -465,6 +465,26 @@ async def test_the_number_of_tools_is_bounded() -> None:
     await refused(catalog, TooMuch, "one tool may have 2 versions", versioned_manifest("3"))
 
 
+async def test_the_memory_of_tools_is_bounded() -> None:
+    def large(name: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "parameters": {"type": "object", "description": "x" * 10_000}, **more}
+
+    one = Manifest.parse(large("anything")).memory
+    rules = RegistrationRules(max_memory=one * 5 // 2, max_memory_per_owner=one * 3 // 2, prefix=lambda caller: "")
+    _, catalog = make(rules)
+    await catalog.register(large("one"), ADA, by=Stream())
+    await refused(catalog, TooMuch, "take too much memory", large("two"), by=Stream())
+    await catalog.register({"name": "two", "parameters": {"type": "object"}}, ADA, by=Stream())
+    await catalog.register(large("three"), BOB, by=Stream())
+    third = AgentCaller(trimcp.Principal("c"), "c")
+    await refused(catalog, TooMuch, "take too much memory", large("four"), third, by=Stream())
+    await catalog.remove("one", ADA)
+    await catalog.register(large("four"), third, by=Stream())
+    _, catalog = make(attrs.evolve(rules, approve=lambda manifest, caller: None))
+    await catalog.register(large("one"), ADA, by=Stream())
+    await refused(catalog, TooMuch, "take too much memory", large("two"), by=Stream())
+
+
 async def test_what_is_refused_leaves_nothing() -> None:
     server, catalog = make(RegistrationRules(max_per_owner=1, approve=lambda manifest, caller: False))
     for _ in range(5):

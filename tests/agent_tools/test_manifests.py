@@ -324,3 +324,30 @@ def test_versions_that_are_one() -> None:
 def test_any_text_has_a_place_among_versions() -> None:
     texts = ["", "-", ".", "..", "1..2", "--", "é", "1-", "9" * 64, "a.1", "1.a"]
     assert sorted(texts, key=version_key)
+
+
+# What one may cost
+
+
+def test_the_memory_of_a_manifest_is_estimated() -> None:
+    assert Manifest.parse(WEATHER).memory < 50_000
+    text = {**WEATHER, "parameters": {"type": "object", "description": "x" * 60_000}}
+    assert Manifest.parse(text).memory > 3_000_000
+    patterns = {f"p{n}": {"pattern": f"a{{2000}}{n}"} for n in range(60)}
+    assert Manifest.parse({**WEATHER, "parameters": {"type": "object", "properties": patterns}}).memory > 7_000_000
+
+
+def test_patterns_that_take_too_much_memory_are_refused() -> None:
+    patterns = {f"p{n}": {"pattern": f"(a{{280}}){{280}}{n}"} for n in range(100)}
+    problem = problem_of({"type": "object", "properties": patterns})
+    assert problem == "parameters: its 100 patterns take too much memory"
+
+
+def test_no_arguments_keep_the_server_from_its_work() -> None:
+    slow = [{"pattern": f"(a|b)*a(a|b){{12}}[cd]{n}"} for n in range(400)]
+    schema = {"type": "object", "properties": {"a": {"not": {"anyOf": slow}}}}
+    validator = Manifest.parse({**WEATHER, "parameters": schema}).validator
+    since = time.process_time()
+    assert not validator.is_valid({"a": "ab" * 2_000_000})
+    assert time.process_time() - since < 2, "it would be minutes"
+    assert validator.is_valid({"a": "ab"})

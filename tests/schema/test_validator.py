@@ -427,3 +427,84 @@ def test_judging_a_small_object_is_fast() -> None:
             validator.is_valid(value)
 
     assert_costs(judge, at_most=4)  # 1 µs each, at four times
+
+
+# A pattern that is slow for a linear-time engine: it has thousands of states, and no text to skip to.
+SLOW = "(a|b)*a(a|b){12}[cd]"
+TEXT = "ab" * 2_000_000
+TOO_MUCH = ["takes too much work to be checked against this schema @ $"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"allOf": [{"pattern": f"{SLOW}{n}"} for n in range(60)]}, TEXT),
+        ({"patternProperties": {f"{SLOW}{n}": {} for n in range(60)}}, {TEXT: 1}),
+        ({"items": {"allOf": [{"minimum": n} for n in range(2_000)]}}, [0] * 100_000),
+        ({"not": {"allOf": [{"pattern": f"{SLOW}{n}"} for n in range(60)]}}, TEXT),
+        (
+            {"allOf": [{"$ref": "#/$defs/a"}] * 60, "$defs": {"a": {"properties": {"a": {"not": {"pattern": SLOW}}}}}},
+            {"a": TEXT},
+        ),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/a"}] * 60,
+                "$defs": {"a": {"items": {"allOf": [{"minimum": -n} for n in range(100)]}}},
+            },
+            [0] * 100_000,
+        ),
+    ],
+    ids=["patterns", "names", "members", "turned around", "references", "references to lists"],
+)
+def test_a_large_value_for_a_large_schema_is_refused_instead_of_checked(schema: Any, value: Any) -> None:
+    validator = peer_validator(schema)
+    assert not validator.is_valid(value)
+    assert validator.problems(value) == TOO_MUCH
+    assert_costs(lambda: validator.is_valid(value), at_most=3_000)
+
+
+def test_the_first_problem_costs_no_more_than_the_decision() -> None:
+    part = {"items": {"allOf": [{"minimum": -n} for n in range(100)]}}
+    schema = {"type": "string", "allOf": [{"$ref": "#/$defs/a"}] * 60, "$defs": {"a": part}}
+    validator = peer_validator(schema)
+    value = [0] * 100_000
+    assert not validator.is_valid(value)
+    assert_costs(lambda: validator.problems(value), at_most=4_000)
+
+
+def test_large_values_suit_usual_schemas() -> None:
+    text = {f"p{n}": {"type": "string", "pattern": "^[^<>]*$", "maxLength": 5_000_000} for n in range(10)}
+    assert peer_validator({"type": "object", "properties": text}).is_valid({"p1": TEXT})
+    rows = {"items": {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(20)}}}
+    assert peer_validator(rows).is_valid([{f"p{n}": n for n in range(20)}] * 10_000)
+    linked: dict[str, Any] = {}
+    for _ in range(100):
+        linked = {"text": "x" * 1_000, "next": linked}
+    schema = {"properties": {"next": {"$ref": "#"}, "text": {"pattern": "^x*$"}}}
+    assert peer_validator(schema).is_valid(linked)
+
+
+def test_the_memory_of_patterns_is_bounded() -> None:
+    tracker = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for pattern, most in (("a", 512), ("a{2000}", 64), ("(a{100}){100}", 4), ("(a{280}){280}", 0)):
+        for number in {most, most + 10} - {0}:
+            schema = {"properties": {f"p{n}": {"pattern": f"{pattern}{n}"} for n in range(number)}}
+            if number > most:
+                with pytest.raises(SchemaError, match=r"patterns take too much memory|cannot run @"):
+                    peer_validator(schema)
+            else:
+                validator = peer_validator(schema)
+                assert 0 < validator.memory < 10_000_000
+                assert validator.is_valid({"p0": "a" * 10_000 + "0"})
+    with pytest.raises(SchemaError, match="its 600 patterns take too much memory"):
+        peer_validator({"patternProperties": {f"a{n}": {} for n in range(600)}})
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - tracker < 60 * 1024
+
+
+def test_the_memory_of_a_peer_s_schema_is_estimated() -> None:
+    small = peer_validator({"type": "string"}).memory
+    assert 0 < small < 10_000
+    assert Validator({"type": "string"}).memory == 0
+    refs = {"properties": {f"p{n}": {"$ref": "#/$defs/a"} for n in range(1_000)}, "$defs": {"a": {}}}
+    assert peer_validator(refs).memory > 8_000_000
+    assert peer_validator({"enum": list(range(4_000))}).memory > 2_000_000

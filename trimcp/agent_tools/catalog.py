@@ -205,6 +205,7 @@ class Catalog:
                 if status is not None:
                     known[at] = Registered(manifest, status)
                     continue
+                self._check_memory(manifest, caller.owner)
                 slot.waiting = candidate = Candidate(sent, manifest, caller, by, self._entry(sent, manifest, by))
                 self._keep(family, slot)
                 places.append((family, slot, candidate))
@@ -401,6 +402,16 @@ class Catalog:
         if len(family.slots) >= rules.max_versions:
             raise TooMuch(f"one tool may have {rules.max_versions} versions")
         return family, VersionPlace(version_key(manifest.version))
+
+    def _check_memory(self, manifest: Manifest, owner: Owner) -> None:
+        """Raise TooMuch if there is no memory left for a manifest."""
+        total = own = manifest.memory
+        for family in self._families.values():
+            taken = sum(each.manifest.memory for slot in family.slots for each in (slot.offered, slot.waiting) if each)
+            total += taken
+            own += taken if family.owner == owner else 0
+        if total > self.rules.max_memory or own > self.rules.max_memory_per_owner:
+            raise TooMuch("the registered tools take too much memory")
 
     def _check_offer(self, family: ToolVersions, manifest: Manifest) -> None:
         """Raise NameTaken if the server has a tool of its own under a key that a manifest may get."""

@@ -29,6 +29,9 @@ NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _VERSION: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_-]{0,63}")
 _MEMBERS: Final = frozenset({"name", "description", "parameters", "version", "implementation", "callback"})
 _LONGEST_URL: Final = 2_048
+# An object tree takes about twenty times its text, and lists of tools are kept encoded for each revision and each set
+# of scopes.
+_PER_BYTE: Final = 64
 
 VersionKey: TypeAlias = tuple[Any, ...]
 """Versions in their order: those with equal keys are the same version."""
@@ -72,6 +75,7 @@ class Manifest:
     callback: str | None = attrs.field(default=None, repr=False)
     _validator: Validator | None = attrs.field(default=None, repr=False, alias="validator")
     _hash: str | None = attrs.field(init=False, default=None, repr=False)
+    _memory: int | None = attrs.field(init=False, default=None, repr=False)
 
     @classmethod
     def parse(cls, raw: Any, bounds: ManifestBounds | None = None, *, strict: bool = False) -> Manifest:
@@ -98,6 +102,14 @@ class Manifest:
             object.__setattr__(self, "_hash", hashlib.sha256(_canonical(self.facts())).hexdigest())
         assert self._hash is not None
         return self._hash
+
+    @property
+    def memory(self) -> int:
+        """About how many bytes it takes in a server at most: itself, compiled, and in lists of tools."""
+        if self._memory is None:
+            object.__setattr__(self, "_memory", _PER_BYTE * len(_canonical(self.facts())) + self.validator.memory)
+        assert self._memory is not None
+        return self._memory
 
     @property
     def validator(self) -> Validator:

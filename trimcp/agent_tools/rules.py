@@ -38,6 +38,8 @@ class RegistrationRules:
         strict: refuse manifests with unknown members.
         max_tools, max_per_owner, max_versions: tools registered by all, by one owner, and versions of one tool; each
             version counts.
+        max_memory, max_memory_per_owner: bytes that the manifests of all, and of one owner, may take, as estimated: a
+            usual manifest takes 20 KB, one made to take much 10 MB.
         max_schema, max_depth, max_members, max_description: see `ManifestBounds`.
         timeout: seconds for one call of a tool that lives elsewhere.
         max_concurrent: calls of such a tool at once; others wait.
@@ -52,6 +54,8 @@ class RegistrationRules:
     max_tools: int = 1_000
     max_per_owner: int = 100
     max_versions: int = 20
+    max_memory: int = 256 * 1024 * 1024
+    max_memory_per_owner: int = 64 * 1024 * 1024
     max_schema: int = 64 * 1024
     max_depth: int = 32
     max_members: int = 5_000

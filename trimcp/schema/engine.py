@@ -25,6 +25,22 @@ _MOST_PROBLEMS: Final = 10
 # Small, because one step of the backtracking engine may scan the whole text: 1,000 steps cost 0.2 s on 100 KB.
 _BACKTRACK_LIMIT: Final = 1_000
 _FREE_VISITS: Final = 50_000
+# One unit is a subschema or keyword applied to a member of the value (9 ns), or half a character read by a pattern
+# (at worst 40 ns for a character). So the worst schema of a peer takes one to two seconds.
+_MOST_WORK: Final = 100_000_000
+_PER_CHARACTER: Final = 2
+# Schemas of at most this weight, with at most so many patterns and no references, take less for any message of usual
+# size, and their values are not measured.
+_LIGHT_WEIGHT: Final = 100
+_LIGHT_PATTERNS: Final = 4
+# Compiled, a pattern of twelve characters may take 10 MB. The least of these bounds that fits all patterns is used, and
+# limits their number.
+_PATTERN_BYTES: Final = (16 * 1024, 128 * 1024, 2 * 1024 * 1024)
+_MOST_PATTERN_BYTES: Final = 8 * 1024 * 1024
+_MATCHER_BYTES: Final = 64 * 1024  # what matching with one pattern keeps
+# Measured, of the three forms that a schema is compiled to: one to judge, two to explain.
+_MEMBER_BYTES: Final = 700
+_REFERENCE_BYTES: Final = 8_000
 _VISITS_PER_MEMBER: Final = 16
 # An error costs 20 µs, and every pair of a subschema and a value may be an error.
 _MOST_EXPLAINED: Final = 5_000
@@ -78,6 +94,7 @@ class CompiledSchema:
         patterns: the options of the pattern engine.
         is_valid: returns whether a value satisfies the schema. Raises ValueError for text that is not Unicode.
         budget: counts the references that `is_valid` follows; None if it does not count.
+        memory: about how many bytes its compiled forms take, at most; 0 if that is not known.
     """
 
     def __init__(
@@ -86,12 +103,14 @@ class CompiledSchema:
         patterns: _PatternOptions,
         is_valid: Callable[[Any], bool],
         budget: _Budget | None = None,
+        memory: int = 0,
     ) -> None:
         self.is_valid: Callable[[Any], bool] = is_valid
+        self.memory: int = memory
         self._schema = schema
         self._patterns = patterns
         self._budget = budget
-        self._explaining = _Budget()
+        self._explaining = _Budget() if budget is None else budget.another()
 
     def problems(self, value: Any) -> list[str]:
         """Return at most ten texts that explain why `is_valid` refused this value; it must be the last one refused.
@@ -121,6 +140,7 @@ class CompiledSchema:
 
     def _first_problem(self, value: Any, size: int) -> list[str]:
         engine, _ = self._terse
+        self._explaining.weigh(value)
         self._explaining.left = _FREE_VISITS + _VISITS_PER_MEMBER * size
         try:
             if engine is not None:
@@ -140,8 +160,8 @@ class CompiledSchema:
     def _build(self, *, terse: bool) -> tuple[jsonschema_rs.Validator | None, int]:
         """Return an engine that counts references, and the number of subschemas; None and 0 if `tame` refuses it."""
         try:
-            tamed, subschemas = tame(self._schema, _AUTHORS, terse=terse)
-            return _build(tamed, self._patterns, self._explaining), subschemas
+            tamed = tame(self._schema, _AUTHORS, terse=terse)
+            return _build(tamed.schema, self._patterns, self._explaining), tamed.subschemas
         except SchemaError:
             return None, 0
 
@@ -163,11 +183,29 @@ def compile_schema(schema: Schema) -> CompiledSchema:
 
 def compile_bounded(schema: Schema) -> CompiledSchema:
     """Compile a peer's schema with bounds on the cost of a value. See `validator.peer_validator`."""
-    budget = _Budget()
-    patterns = jsonschema_rs.RegexOptions()
-    tamed, _ = tame(schema, PEERS)
-    engine = _build(tamed, patterns, budget)
-    return CompiledSchema(schema, patterns, lambda value: budget.judge(engine, value), budget)
+    tamed = tame(schema, PEERS)
+    weight, _ = _measure(schema)
+    budget = _Budget(weight, tamed.patterns, tamed.references)
+    engine, patterns, taken = _build_small(tamed, budget)
+    memory = _MEMBER_BYTES * weight + _REFERENCE_BYTES * tamed.references + taken
+    return CompiledSchema(schema, patterns, lambda value: budget.judge(engine, value), budget, memory)
+
+
+def _build_small(tamed: Tamed, budget: _Budget) -> tuple[jsonschema_rs.Validator, _PatternOptions, int]:
+    """Build a peer's schema; also return the options that bound the memory of its patterns, and that bound."""
+    if not tamed.patterns:
+        options = jsonschema_rs.RegexOptions()
+        return _build(tamed.schema, options, budget), options, 0
+    for size in _PATTERN_BYTES:
+        if size * tamed.patterns > _MOST_PATTERN_BYTES:
+            raise SchemaError(f"its {tamed.patterns} patterns take too much memory")
+        options = jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=_MATCHER_BYTES)
+        try:
+            return _build(tamed.schema, options, budget), options, size * tamed.patterns
+        except _UnfitPattern:
+            if size == _PATTERN_BYTES[-1]:
+                raise
+    raise AssertionError("the last size raises")
 
 
 def dialect_of(schema: Schema) -> str:
@@ -210,19 +248,19 @@ def _refuse_to_fetch(uri: str) -> NoReturn:
     raise ValueError(f"{uri} is outside this schema, and schemas are never fetched")
 
 
-def _keyword(check: Callable[[], None]) -> type[jsonschema_rs.KeywordValidator]:
+def _keyword(check: Callable[[Any], None]) -> type[jsonschema_rs.KeywordValidator]:
     """Return a keyword for the engine that fails if `check` raises ValueError."""
 
     class Keyword:
         def __init__(self, parent_schema: dict[str, Any], value: Any, schema_path: list[str | int]) -> None: ...
 
         def validate(self, instance: Any) -> None:
-            check()
+            check(instance)
 
     return Keyword
 
 
-def _fail() -> None:
+def _fail(instance: Any) -> None:
     raise ValueError("matches no alternative")
 
 
@@ -230,14 +268,33 @@ _NEVER: Final = _keyword(_fail)
 
 
 class _Budget:
-    """How many references may be followed for one value. Further ones fail at once."""
+    """How many references may be followed for one value, and how much work it may take. More fails at once.
 
-    def __init__(self) -> None:
+    Without references each subschema is applied at most once to each member of the value, so the work is bounded by
+    the product of their numbers. With references that is so for each one that is followed.
+
+    Args:
+        weight: members of the schema, as a JSON value.
+        patterns: how many of them are patterns.
+        references: how many are references.
+    """
+
+    def __init__(self, weight: int = 0, patterns: int = 0, references: int = 0) -> None:
         self.left: int = 0
         self.keyword: type[jsonschema_rs.KeywordValidator] = _keyword(self._visit)
+        self._weight = weight
+        self._patterns = patterns
+        self._references = references
+        self._light = weight <= _LIGHT_WEIGHT and patterns <= _LIGHT_PATTERNS and not references
+        self._work = 0  # that is left
+        self._weighing = False  # whether each reference that is followed is weighed
 
-    def _visit(self) -> None:
+    def _visit(self, instance: Any) -> None:
         self.left -= 1
+        if self._weighing and self.left >= 0:
+            self._work -= self._work_of(instance)
+            if self._work < 0:
+                self.left = -1
         if self.left < 0:
             raise ValueError("too much work")
 
@@ -245,14 +302,61 @@ class _Budget:
     def exhausted(self) -> bool:
         return self.left < 0
 
+    def _work_of(self, value: Any) -> int:
+        members, characters = _measure(value)
+        return self._weight * members + _PER_CHARACTER * self._patterns * characters
+
+    def another(self) -> _Budget:
+        return _Budget(self._weight, self._patterns, self._references)
+
+    def weigh(self, value: Any) -> bool:
+        """Return whether a value is not too much work as a whole, and weigh references from now on if they may be."""
+        work = self._work_of(value)
+        self._work = _MOST_WORK - work
+        self._weighing = bool(self._references) and work * _FREE_VISITS > _MOST_WORK
+        return self._work >= 0
+
     def judge(self, engine: jsonschema_rs.Validator, value: Any) -> bool:
         self.left = _FREE_VISITS
+        if not self._light and not self.weigh(value):
+            self.left = -1
+            return False
+        if self._weighing:
+            self.left += _VISITS_PER_MEMBER * _size(value)
         if engine.is_valid(value):
             return not self.exhausted  # a failed count inside `not` would pass
-        if not self.exhausted:
+        if not self.exhausted or self._weighing:
             return False
         self.left = _FREE_VISITS + _VISITS_PER_MEMBER * _size(value)
         return engine.is_valid(value) and not self.exhausted
+
+
+def _measure(value: Any) -> tuple[int, int]:
+    """Return the members of a value, itself among them, and the characters of its texts. Does not recurse."""
+    members, characters = 1, 0
+    level = [value]
+    for each in level:  # grows during the loop
+        kind = type(each)
+        if kind is dict:
+            members += len(each)
+            for name, member in each.items():
+                characters += len(name)
+                kind = type(member)
+                if kind is str:
+                    characters += len(member)
+                elif kind is dict or kind is list:
+                    level.append(member)
+        elif kind is list:
+            members += len(each)
+            for member in each:
+                kind = type(member)
+                if kind is str:
+                    characters += len(member)
+                elif kind is dict or kind is list:
+                    level.append(member)
+        elif kind is str:
+            characters += len(each)
+    return members, characters
 
 
 def _size(value: Any) -> int:
@@ -269,8 +373,17 @@ def _size(value: Any) -> int:
 # --- counting of references ---
 
 
-def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> tuple[Schema, int]:
-    """Return a copy of a schema that is safe to build and counts followed references, and the number of subschemas.
+class Tamed(NamedTuple):
+    """A schema that is safe to build and counts followed references, and the numbers of what is in it."""
+
+    schema: Schema
+    subschemas: int
+    references: int = 0
+    patterns: int = 0
+
+
+def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> Tamed:
+    """Return a copy of a schema that is safe to build and counts followed references.
 
     With `terse`, `anyOf` and `oneOf` fail without collecting the errors of each alternative.
 
@@ -280,7 +393,7 @@ def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> tuple[
     """
     dialect = dialect_of(schema)
     if isinstance(schema, bool):
-        return schema, 1
+        return Tamed(schema, 1)
     if dialect == "Draft4Validator":
         raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
     if dialect == "Draft6Validator":  # draft-07 is draft-06 and `if`
@@ -290,11 +403,18 @@ def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> tuple[
     copy: dict[str, Any] = _copy(schema, 2 * bounds.depth + 2)
     walk = _Walk(copy, bounds)
     _check_chains(walk)
+    references = patterns = 0
     for node in walk.nodes:
-        _count_references(node, old_references)
+        patterns += _patterns_in(node)
+        references += _count_references(node, old_references)
         if terse:
             _hide_alternatives(node)
-    return copy, len(walk.nodes)
+    return Tamed(copy, len(walk.nodes), references, patterns)
+
+
+def _patterns_in(node: dict[str, Any]) -> int:
+    named = node.get("patternProperties")
+    return ("pattern" in node) + (len(named) if isinstance(named, dict) else 0)
 
 
 def _copy(value: Any, room: int) -> Any:
@@ -411,20 +531,21 @@ def _chain_length(node: dict[str, Any], below: list[tuple[int, int]]) -> tuple[i
     return links, unevaluated
 
 
-def _count_references(node: dict[str, Any], old_references: bool) -> None:
-    """Move each reference into `allOf`, behind the keyword VISIT.
+def _count_references(node: dict[str, Any], old_references: bool) -> int:
+    """Move each reference into `allOf`, behind the keyword VISIT, and return how many there were.
 
     The engine evaluates `if` first, both to validate and to collect errors. JSON pointers stay valid: only the
     reference moves, and `allOf` only grows at its end.
     """
     found = [keyword for keyword in _REFERENCES if isinstance(node.get(keyword), str)]
     if not found:
-        return
+        return 0
     gates = [{"if": {VISIT: True}, "then": {keyword: node.pop(keyword)}, "else": {VISIT: True}} for keyword in found]
     if old_references:
         for keyword in [k for k in node if k not in _BESIDE_OLD_REF]:
             del node[keyword]
     _add_to_all_of(node, gates)
+    return len(found)
 
 
 def _hide_alternatives(node: dict[str, Any]) -> None:

@@ -45,6 +45,11 @@ class Validator:
         compiled = self._compiled = compile_schema(self.schema)
         return compiled
 
+    @property
+    def memory(self) -> int:
+        """About how many bytes the compiled schema of a peer takes, at most; 0 for any other."""
+        return 0 if self._compiled is None else self._compiled.memory
+
     def is_valid(self, value: Any) -> bool:
         """Return whether a value satisfies the schema. Never raises for JSON values, not for NaN or lone surrogates."""
         compiled = self._compiled or self._compile()
@@ -116,12 +121,13 @@ def peer_validator(schema: Schema) -> Validator:
     """Return a validator for the schema of an untrusted peer.
 
     It never fetches a schema, and the cost of a value is bounded: references may not loop in place, and only a bounded
-    number of them is followed for one value. Patterns must suit the linear-time engine, so look-around and
-    back-references are refused.
+    number of them is followed for one value. A value that is large for a large schema, so that checking it could take
+    seconds, is not valid. Patterns must suit the linear-time engine, so look-around and back-references are refused,
+    and their memory is bounded.
 
     Raises:
-        SchemaError: the schema is not valid, is too large, has too long chains of references, or needs a refused
-            feature.
+        SchemaError: the schema is not valid, is too large, has too long chains of references, has patterns that take
+            too much memory, or needs a refused feature.
     """
     from trimcp.schema.engine import compile_bounded
 
