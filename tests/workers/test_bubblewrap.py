@@ -370,6 +370,22 @@ async def test_cancelling_while_it_starts_leaves_nothing() -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize("seconds", [0, 0.001, 0.002, 0.004])
+async def test_a_start_that_takes_too_long_is_given_up(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whatever state bwrap is then."""
+    monkeypatch.setattr(bubblewrap, "_INFORMED", seconds)
+    mark = f"605.{os.getpid()}"
+    given_up = 0
+    for _ in range(15):
+        try:
+            with trio.move_on_after(0.05):  # where it was fast enough
+                await Command(["sleep", mark], isolation="bwrap")({})
+        except TimeoutError:
+            given_up += 1
+        assert _running(mark) == []
+    assert given_up or seconds
+
+
 async def test_it_outlives_the_idle_time_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel takes the thread that started it for its parent."""
     monkeypatch.setattr("trio._core._thread_cache.IDLE_TIMEOUT", 0.05)

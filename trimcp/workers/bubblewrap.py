@@ -25,6 +25,7 @@ import attrs
 import orjson
 import trio
 
+from trimcp.descendants import MARK, Descendants, look
 from trimcp.errors import LocalError
 from trimcp.workers.programs import INHERITED, Pipes, environment_of, worker_loads
 from trimcp.workers.seccomp import seccomp_filter
@@ -74,6 +75,7 @@ _INSTALL: Final = (
     "Nothing runs without its sandbox"
 )
 _INFORMED: Final = 5.0  # seconds for bwrap to say which process is the sandbox's first
+_POLL: Final = 0.01  # seconds
 _ENDED: Final = 5.0  # seconds for the system to end killed processes
 
 
@@ -233,11 +235,14 @@ class SandboxedProgram:
     ) -> SandboxedProgram:
         """Start a program in a sandbox; a task in the nursery waits for its end. Raises OSError if that fails.
 
+        It cannot be cancelled, and takes some milliseconds.
+
         Args:
             nursery: must not end before it has.
             sandbox, command, environment, directory, pipes: what runs, and where.
             keep: descriptors that it inherits beside its standard streams.
         """
+        mark = Descendants.new_mark()
         reading, writing = os.pipe()
         info = trio.lowlevel.FdStream(reading)
         try:
@@ -248,7 +253,7 @@ class SandboxedProgram:
                     "stdin": pipes.stdin,
                     "stdout": pipes.stdout,
                     "stderr": pipes.stderr,
-                    "env": environment,
+                    "env": {**environment, MARK: mark},
                     "pass_fds": (*filter.descriptors, writing, *keep),
                     "start_new_session": True,
                 }
@@ -256,8 +261,13 @@ class SandboxedProgram:
                     program: SandboxedProgram = await nursery.start(_keep, arguments)
             os.close(writing)
             writing = -1
-            with trio.move_on_after(_INFORMED, shield=True):
+            with trio.move_on_after(_INFORMED, shield=True) as waiting:
                 program._find_init(await _read_all(info))
+            if waiting.cancelled_caught:
+                with trio.move_on_after(_ENDED, shield=True):
+                    await program._kill_blindly(Descendants(program.pid, mark))
+                await program.end()
+                raise TimeoutError(f"bubblewrap did not make a sandbox within {_INFORMED:g} seconds")
         finally:
             info.close()
             if writing != -1:
@@ -285,6 +295,14 @@ class SandboxedProgram:
         code = self._popen.returncode if self._over.is_set() else None
         # bwrap ends with 128 and the signal that ended the program, as shells do.
         return 128 - code if code is not None and _is_signal(code - 128) else code
+
+    async def _kill_blindly(self, descendants: Descendants) -> None:
+        """Kill bwrap and its child, of which it has not told yet. Alone, that child would wait for bwrap for ever."""
+        self._popen.kill()
+        await self._over.wait()
+        while living := await look(descendants):
+            descendants.signal(living, signal.SIGKILL)
+            await trio.sleep(_POLL)
 
     async def exited(self) -> None:
         await self._over.wait()
