@@ -325,3 +325,9 @@ async def test_options_are_checked() -> None:
         async with agent_tools.connect(AgentTarget("http://host"), token="x"):
             raise AssertionError
     assert "secret" not in repr(AgentTarget("http://user:secret@host/secret", "secret", headers={"a": "secret"}))
+
+
+def test_the_endpoint_that_a_server_prints_is_its_url() -> None:
+    assert AgentTarget("http://localhost:8080/mcp").url == "http://localhost:8080"
+    assert AgentTarget("https://host/below/mcp").url == "https://host/below"
+    assert AgentTarget("ws://localhost:8080/agent").url == "ws://localhost:8080/agent"

@@ -67,6 +67,7 @@ async def agents(
     world = make_world(**options) if world is None else world
     http = trimcp.HttpSettings(agent_tools=world.agent_tools, **(settings or {}))
     async with visiting(world.server, settings=http) as visitor:
+        visitor.peer = "127.0.0.1:40000"
         yield Agent(visitor, world)
         world.release.set()
 
@@ -286,6 +287,11 @@ async def test_registering_without_a_token_is_for_this_machine_alone(header: str
         assert (await anybody.send("POST", "/tools/register", WEATHER)).status == 200
         proxied = await anybody.send("POST", "/tools/register", WEATHER, {header: "for=192.0.2.1"})
         assert failure(proxied) == (401, "unauthenticated")
+        for peer in ("192.0.2.1:40000", "[2001:db8::1]:40000", ""):  # the last where the host does not say
+            anybody.visitor.peer = peer
+            elsewhere = await anybody.send("POST", "/tools/register", WEATHER)
+            assert failure(elsewhere) == (401, "unauthenticated")
+        anybody.visitor.peer = "127.0.0.1:40000"
         assert failure(await anybody.send("GET", "/tools")) == (401, "unauthenticated")
         assert failure(await anybody.send("DELETE", "/tools/get_weather")) == (401, "unauthenticated")
     async with agents() as agent:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -409,17 +407,3 @@ async def test_a_server_provides_its_tools_within_its_lifespan(fake: FakeService
         assert steps == ["begin"]
         nursery.cancel_scope.cancel()
     assert steps == ["begin", "end"]
-
-
-async def test_the_example_provides_to_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
-    there, here = import_module("agent_tools"), import_module("provider")
-    async with served(there.server, agent_tools=there.agent_tools) as place, trio.open_nursery() as nursery:
-        url = place.url.removesuffix("/mcp").replace("http", "ws", 1)
-        nursery.start_soon(here.main, url)
-        async with agent_tools.connect(url, token=here.TOKEN) as agent:
-            with trio.fail_after(PATIENCE):
-                while "demo.convert" not in [tool["name"] for tool in await agent.tools()]:
-                    pass
-                assert await agent.call("demo.convert", {"celsius": 5}) == 41
-        nursery.cancel_scope.cancel()

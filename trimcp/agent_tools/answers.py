@@ -135,7 +135,9 @@ def _error(outgoing: Outgoing) -> AgentToolsError:
     if code == INTERNAL_ERROR:
         kind = _ELSEWHERE.get(str(facts.get("reason")))
         return ToolCrashed(message, data) if kind is None else kind(message)
-    if code in (MISSING_CAPABILITY, INVALID_REQUEST):
+    if code == MISSING_CAPABILITY:
+        return ToolFailed('the tool has a question: ask with `"statuses": "extended"` to get it as `input_required`')
+    if code == INVALID_REQUEST:
         return ToolFailed(message)
     return _KINDS.get(code or 0, ToolFailed)(message, data)
 

@@ -145,13 +145,19 @@ def _check_url(instance: object, attribute: Any, url: str) -> None:
     checked_url(url, SCHEMES, needed)
 
 
+def _without_endpoint(url: str) -> str:
+    """Return a service's URL without the path of its endpoint for MCP, which is what servers print."""
+    return url.removesuffix("/mcp") if url.startswith("http") else url
+
+
 @attrs.frozen(field_transformer=checked(zero=("retries",)))
 class AgentTarget:
     """A service of agent tools, and how to reach it.
 
     Attributes:
         url: "http://host:port", "ws://...", "grpc://...", with TLS "https", "wss" and "grpcs", on a Unix socket
-            "http+unix://%2Frun%2Fservice.sock" and "ws+unix://...". A path in it goes before the protocol's own paths.
+            "http+unix://%2Frun%2Fservice.sock" and "ws+unix://...". A path in it goes before the protocol's own paths;
+            over HTTP a last "/mcp" is left out of it.
         token: sent as `Authorization: Bearer`; None for none. Never logged.
         headers: sent with every request, or with the one that opens the connection. Never logged.
         uds: path of a Unix socket to connect to; the host of `url` is then sent but not connected to.
@@ -163,7 +169,7 @@ class AgentTarget:
         retries: how often a request that did not reach the service, or only reads, is sent again over HTTP.
     """
 
-    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
+    url: str = attrs.field(converter=_without_endpoint, validator=_check_url, repr=lambda url: repr(masked_url(url)))
     token: str | None = attrs.field(default=None, repr=False)
     headers: Mapping[str, str] = attrs.field(default=None, converter=checked_headers, repr=False, kw_only=True)
     uds: str | None = attrs.field(default=None, kw_only=True)

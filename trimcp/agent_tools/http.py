@@ -232,8 +232,9 @@ class AgentHttp:
 
 
 def _is_local(head: Head) -> bool:
-    """Return whether a request was sent from this machine, as far as its head tells."""
-    return head.loopback and _PROXIED.isdisjoint(head.headers)
+    """Return whether a request was sent from this machine, as far as its head and its connection tell."""
+    here = head.peer == "unix" or head.peer.startswith(("127.", "::1", "[::1]", "::ffff:127.", "[::ffff:127."))
+    return here and head.loopback and _PROXIED.isdisjoint(head.headers)
 
 
 def _headers_of(error: AgentToolsError) -> tuple[tuple[str, str], ...]:

@@ -139,7 +139,7 @@ class StreamProvider:
                 self.on_idle()
         response = call.response
         if response is None:
-            raise ProviderGone(f"the provider of {manifest.name} has disconnected: {self._lost}")
+            raise ProviderGone(f"the provider of this tool has disconnected: {self._lost}")
         if response.status == "success":
             return response.result
         if response.error is None:
