@@ -221,12 +221,16 @@ async def test_a_context_that_cannot_be_kept_is_not_made() -> None:
         await table.create(ADA, "ctx-001")
 
 
-async def test_a_context_that_cannot_be_read_is_asked_for_again() -> None:
+async def test_a_context_that_cannot_be_read_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
     store = store_with(row())
     async with open_table(store) as table:
         store.broken = FAILED
-        with pytest.raises(OSError, match="disk"):
-            await table.find(ADA, "ctx-001")
+        for _ in range(3):
+            with pytest.raises(AgentToolsError, match="could not read the context") as failed:
+                await table.find(ADA, "ctx-001")
+        assert caplog.text.count("cannot be read") == 1
+        assert failed.value.code == "crashed"
+        assert "the disk is full" in caplog.text
         store.broken = None
         assert (await table.find(ADA, "ctx-001")).version == 3
 

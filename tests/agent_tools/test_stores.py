@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
+from trimcp.agent_tools import stores_sqlite
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.errors import UnknownContext
 from trimcp.agent_tools.stores import ContextStore, KeptContext, MemoryContexts
@@ -136,6 +137,17 @@ async def test_a_write_is_whole_or_nothing(tmp_path: Path) -> None:
         loaded = await store.load(ADA, "ctx-001")
         assert loaded is not None
         assert loaded.version == 8
+
+
+async def test_contexts_are_found_without_reading_the_others(tmp_path: Path) -> None:
+    store = SqliteContexts(tmp_path / "contexts.db")
+    async with store.opened():
+        assert store._file is not None
+        connection = store._file._connection
+        for statement in (stores_sqlite._LOAD, stores_sqlite._DELETE.format("(?, ?, ?), (?, ?, ?)")):
+            plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", "x" * statement.count("?")).fetchall()
+            assert any("USING INDEX" in row[3] or "USING COVERING INDEX" in row[3] for row in plan), plan
+            assert not any(row[3].startswith("SCAN contexts") or row[3] == "SCAN one" for row in plan), plan
 
 
 async def test_a_write_that_fails_in_the_middle_is_undone(tmp_path: Path) -> None:

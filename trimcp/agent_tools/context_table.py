@@ -134,6 +134,7 @@ class ContextTable:
         self._gone: dict[ContextKey, _GoneId] = {}  # the oldest first
         self._gone_queue = DeadlineQueue(self._shared.deadlines, limits.gone)
         self._open = False
+        self._unreadable = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ContextTable]:
@@ -190,6 +191,7 @@ class ContextTable:
         Raises:
             UnknownContext: this owner has none with this id.
             ContextGone: it has ended.
+            AgentToolsError: the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         actor = self.get(owner, id) or await self._seek(owner, id)
@@ -210,6 +212,7 @@ class ContextTable:
             ContextGone: it has ended.
             MalformedMessage: it is no id.
             TooMuch: there are too many contexts.
+            AgentToolsError: the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         actor = self.get(owner, id) or await self._seek(owner, id)
@@ -287,7 +290,14 @@ class ContextTable:
         key = (owner, id)
         event = self._loading[key] = trio.Event()
         try:
-            kept = await self._store.load(owner, id)
+            try:
+                kept = await self._store.load(owner, id)
+            except Exception as error:  # whatever the store raises
+                if not self._unreadable:  # logged once, as failed writes are
+                    self._unreadable = True
+                    log.error("the store of contexts cannot be read", exc_info=error)
+                raise AgentToolsError("the service could not read the context") from error
+            self._unreadable = False
             if kept is None or min(kept.until, kept.ends) <= time.time():
                 return None
             return self._revive(kept)

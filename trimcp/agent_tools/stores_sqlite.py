@@ -30,7 +30,11 @@ _SAVE: Final = (
     "ON CONFLICT (principal, agent, id) DO UPDATE SET version = excluded.version, created = excluded.created, "
     "ends = excluded.ends, until = excluded.until, state = excluded.state, history = excluded.history"
 )
-_DELETE: Final = "DELETE FROM contexts WHERE (principal, agent, id) IN (VALUES {})"
+# Joined rather than compared as rows, for which SQLite would read the whole table.
+_DELETE: Final = (
+    "DELETE FROM contexts WHERE rowid IN (SELECT one.rowid FROM (VALUES {}) AS ended CROSS JOIN contexts AS one "
+    "ON one.principal = ended.column1 AND one.agent = ended.column2 AND one.id = ended.column3)"
+)
 
 T = TypeVar("T")
 
