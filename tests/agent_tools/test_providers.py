@@ -254,6 +254,27 @@ async def test_a_provider_that_leaves_fails_its_calls_at_once_and_its_tools_vani
         assert (at.tools.catalog._families, dict(at.tools.catalog._owned)) == ({}, {})
 
 
+async def test_calls_of_others_do_not_wait_for_what_else_the_provider_had_running(autojump_clock: MockClock) -> None:
+    server = trimcp.Server("s")
+
+    @server.tool
+    async def slow_to_end() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(3)
+
+    async with provided(server=server) as (at, provider, agent):
+        await provider.say(call("own", name="slow_to_end", arguments={}))
+        await agent.say(call())
+        assert (await provider.hear())["type"] == "tool_request"
+        provider.leave()
+        assert (await agent.hear_of("1"))["error"]["code"] == "provider_gone"
+        assert trio.current_time() == 0
+        assert at.tools.catalog._families == {}
+
+
 @every_revision
 async def test_clients_of_mcp_are_told_of_tools_that_come_and_vanish(revision: Revision) -> None:
     async with world() as at, mcp_client(at, revision) as session, session.listen(tools=True) as changes:

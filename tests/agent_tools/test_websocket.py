@@ -462,13 +462,12 @@ async def test_a_registration_that_waits_for_approval_delays_nothing_else() -> N
     async with agent(implementations={"shout": shout}, registration=rules) as (_, peer):
         await peer.say({"type": "register_tool", "tool": MANIFEST, "request_id": "1"})
         assert (await peer.ask(**call("add", "2", arguments={"a": 1, "b": 2})))["result"] == 3
-        for number in range(2, 65):
-            await peer.say({"type": "register_tool", "tool": {**MANIFEST, "version": str(number)}, "request_id": "v"})
-        over = await peer.hear_of("v")  # of the versions that one tool may have
-        assert over["error"]["code"] == "too_much"
+        more = [{**MANIFEST, "name": f"shout{number}", "implementation": "shout"} for number in range(63)]
+        await peer.say(*({"type": "register_tool", "tool": each, "request_id": "more"} for each in more))
+        over = await peer.ask(type="register_tool", tool={**MANIFEST, "version": "2"}, request_id="over")
+        assert (over["request_id"], over["error"]["code"]) == ("over", "too_much")
         decided.set()
-        answers = [await peer.hear() for _ in range(63)]
-        assert sum(each["type"] == "tools_registered" for each in answers) == 20
+        assert [(await peer.hear())["type"] for _ in range(64)] == ["tools_registered"] * 64
 
 
 async def test_an_approval_that_crashes_is_answered_with_an_incident(caplog: pytest.LogCaptureFixture) -> None:

@@ -252,10 +252,15 @@ class SlowStore(MemoryContexts):
     """A store that takes as long for each write as a test says."""
 
     seconds: float = 0.0
+    writes: int = 0
+    fails: bool = False
     durable = True
 
     async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
+        self.writes += 1
         await trio.sleep(self.seconds)
+        if self.fails:
+            raise OSError("the disk is full")
 
 
 async def test_pausing_for_a_store_loses_no_message_whatever_the_clock_does(autojump_clock: MockClock) -> None:
@@ -273,6 +278,73 @@ async def test_pausing_for_a_store_loses_no_message_whatever_the_clock_does(auto
         peer.leave()
 
 
+async def test_updates_of_one_connection_are_kept_together_and_what_follows_sees_them(
+    autojump_clock: MockClock,
+) -> None:
+    store = SlowStore()
+    server = trimcp.Server("s")
+
+    @server.tool
+    async def look(ctx: trimcp.Context) -> int:
+        assert ctx.agent_context is not None
+        return int(ctx.agent_context.read()["n"])
+
+    async with world(server, store=store) as at:
+        peer = await at.connect()
+        for name in ("a", "b"):
+            await peer.ask(**update(name))
+        store.seconds, store.writes = 1.0, 0
+        of_a = [update("a", f"a{number}", n=number) for number in range(50)]
+        await peer.say(
+            *of_a,
+            {**update("a", "conflict"), "version": 1},
+            update("b", "b"),
+            update("new", "new"),  # is made first, so those behind it wait
+            update("a", "last", n=50),
+            {"type": "context_read", "context_id": "a", "request_id": "read"},
+            {"type": "tool_request", "tool_name": "look", "context_id": "a", "request_id": "look"},
+        )
+        heard = [await peer.hear() for _ in range(56)]
+        assert store.writes <= 5
+        assert trio.current_time() < 6
+        found = {each["request_id"]: each for each in heard}
+        assert [each["version"] for each in heard if each["request_id"].startswith("a")] == list(range(2, 52))
+        assert found["conflict"]["error"]["code"] == "version_conflict"
+        assert found["last"]["version"] == 52
+        assert found["read"]["state"]["n"] == found["look"]["result"] == 50
+        peer.leave()
+
+
+async def test_updates_that_a_store_did_not_keep_are_answered_so(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SlowStore()
+    async with world(store=store) as at:
+        peer = await at.connect()
+        await peer.ask(**update("a", n=1))
+        store.fails, store.seconds = True, 1.0
+        await peer.say(*(update("a", str(number), n=number) for number in range(10)))
+        answers = [await peer.hear() for _ in range(10)]
+        assert [(each["request_id"], each["error"]["code"]) for each in answers] == [
+            (str(number), "crashed") for number in range(10)
+        ]
+        store.fails = False
+        assert (await peer.ask(type="context_read", context_id="a"))["state"]["n"] == 1
+        assert (await peer.ask(**update("a", n=2)))["version"] == 2
+        peer.leave()
+
+
+async def test_updates_that_wait_for_a_store_are_bounded(autojump_clock: MockClock) -> None:
+    store = SlowStore()
+    async with narrow(store=store) as (_, peer, channel):
+        await peer.ask(**update("a"))
+        store.seconds = 1_000.0
+        big = update("a", n="x" * 50_000)
+        assert await pour(peer, *[big] * 100) < 12
+        store.seconds = 0.0
+        channel.gone.set()
+
+
 async def test_a_peer_that_leaves_while_a_store_is_slow_is_let_go(autojump_clock: MockClock) -> None:
     store = SlowStore()
 
@@ -280,7 +352,7 @@ async def test_a_peer_that_leaves_while_a_store_is_slow_is_let_go(autojump_clock
         peer, channel, over = await at.connected()
         await peer.ask(type="provide_tools", tools=[{"name": "shout", "parameters": {"type": "object"}}])
         store.seconds = 20.0
-        await peer.say(update("c"), update("c"))
+        await peer.say(update("c"), update("c"), {"type": "list_tools"})
         await wait_all_tasks_blocked()
         assert session_of(at).paused
         peer.leave()

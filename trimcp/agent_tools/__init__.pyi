@@ -12,7 +12,6 @@ from trimcp.agent_tools.client import connect as connect
 from trimcp.agent_tools.client_wire import AgentTarget as AgentTarget
 from trimcp.agent_tools.context_table import ContextStatistics as ContextStatistics
 from trimcp.agent_tools.context_table import ContextTable as ContextTable
-from trimcp.agent_tools.contexts import Applied as Applied
 from trimcp.agent_tools.contexts import ContextActor as ContextActor
 from trimcp.agent_tools.contexts import ContextLimits as ContextLimits
 from trimcp.agent_tools.entries import Implemented as Implemented
@@ -49,6 +48,7 @@ from trimcp.agent_tools.messages import ContextUpdate as ContextUpdate
 from trimcp.agent_tools.messages import ToolProgress as ToolProgress
 from trimcp.agent_tools.providing import provide as provide
 from trimcp.agent_tools.rules import RegistrationRules as RegistrationRules
+from trimcp.agent_tools.saving import Applied as Applied
 from trimcp.agent_tools.service import AgentCall as AgentCall
 from trimcp.agent_tools.service import AgentRun as AgentRun
 from trimcp.agent_tools.serving import AgentAccess as AgentAccess

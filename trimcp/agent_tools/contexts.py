@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -31,7 +31,7 @@ from trimcp.agent_tools.errors import (
 )
 from trimcp.agent_tools.history import HistoryArguments, ToolHistory, history_entry
 from trimcp.agent_tools.merging import Patched, StateBounds, StateSize, patched
-from trimcp.agent_tools.saving import Saver
+from trimcp.agent_tools.saving import Applied, Saver, UnsavedUpdate
 from trimcp.agent_tools.stores import ContextKey, KeptContext
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.bounds import checked
@@ -97,13 +97,6 @@ class ContextLimits:
     cleanup: float = 5.0
 
 
-class Applied(NamedTuple):
-    """An update that was applied: the patch, and the context's version after it."""
-
-    updates: Mapping[str, Any]
-    version: int
-
-
 class CallOfContext(Protocol):
     """A call that belongs to a context."""
 
@@ -138,16 +131,6 @@ class ContextsShared:
 
 
 @attrs.define(eq=False, repr=False)
-class _Unsaved:
-    """An update that the store does not have yet, and the state that it leads to."""
-
-    applied: Applied
-    result: Patched
-    done: trio.Event = attrs.field(init=False, factory=trio.Event)
-    error: AgentToolsError | None = attrs.field(init=False, default=None)
-
-
-@attrs.define(eq=False, repr=False)
 class ContextActor:
     """One context.
 
@@ -172,7 +155,7 @@ class ContextActor:
     _used: float = attrs.field(init=False, factory=trio.current_time)
     _held: int = attrs.field(init=False, default=0)
     _deadline: Deadline = attrs.field(init=False)
-    _unsaved: deque[_Unsaved] | None = attrs.field(init=False, default=None)
+    _unsaved: deque[UnsavedUpdate] | None = attrs.field(init=False, default=None)
     _watches: list[WatchChannel] | None = attrs.field(init=False, default=None)
     _scopes: set[trio.CancelScope] | None = attrs.field(init=False, default=None)
     _clean_ups: list[CleanUp] | None = attrs.field(init=False, default=None)
@@ -256,6 +239,15 @@ class ContextActor:
             raise LocalError("this context is kept in a store, which takes time: await update()")
         return self._update_now(updates, version)
 
+    def update_soon(self, updates: Mapping[str, Any], version: int | None = None) -> UnsavedUpdate:
+        """As `update`, without waiting: the store is yet to have it. For a table whose store is durable.
+
+        Raises:
+            AgentToolsError: as `update`, but for what the store does.
+        """
+        refuse_server_members(updates)
+        return self._change_soon(updates, version)
+
     async def change(self, updates: Mapping[str, Any], version: int | None) -> Applied:
         """As `update`, but for code of the server: it may write every member."""
         shared = self._shared
@@ -265,6 +257,9 @@ class ContextActor:
             if not shared.updates % _UPDATES_PER_CHECKPOINT:
                 await trio.lowlevel.cancel_shielded_checkpoint()
             return applied
+        return await self._change_soon(updates, version).kept()
+
+    def _change_soon(self, updates: Mapping[str, Any], version: int | None) -> UnsavedUpdate:
         waiting = self._unsaved
         if waiting:
             newest = waiting[-1].result
@@ -272,7 +267,7 @@ class ContextActor:
         else:
             result = self._merged(self._state, self._size, updates, version)
             waiting = self._unsaved = deque()
-        return await self._saved(_Unsaved(Applied(updates, self.newest_version + 1), result))
+        return self._save(UnsavedUpdate(Applied(updates, self.newest_version + 1), result))
 
     def _update_now(self, updates: Mapping[str, Any], version: int | None) -> Applied:
         result = self._merged(self._state, self._size, updates, version)
@@ -535,16 +530,13 @@ class ContextActor:
             self._unsaved = deque()
         unchanged = Patched(self._state, self._size.size, self._size.members, 0)
         newest = self._unsaved[-1].result if self._unsaved else unchanged
-        await self._saved(_Unsaved(Applied({}, self.newest_version), newest))
+        await self._save(UnsavedUpdate(Applied({}, self.newest_version), newest)).kept()
 
-    async def _saved(self, mine: _Unsaved) -> Applied:
+    def _save(self, mine: UnsavedUpdate) -> UnsavedUpdate:
         assert self._unsaved is not None
         self._unsaved.append(mine)
         self._shared.saver.save(self)
-        await mine.done.wait()
-        if mine.error is not None:
-            raise mine.error
-        return mine.applied
+        return mine
 
     def to_keep(self) -> KeptContext:
         """Return its newest state, for the store."""

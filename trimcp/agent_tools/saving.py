@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import attrs
 import trio
 
+from trimcp.agent_tools.errors import AgentToolsError
+from trimcp.agent_tools.merging import Patched
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+
+
+class Applied(NamedTuple):
+    """An update that was applied: the patch, and the context's version after it."""
+
+    updates: Mapping[str, Any]
+    version: int
+
+
+@attrs.define(eq=False, repr=False)
+class UnsavedUpdate:
+    """An update that the store does not have yet, and the state that it leads to.
+
+    Attributes:
+        done: set once the store has it, or has failed.
+        error: why it is not kept, or None.
+    """
+
+    applied: Applied
+    result: Patched
+    done: trio.Event = attrs.field(init=False, factory=trio.Event)
+    error: AgentToolsError | None = attrs.field(init=False, default=None)
+
+    async def kept(self) -> Applied:
+        """Wait until the store has it. Raises as `ContextActor.update`."""
+        await self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self.applied
 
 
 class Saved(Protocol):

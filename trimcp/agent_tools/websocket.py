@@ -3,9 +3,9 @@
 The connection is a session like any other, so its limits, its pauses, its outbox and its end are those of MCP.
 `AgentChannel` stands between the two: it carries out what is read, and hands the session calls only.
 
-Messages are carried out in the order of their arrival, most of them at once. One that has to wait, for a store for
-example, has a task, and reading pauses until it has ended. Two kinds keep the others waiting no longer than they must:
-ending a context, and registering tools where somebody has to approve them.
+Messages are carried out in the order of their arrival, most of them at once. One that has to wait has a task, and
+reading pauses until it has ended. Three kinds keep the others waiting no longer than they must: updates that a store
+has yet to keep, which are written together; ending a context; and registering tools where somebody has to approve them.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from trimcp.agent_tools.messages import (
     read_message,
 )
 from trimcp.agent_tools.providers import StreamProvider
+from trimcp.agent_tools.saving import UnsavedUpdate
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.agent_tools.stream_watches import StreamWatches
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
@@ -61,6 +62,8 @@ from trimcp.wire.jsonrpc import Malformed
 
 SUBPROTOCOL: Final = "agent-tools"
 
+_MAX_UNSAVED: Final = 256  # updates of one connection that wait for a store, and their bytes
+_MAX_UNSAVED_BYTES: Final = 256 * 1024
 _MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval
 _DRAINING: Final = "the server is shutting down"
 
@@ -96,6 +99,9 @@ class AgentChannel(WrappedChannel):
     _owner: Owner = attrs.field(init=False)
     _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
     _watches: StreamWatches = attrs.field(init=False)
+    _unsaved: deque[tuple[UnsavedUpdate, ContextUpdate, int]] = attrs.field(init=False, factory=deque)
+    _unsaved_bytes: int = attrs.field(init=False, default=0)
+    _held: bool = attrs.field(init=False, default=False)  # whether the next message waits for them
     _beside: int = attrs.field(init=False, default=0)
     _provider: StreamProvider | None = attrs.field(init=False, default=None)
 
@@ -136,6 +142,10 @@ class AgentChannel(WrappedChannel):
             if type(value) is Malformed:
                 raise (TooLargeMessage if value.reason == "size" else MalformedMessage)(value.message)
             message = read_message(value, strict=self.run.strict)
+            if self._unsaved and self._waits_for_updates(message):
+                self._unread.appendleft(incoming)
+                self._held = self.session.busy = True  # until they are kept
+                return
             carry_out = _CARRY_OUT.get(type(message))
             if carry_out is not None:
                 if message.asks and self.session.draining.is_set() and type(message) is not ContextUnwatch:
@@ -188,11 +198,38 @@ class AgentChannel(WrappedChannel):
     def _update(self, message: ContextUpdate, incoming: Incoming) -> None:
         contexts = self.run.contexts
         context = contexts.get(self._owner, message.context_id)
-        if context is None or contexts.durable:
+        if context is None:
             self._in_turn(self._answer, message)
+        elif contexts.durable:
+            unsaved = context.update_soon(message.updates, message.version)
+            self._unsaved.append((unsaved, message, incoming.size))
+            self._unsaved_bytes += incoming.size
+            if len(self._unsaved) == 1:
+                self.session.background.start_soon(self._answer_unsaved)
         else:
             message.version = context.update_now(message.updates, message.version).version
             self._reply(message)
+
+    def _waits_for_updates(self, message: AgentMessage) -> bool:
+        """Return whether a message is carried out only once the store has the updates before it."""
+        if type(message) is ContextUpdate:
+            return len(self._unsaved) >= _MAX_UNSAVED or self._unsaved_bytes >= _MAX_UNSAVED_BYTES
+        return type(message) not in (ToolCancel, ToolResponse, ToolProgress)
+
+    async def _answer_unsaved(self) -> None:
+        """Answer updates in their order, each once the store has it. Then what waits for them goes on."""
+        while self._unsaved:
+            unsaved, message, size = self._unsaved[0]
+            await self._carried_out(self._answer_kept, unsaved, message)
+            self._unsaved.popleft()
+            self._unsaved_bytes -= size
+        if self._held:
+            self._held = False
+            self._go_on()
+
+    async def _answer_kept(self, unsaved: UnsavedUpdate, message: ContextUpdate) -> None:
+        message.version = (await unsaved.kept()).version
+        self._reply(message)
 
     def _read(self, message: ContextRead, incoming: Incoming) -> None:
         context = self.run.contexts.get(self._owner, message.context_id)
@@ -279,8 +316,11 @@ class AgentChannel(WrappedChannel):
         try:
             await self._carried_out(*of)
         finally:
-            self.session.busy = False
-            self.session.readers.unpark_all()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.session.busy = False
+        self.session.readers.unpark_all()
 
     async def _carried_out_beside(self, *of: Any) -> None:
         try:
