@@ -27,18 +27,21 @@ ENTERED: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
     "stdio": lambda: trimcp.stdio("python").connect(),
     "http": lambda: trimcp.http("http://127.0.0.1:1/mcp").connect(),
     "websocket": lambda: trimcp.websocket("ws://127.0.0.1:1/ws").connect(),
+    "grpc": lambda: trimcp.grpc("grpc://127.0.0.1:1").connect(),
 }
 AWAITED: dict[str, Callable[[], Awaitable[None]]] = {
     "serve_stdio": lambda: trimcp.serve_stdio(server),
     "serve_http": lambda: trimcp.serve_http(server, port=0),
     "serve_http on hypercorn": lambda: trimcp.serve_http(server, port=0, software="hypercorn"),
     "serve_websocket": lambda: trimcp.serve_websocket(server, port=0),
+    "serve_grpc": lambda: trimcp.serve_grpc(server, port=0),
     "serve_hypercorn": lambda: trimcp.serve_hypercorn(trimcp.asgi_app(server)),
 }
 RUN: dict[str, Callable[..., None]] = {
     "serve_stdio": trimcp.run_stdio,
     "serve_http": trimcp.run_http,
     "serve_websocket": trimcp.run_websocket,
+    "serve_grpc": trimcp.run_grpc,
 }
 
 

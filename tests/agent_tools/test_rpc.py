@@ -11,12 +11,14 @@ import grpc
 import httpx2
 import pytest
 import trio
+from google.protobuf import descriptor_pool
 
 import trimcp
 from tests.agent_tools.rpc_support import PB, SERVICE, serving, stub
 from tests.fuzz.effort import PATIENCE
 from tests.transports.grpc_support import foreign
 from trimcp.agent_tools import RegistrationRules
+from trimcp.framing.grpc import texts_of
 
 
 def asked(tool: str, **members: Any) -> Any:
@@ -292,3 +294,26 @@ async def test_while_the_server_ends_nothing_begins() -> None:
         error = await foreign(place.url, use)
         assert error.code() is grpc.StatusCode.UNAVAILABLE
     assert ended
+
+
+async def test_reflection_tells_what_there_is() -> None:
+    """What grpcurl does: list the services, then get the files of one, and build its messages from them."""
+
+    def use(channel: grpc.Channel) -> None:
+        info = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        symbol = b"trimcp.v1.AgentTools.Call"
+        asked = [b"\x3a\x00", b"\x22" + bytes((len(symbol),)) + symbol, b"\x22\x01x", b"\x2a\x00"]
+        listed, files, unknown, other = info(iter(asked), timeout=PATIENCE)
+        assert b"trimcp.v1.AgentTools" in listed
+        assert b"trimcp.v1.Mcp" in listed
+        pool = descriptor_pool.DescriptorPool()
+        found = dict(texts_of(files) or [])[4]
+        for _, file in reversed(texts_of(found) or []):
+            pool.AddSerializedFile(file)
+        method = pool.FindMethodByName("trimcp.v1.AgentTools.Call")
+        assert method.input_type.fields_by_name["arguments"].message_type.full_name == "google.protobuf.Struct"
+        assert b"no such" in unknown
+        assert b"not answered" in other
+
+    async with serving() as place:
+        await foreign(place.url, use)

@@ -301,8 +301,8 @@ class GrpcProviderStream(ProviderStream):
         message.provide_tools.SetInParent()
         fill(message.provide_tools, as_json(offer), both=False)
         await self._call.send(message_frame(message.SerializeToString()))
-        found = await self._next()
-        name = None if found is None else found.WhichOneof("message")
+        found: Any = await self._next()
+        name = found and found.WhichOneof("message")
         if name == "refused":
             raise error_from(members_of(found.refused).get("error"))
         if name != "tools_registered":
@@ -312,6 +312,7 @@ class GrpcProviderStream(ProviderStream):
         self.registered = answer
 
     async def _next(self) -> Any:
+        """Return the next message of the service; None at the end."""
         payload = await self._call.next_message(self._decoder)
         return None if payload is None else _decoded(PB.ToProvider, payload)
 

@@ -128,10 +128,11 @@ class AgentHttp:
 
     def grpc_services(self) -> Mapping[str, Any]:
         """Return the services of gRPC, by the beginning of their paths. Raises LocalError without `trimcp[grpc]`."""
+        from trimcp.agent_tools.reflection import PATHS, reflect
         from trimcp.agent_tools.rpc import AgentRpc
         from trimcp.agent_tools.rpc_messages import SERVICE
 
-        return {SERVICE: AgentRpc(self.run, self.shared, self.caller)}
+        return {SERVICE: AgentRpc(self.run, self.shared, self.caller), **dict.fromkeys(PATHS, reflect)}
 
     def end(self) -> None:
         """End every stream and every request that is still answered."""

@@ -18,7 +18,8 @@ from trimcp.wire.jsonrpc import PATIENCE, IdScanner, Malformed, oversize
 PREFIX: Final = 5
 """Bytes before each payload."""
 
-_JSON_FIELD: Final = 0x0A  # field 1 with a length
+_VARINT, _TEXT = 0, 2  # wire types
+_JSON_FIELD: Final = 1 << 3 | _TEXT
 _OVERHEAD: Final = 16  # bytes of a JsonRpc beside its text, with room for a field or two of a later version
 _LENGTHS: Final = {1: 8, 5: 4}  # bytes of a value of a fixed length, by wire type
 _MOST_VARINT: Final = 10
@@ -120,38 +121,56 @@ def message_frame(payload: bytes) -> bytes:
 
 def json_rpc_header(size: int) -> bytes:
     """Return what stands before a JSON text of this size: the prefix, and the field of `JsonRpc`."""
-    field = bytearray((_JSON_FIELD,))
-    left = size
-    while left > 0x7F:
-        field.append(left & 0x7F | 0x80)
-        left >>= 7
-    field.append(left)
+    field = bytes((_JSON_FIELD,)) + _encode_varint(size)
     return b"\0" + (size + len(field)).to_bytes(4, "big") + field
 
 
 def json_of(payload: bytes) -> bytes | None:
     """Return the JSON text of a `JsonRpc`; None if that is no message of protobuf. Unknown fields are skipped."""
-    text, at, end = b"", 0, len(payload)
+    fields = texts_of(payload)
+    return None if fields is None else dict(fields).get(1, b"")
+
+
+def texts_of(payload: bytes) -> list[tuple[int, bytes]] | None:
+    """Return the fields of a protobuf message that have a length, with their numbers; None if it is none."""
+    found: list[tuple[int, bytes]] = []
+    at, end = 0, len(payload)
     while at < end:
         tag, at = _varint(payload, at)
-        if tag == _JSON_FIELD or tag & 7 == 2:
+        kind = tag & 7
+        if tag <= 0:
+            return None
+        if kind == _TEXT:
             size, at = _varint(payload, at)
             if size < 0 or at + size > end:
                 return None
-            if tag == _JSON_FIELD:
-                text = payload[at : at + size]
+            found.append((tag >> 3, payload[at : at + size]))
             at += size
-        elif tag & 7 == 0 and tag > 0:
+        elif kind == _VARINT:
             value, at = _varint(payload, at)
             if value < 0:
                 return None
-        elif tag > 0 and tag & 7 in _LENGTHS:
-            at += _LENGTHS[tag & 7]
+        elif kind in _LENGTHS:
+            at += _LENGTHS[kind]
             if at > end:
                 return None
         else:
             return None
-    return text
+    return found
+
+
+def text_field(number: int, value: bytes) -> bytes:
+    """Return a field of a protobuf message that has a length, with a number below 16."""
+    return bytes((number << 3 | _TEXT,)) + _encode_varint(len(value)) + value
+
+
+def _encode_varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -416,6 +416,46 @@ async def _respond(send: Send, response: HttpResponse) -> None:
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
+async def answer_each(
+    app: GrpcApp,
+    face: GrpcFace,
+    head: Head,
+    receive: Receive,
+    send: Send,
+    decoder: GrpcDecoder,
+    answer: Callable[[bytes], bytes],
+) -> None:
+    """Answer each message of a call with one, in turn, until the caller has said everything or is silent for long."""
+    status, ended, sent = GrpcStatus.OK, False, 0
+    await send(_start())
+    while decoder.fault is None:
+        for request in decoder.take(1):
+            data = message_frame(answer(request if isinstance(request, bytes) else b""))
+            with trio.move_on_after(app.limits.stall_timeout) as scope:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            if scope.cancelled_caught:
+                return face.done(head, 200, sent)
+            sent += len(data)
+        if decoder.behind:
+            continue
+        if ended:
+            break
+        event: AsgiEvent | None = None
+        with trio.move_on_after(app.limits.idle_timeout):
+            event = await receive()
+        if event is None:
+            break
+        if event["type"] != "http.request":
+            return face.done(head, 200, sent)
+        decoder.feed(event.get("body", b""))
+        ended = not event.get("more_body", False)
+    if decoder.fault is not None:
+        status = decoder.fault.status
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+    await send(_trailers(status, decoder.fault.reason if decoder.fault else ""))
+    return face.done(head, 200, sent)
+
+
 async def _check_health(app: GrpcApp, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer `grpc.health.v1.Health`: `Check`, and `Watch` until the caller leaves."""
     decoder, ended = GrpcDecoder(_MOST_CHECK), False
