@@ -106,6 +106,7 @@ MESSAGES: Final[dict[str, type[AgentMessage]]] = {}
 """The class of each `type`."""
 
 _RULES: Final[dict[type, tuple[tuple[str, MemberRule], ...]]] = {}
+_READING: Final[dict[type, tuple[dict[str, MemberRule], tuple[str, ...]]]] = {}  # by name, and those required
 
 
 class AgentMessage:
@@ -129,7 +130,8 @@ def _message(cls: type[MessageT]) -> type[MessageT]:
     """Let an attrs class be known by its `type`."""
     fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each is an attrs class, which a base class cannot say
     MESSAGES[cls.type] = cls
-    _RULES[cls] = tuple((field.name, field.metadata["rule"]) for field in fields)
+    rules = _RULES[cls] = tuple((field.name, field.metadata["rule"]) for field in fields)
+    _READING[cls] = dict(rules), tuple(name for name, rule in rules if rule.required)
     return cls
 
 
@@ -418,20 +420,19 @@ def read_message(value: Any, *, strict: bool = False) -> AgentMessage:
 
 def read_as(cls: type[MessageT], value: dict[str, Any], *, strict: bool = False) -> MessageT:
     """Return the message of this class that an object is; its `type` is not looked at. Raises as `read_message`."""
+    rules, required = _READING[cls]
     members: dict[str, Any] = {}
-    for name, rule in _RULES[cls]:
-        if name not in value:
-            if rule.required:
-                raise MalformedMessage(f"{cls.type}: `{name}` is missing")
-            continue
-        given = value[name]
-        if not rule.fits(given):
-            raise MalformedMessage(f"{cls.type}: `{name}` must be {_wanted(rule)}")
-        members[name] = given
-    if strict:
-        unknown = value.keys() - members.keys() - {"type"}
-        if unknown:
-            raise MalformedMessage(f"{cls.type}: unknown member `{min(unknown)[:MAX_ID]}`")
+    for name, given in value.items():
+        rule = rules.get(name)
+        if rule is not None:
+            if not rule.fits(given):
+                raise MalformedMessage(f"{cls.type}: `{name}` must be {_wanted(rule)}")
+            members[name] = given
+        elif strict and name != "type":
+            raise MalformedMessage(f"{cls.type}: unknown member `{name[:MAX_ID]}`")
+    for name in required:
+        if name not in members:
+            raise MalformedMessage(f"{cls.type}: `{name}` is missing")
     return cls(**members)
 
 
