@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -184,3 +185,27 @@ async def test_the_end_of_the_server_ends_calls_and_watches(host: str) -> None:
         await nursery.start(call)
         spoken.place.stop.set()
     assert world.reasons == ["drain"]
+
+
+@pytest.mark.parametrize("host", ["websocket", "websocket on hypercorn"])
+async def test_a_trace_shows_the_messages_of_a_websocket(host: str) -> None:
+    lines: list[str] = []
+    settings = trimcp.HttpSettings(trace=lines.append)
+    async with serving_world(host, make_world(), settings=settings) as face, face.link("demo-token") as agent:
+        assert (await agent.ask(call_of("echo", text="x"))).message["result"] == "x"
+        for odd in (b"{", b"[1]", b"1", b'""'):
+            assert (await agent.ask(odd)).error["code"] == "malformed"
+    assert [line.split()[1] for line in lines] == ["<--", "-->"] * 5
+    assert '"tool_request"' in lines[0]
+    assert '"tool_response"' in lines[1]
+
+
+@pytest.mark.parametrize("host", ["websocket", "websocket on hypercorn"])
+async def test_a_websocket_ends_with_its_token(host: str) -> None:
+    world = make_world(authenticate=lambda head: trimcp.Principal("brief", expires_at=time.time() + 0.3))
+    async with serving_world(host, world) as face, face.link("any") as agent:
+        await agent.send(call_of("wait"))
+        with trio.fail_after(PATIENCE):
+            assert (await agent.receive()).error["code"] == "draining"
+            await world.wait_for(1)
+    assert world.reasons == ["deadline exceeded"]

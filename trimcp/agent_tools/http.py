@@ -67,6 +67,7 @@ from trimcp.transports.http.accept import EVENTS, accepts, is_compressed, is_jso
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.streams import EventStream, StreamSink
+from trimcp.transports.trace import traced
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
@@ -202,6 +203,8 @@ class AgentHttp:
         from trimcp.agent_tools.websocket import serve_agent
 
         channel.holding = head.holding
+        if (write := self.shared.settings.trace) is not None:
+            channel = traced(channel, write)
         with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
             await serve_agent(self.run, caller, channel, self.shared.sessions)
         if scope.cancelled_caught:

@@ -62,8 +62,10 @@ def format_message(direction: str, message: Message | bytes, at: float) -> str:
     return f"{clock} {direction} {orjson.dumps(mask(value), default=repr).decode()}\n"
 
 
-def as_json(message: Message) -> Any:
-    """Return a parsed message as a JSON value."""
+def as_json(message: Any) -> Any:
+    """Return a parsed message as a JSON value; those of other protocols than MCP are one."""
+    if not isinstance(message, Message):
+        return message
     if isinstance(message, Batch):
         return [as_json(member) for member in message.members]
     members: dict[str, Any] = {"jsonrpc": "2.0"}

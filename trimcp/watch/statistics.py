@@ -58,7 +58,8 @@ class ServerStatistics:
         lanes: messages that wait for slow peers, and those merged and dropped so far, also in ended sessions.
         memory: the memory held for peers.
         hosts: counts of the network hosts: over HTTP `connections`, `exchanges` (running POSTs), `sessions` and
-            `streams` (HTTP+SSE).
+            `streams` (HTTP+SSE), and with agent tools `agent_contexts` (in memory), `agent_calls` under way and
+            `agent_tools` registered.
     """
 
     sessions: int = 0
