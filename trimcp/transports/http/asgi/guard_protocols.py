@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
+import attrs
 import h2.errors
 import h2.events
 import h2.exceptions
@@ -18,10 +19,12 @@ import wsproto.events
 from hypercorn.events import Closed
 from hypercorn.protocol import events
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
 
 from trimcp.budget import Amount
-from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, StreamFlow, replaces
+from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
+from trimcp.transports.http.asgi.request import FLOW, FLOW_WINDOW
 from trimcp.transports.http.settings import HttpLimits
 
 
@@ -120,6 +123,56 @@ async def _stream_send(original: Method, protocol: H2Protocol, event: events.Eve
             await protocol._flush()
             await protocol._window_updated(event.stream_id)  # so that its buffer is checked and removed
     await original(protocol, event)
+
+
+# flow
+
+_STEP: Final = FLOW_WINDOW // 4  # bytes by which a window is opened
+_INITIAL_WINDOW: Final = 65_535
+
+
+@attrs.define(eq=False)
+class StreamFlow:
+    """The window of a stream of HTTP/2, which its application may open as it uses what has arrived.
+
+    Hypercorn opens it when the application's queue has taken the data, and reads nothing of the whole connection while
+    that is full: not even that the client has room for what the application waits to send.
+    """
+
+    protocol: H2Protocol
+    id: int
+    taken_over: bool = attrs.field(init=False, default=False)
+    early: int = attrs.field(init=False, default=0)  # bytes for which Hypercorn has opened the window
+    _owed: int = attrs.field(init=False, default=0)
+
+    def take_over(self) -> Callable[[int], None]:
+        self.taken_over = True
+        self._open(FLOW_WINDOW - _INITIAL_WINDOW)
+        return self.credit
+
+    def credit(self, size: int) -> None:
+        """Note that received bytes have been used."""
+        before, self.early = self.early, max(0, self.early - size)
+        self._owed += size - (before - self.early)
+        if self._owed >= _STEP:
+            self._open(self._owed)
+            self._owed = 0
+
+    def _open(self, size: int) -> None:
+        with suppress(h2.exceptions.ProtocolError, KeyError):  # the stream has ended, and h2 may have forgotten it
+            self.protocol.connection.increment_flow_control_window(size, self.id)
+            self.protocol.task_group.spawn(self.protocol._flush)
+
+
+@replaces(HTTPStream, "handle", "flow")
+async def _handle_http(original: Method, stream: Any, event: events.Event) -> None:
+    """Let the application of a stream of HTTP/2 open its window. It has not begun to run when this returns."""
+    await original(stream, event)
+    if isinstance(event, events.Request):
+        protocol = getattr(stream.send, "__self__", None)
+        if isinstance(protocol, H2Protocol):
+            stream.flow = StreamFlow(protocol, stream.stream_id)
+            stream.scope["extensions"][FLOW] = stream.flow.take_over
 
 
 # messages

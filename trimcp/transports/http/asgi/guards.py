@@ -46,7 +46,7 @@ from trimcp.budget import NOWHERE_KNOWN, Holding, owner_of
 from trimcp.channel import PeerProgress
 from trimcp.nurseries import sole
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
-from trimcp.transports.http.asgi.request import FLOW, FLOW_WINDOW, HUNG_UP, MESSAGES
+from trimcp.transports.http.asgi.request import HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.settings import HttpLimits
@@ -56,9 +56,6 @@ _log = logging.getLogger("trimcp.http")
 
 PIECE: Final = 64 * 1024
 """Bytes per write: small enough to observe whether a client reads."""
-
-_STEP: Final = FLOW_WINDOW // 4  # bytes by which a window is opened
-_INITIAL_WINDOW: Final = 65_535
 
 _ORDINARY: Final = (
     OSError,
@@ -240,39 +237,6 @@ def _bound_messages(stream: Any, most: int, holding: Holding | None) -> None:
         amount.holding = holding
 
 
-@attrs.define(eq=False)
-class StreamFlow:
-    """The window of a stream of HTTP/2, which its application may open as it uses what has arrived.
-
-    Hypercorn opens it when the application's queue has taken the data, and reads nothing of the whole connection while
-    that is full: not even that the client has room for what the application waits to send.
-    """
-
-    protocol: H2Protocol
-    id: int
-    taken_over: bool = attrs.field(init=False, default=False)
-    early: int = attrs.field(init=False, default=0)  # bytes for which Hypercorn has opened the window
-    _owed: int = attrs.field(init=False, default=0)
-
-    def take_over(self) -> Callable[[int], None]:
-        self.taken_over = True
-        self._open(FLOW_WINDOW - _INITIAL_WINDOW)
-        return self.credit
-
-    def credit(self, size: int) -> None:
-        """Note that received bytes have been used."""
-        before, self.early = self.early, max(0, self.early - size)
-        self._owed += size - (before - self.early)
-        if self._owed >= _STEP:
-            self._open(self._owed)
-            self._owed = 0
-
-    def _open(self, size: int) -> None:
-        with suppress(h2.exceptions.ProtocolError, KeyError):  # the stream has ended, and h2 may have forgotten it
-            self.protocol.connection.increment_flow_control_window(size, self.id)
-            self.protocol.task_group.spawn(self.protocol._flush)
-
-
 @replaces(TaskGroup, "spawn_app", "stuck")
 async def _spawn_app(
     original: Method, group: TaskGroup, app: Any, config: Config, scope: Any, send: Callable[..., Awaitable[None]]
@@ -289,12 +253,6 @@ async def _spawn_app(
         if isinstance(stream, WSStream):
             scope["extensions"][MESSAGES] = partial(_bound_messages, stream)
         scope["extensions"][HUNG_UP] = lambda: over_or_hung_up(gone, sock)
-    elif scope["http_version"] == "2" and "flow" not in _off:
-        stream = getattr(send, "__self__", None)
-        protocol = getattr(getattr(stream, "send", None), "__self__", None)
-        if isinstance(protocol, H2Protocol) and stream is not None:
-            flow = stream.flow = StreamFlow(protocol, stream.stream_id)
-            scope["extensions"][FLOW] = flow.take_over
 
     async def run() -> None:
         with arrived:
