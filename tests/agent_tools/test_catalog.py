@@ -893,6 +893,28 @@ async def test_who_comes_back_is_not_asked_about_again_unless_nobody_knows_them(
     assert len(approve.asked) == 4
 
 
+async def test_tools_that_are_registered_together_are_withdrawn_together(autojump_clock: Any) -> None:
+    second = trio.Event()
+
+    async def approve(manifest: Manifest, caller: AgentCaller) -> bool:
+        if manifest.name == "agent-a.more":
+            await second.wait()
+        return True
+
+    server, catalog = make(RegistrationRules(approve=approve))
+    async with trio.open_nursery() as nursery:
+
+        async def register() -> None:
+            with pytest.raises(ProviderGone):
+                await catalog.register_all([ANY, {**ANY, "name": "more"}], ADA, by=Stream())
+
+        nursery.start_soon(register)
+        await trio.testing.wait_all_tasks_blocked()
+        await catalog.remove("agent-a.any", ADA)  # which was approved
+        second.set()
+    assert (listed(server), catalog._families) == ([], {})
+
+
 async def test_a_provider_that_leaves_takes_what_waits_for_approval(autojump_clock: Any) -> None:
     approve = Approver(answer=None)
     server, catalog = make(RegistrationRules(approve=approve))

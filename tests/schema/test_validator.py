@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import trimcp
 from tests.yardsticks import assert_costs
-from trimcp.schema.engine import SchemaError, compile_schema
+from trimcp.schema.engine import SchemaError, compile_bounded, compile_schema
 from trimcp.schema.validator import Validator, check_author_schema, peer_validator, validator_for
 
 FORECAST = {
@@ -463,13 +463,10 @@ def test_a_large_value_for_a_large_schema_is_refused_instead_of_checked(schema: 
     assert_costs(lambda: validator.is_valid(value), at_most=3_000)
 
 
-def test_the_first_problem_costs_no_more_than_the_decision() -> None:
-    part = {"items": {"allOf": [{"minimum": -n} for n in range(100)]}}
-    schema = {"type": "string", "allOf": [{"$ref": "#/$defs/a"}] * 60, "$defs": {"a": part}}
-    validator = peer_validator(schema)
-    value = [0] * 100_000
-    assert not validator.is_valid(value)
-    assert_costs(lambda: validator.problems(value), at_most=4_000)
+def test_what_explains_has_the_bounds_of_what_decides() -> None:
+    compiled = compile_bounded({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"pattern": SLOW}}})
+    assert compiled._explaining.weigh("ab")
+    assert not compiled._explaining.weigh(TEXT * 20)
 
 
 def test_large_values_suit_usual_schemas() -> None:
