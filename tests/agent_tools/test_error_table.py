@@ -229,6 +229,11 @@ async def deadline(at: Table) -> AgentReply:
     return await at.agent.ask(call("wait", timeout=0.01))
 
 
+@row("deadline", "timeout")
+async def deadline_of_the_tool(at: Table) -> AgentReply:
+    return await at.agent.ask(call("slow"))
+
+
 @row("draining", later=True)
 async def draining(at: Table) -> AgentReply:
     async with at.beside() as busy:

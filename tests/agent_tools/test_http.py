@@ -323,7 +323,7 @@ async def test_a_context_is_made_read_changed_and_ended() -> None:
         conflict = await agent.send("PATCH", f"/contexts/{id}", {"b": 3}, if_match='"0"')
         assert failure(conflict) == (409, "version_conflict")
         assert conflict.json["error"]["data"] == {"version": 1}
-        patch = {"content-type": "application/merge-patch+json"}
+        patch = {"content-type": "application/merge-patch+json; charset=utf-8"}
         assert (await agent.send("PATCH", f"/contexts/{id}", {"b": 3}, patch, if_match='W/"1"')).status == 200
         assert (await agent.send("PATCH", f"/contexts/{id}", {"b": 4}, if_match="*")).json["version"] == 3
         ended = await agent.send("DELETE", f"/contexts/{id}?reason=done")
@@ -373,6 +373,19 @@ async def test_a_watcher_sees_each_update_and_the_end() -> None:
         assert [message.get("version") for _, message in found] == [1, 2, 3, None]
         assert found[2][1]["updates"] == {"intermediate_results": {"k": "v"}}
         assert found[3][1]["reason"] == "over"
+
+
+async def test_a_watch_that_crashes_ends(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(message: Any) -> bytes:
+        raise KeyError("a bug")
+
+    async with agents() as agent:
+        await agent.send("PATCH", "/contexts/c", {"a": 1})
+        monkeypatch.setattr("trimcp.agent_tools.http.encode_message", encode)
+        watch = await agent.begin("GET", "/contexts/c/events")
+        await watch.done()
+        assert (watch.status, watch.body) == (200, b"")
+        assert "incident" in caplog.text
 
 
 async def test_a_watch_ends_with_its_request() -> None:

@@ -121,6 +121,11 @@ def make_world(*, limits: trimcp.Limits | None = None, anonymous: bool = False, 
     async def fail() -> str:
         raise trimcp.ToolError("the tool says no")
 
+    @server.tool(timeout=0.01)
+    async def slow() -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
     @server.tool
     async def odd() -> str:
         raise trimcp.ErrorReply(-7, "an error of its own")

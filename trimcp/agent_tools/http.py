@@ -63,7 +63,7 @@ from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.cleaning import harmless
 from trimcp.security import security_event
-from trimcp.transports.http.accept import EVENTS, accepts, is_compressed, is_json, is_websocket_key
+from trimcp.transports.http.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.streams import EventStream, StreamSink
@@ -177,7 +177,7 @@ class AgentHttp:
             return self._refusal(405, f"{method[:20]!r} is no method of this path", ("Allow", allowed))
         if method in ("POST", "PATCH"):
             content = head.headers.get("content-type")
-            if not is_json(content) and not (method == "PATCH" and content == _PATCH):
+            if not is_json(content.replace(_PATCH, JSON, 1) if method == "PATCH" and content else content):
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
@@ -486,8 +486,11 @@ class AgentExchange(Handler, StreamSink):
         reply.send(HttpResponse(status, headers, data))
 
     def _fail(self, error: AgentToolsError) -> None:
-        """Respond with an error: that of a call is its `tool_response`."""
+        """Respond with an error: that of a call is its `tool_response`. A stream that has begun only ends."""
         reply, self._reply = self._reply, None
+        if self._stream is not None:
+            self._stream.end()
+            return
         if reply is None:
             return
         response = self.http.failure(error, self._request_id)

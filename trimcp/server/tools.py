@@ -23,7 +23,7 @@ from trimcp.server.media import as_content, json_text
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
-from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS
+from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
@@ -160,14 +160,14 @@ class ToolEntry:
         with clock.scope, ctx.timed_by(clock):
             run = self.prepared.run
             return await pools.in_turn(ctx, "tool", self.turns, self.quota, run, arguments)
-        raise ToolError(f"{self.listed.name} did not finish within {timeout:g} seconds")
+        text = f"{self.listed.name} did not finish within {timeout:g} seconds"
+        raise ErrorReply(TIMED_OUT, text) if _has_own_errors(ctx) else ToolError(text)
 
     def _refuse(self, ctx: Context[Any], problems: list[str]) -> CallToolResult:
         """Report wrong arguments: from 2025-11-25 on as a tool error (SEP-1303), before as a protocol error."""
         problems = without_root(problems)
         text = f"invalid arguments for {self.listed.name}: {'; '.join(problems)}"
-        explicit = getattr(ctx.internals[1].origin, "explicit_errors", False)  # another protocol has an error for it
-        if ctx.revision.invalid_arguments_are_tool_errors and not explicit:
+        if ctx.revision.invalid_arguments_are_tool_errors and not _has_own_errors(ctx):
             return failed_call(text)
         raise ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
 
@@ -187,6 +187,11 @@ class ToolEntry:
         shown = structured["result"] if shape.wrapped else structured
         text = shown if isinstance(shown, str) else json_text(shown)
         return CallToolResult(content=[TextContent(text)], structured_content=structured, is_error=False)
+
+
+def _has_own_errors(ctx: Context[Any]) -> bool:
+    """Return whether a call came by another protocol, which has errors for what MCP tells in results."""
+    return getattr(ctx.internals[1].origin, "explicit_errors", False) is True
 
 
 def error_text(name: str, error: BaseException) -> str | None:
