@@ -99,6 +99,9 @@ async def test_a_call_that_fails_is_answered_once_by_its_own_name(message: dict[
         (b"nothing", "malformed", None),
         (b"[]", "malformed", None),
         (b"{}", "malformed", None),
+        (b'{"type": "list_tools", "request_id": "r", "x": ' + b"[" * 200 + b"]" * 200 + b"}", "malformed", "r"),
+        (b'{"request_id": "r", "type": "list_tools", "x": 1e999}', "malformed", "r"),
+        (b'{"x": {"request_id": "other"}, "request_id": "r", nothing}', "malformed", "r"),
         ({"type": "unheard", "request_id": "r"}, "malformed", "r"),
         ({"type": "context_read", "request_id": "r"}, "malformed", "r"),
         ({"type": "context_read", "context_id": "c", "request_id": 7}, "malformed", None),
@@ -243,11 +246,15 @@ async def test_a_watcher_gets_the_state_then_each_update_then_the_end() -> None:
             await peer.ask(**update("c", a=number))
             event = await watcher.hear_of("w")
             assert (event["type"], event["updates"], event["version"]) == ("context_update", {"a": number}, number)
-        await peer.ask(type="context_destroy", context_id="c", reason="enough")
+        await peer.say({"type": "context_destroy", "context_id": "c", "reason": "enough"})
         event = await watcher.hear_of("w")
         assert (event["type"], event["reason"]) == ("context_destroyed", "enough")
         again = await watcher.ask(type="context_watch", context_id="c", request_id="w")
         assert again["error"]["code"] == "context_gone"
+        # Another context of this name is watched like any.
+        assert (await peer.hear())["type"] == "context_destroyed"
+        await peer.ask(type="context_create", context_id="c", state={"a": 7})
+        assert (await watcher.ask(type="context_watch", context_id="c", request_id="x"))["state"]["a"] == 7
 
 
 async def test_a_context_is_watched_once_by_a_connection_and_again_after_it_was_left() -> None:
@@ -500,7 +507,54 @@ async def test_an_oversize_message_is_answered_and_the_connection_lives_on() -> 
     async with world(tools()) as at:
         peer, _, _ = await at.connected(largest=1_000)
         answer = await peer.ask(**update("a", big="x" * 2_000))
-        assert answer["error"]["code"] == "too_large"
+        assert (answer["request_id"], answer["error"]["code"]) == ("u", "too_large")
         assert (await peer.ask(**update("a")))["version"] == 1
+        peer.leave()
+        await wait_all_tasks_blocked()
+
+
+async def test_quotas_are_those_of_mcp(autojump_clock: MockClock) -> None:
+    server = trimcp.Server("s", limits=trimcp.Limits(session=trimcp.Quota(running=1, waiting=1)))
+
+    @server.tool
+    async def nap() -> str:
+        await trio.sleep(1)
+        return "rested"
+
+    async with world(server) as at:
+        peer, other = await at.connect(), await at.connect()
+        await peer.say(*(call("nap", str(number), statuses="extended") for number in range(3)))
+        heard = {each["request_id"]: each for each in [await peer.hear() for _ in range(3)]}
+        (refused,) = [each for each in heard.values() if each["status"] != "success"]
+        assert refused["error"]["code"] == "too_much"
+        assert trio.current_time() == 2
+        # Another connection has a quota of its own.
+        assert (await other.ask(**call("nap")))["result"] == "rested"
+        for each in (peer, other):
+            each.leave()
+        await wait_all_tasks_blocked()
+
+
+async def test_a_flood_beyond_the_backlog_is_paused_and_each_call_is_answered(autojump_clock: MockClock) -> None:
+    server = trimcp.Server("s", limits=trimcp.Limits(max_running=2, backlog_requests=5))
+    running = most = 0
+
+    @server.tool
+    async def nap() -> str:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await trio.sleep(1)
+        running -= 1
+        return "rested"
+
+    async with world(server) as at:
+        peer = await at.connect()
+        await peer.say(*(call("nap", str(number)) for number in range(50)))
+        await wait_all_tasks_blocked()
+        (session,) = at.running.sessions
+        assert len(session.jobs) <= 7
+        assert [(await peer.hear())["result"] for _ in range(50)] == ["rested"] * 50
+        assert most == 2
         peer.leave()
         await wait_all_tasks_blocked()

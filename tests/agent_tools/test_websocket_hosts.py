@@ -19,6 +19,7 @@ from tests.agent_tools.streams import MANIFEST
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.serving import SOFTWARE, Place, connect
 from tests.peers.websockets import BINARY, FIN, HANDSHAKE, TEXT, RawWebSocket, frame, message, upgrade
+from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools
 from trimcp.principal import Principal
 from trimcp.transports.http.identity import Refused
@@ -209,3 +210,12 @@ async def test_a_token_that_expires_ends_the_connection_and_what_it_provides(
             await provider.raw.close_code()
         assert at.tools.catalog._families == {}
     assert "the access token has expired" in caplog.text
+
+
+async def test_a_call_with_a_message_that_is_too_large_fails_at_once_and_alone() -> None:
+    async with listening("own") as at:
+        url = at.url.replace("http", "ws", 1).removesuffix("/mcp")
+        async with agent_tools.connect(url, token="60") as agent:
+            with trio.fail_after(20), pytest.raises(agent_tools.TooLargeMessage):
+                await agent.call("add", {"a": 1, "b": 2, "more": "x" * 5_000_000})
+            assert await agent.call("add", {"a": 1, "b": 2}) == 3

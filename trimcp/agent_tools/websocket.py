@@ -359,6 +359,8 @@ class AgentChannel(WrappedChannel):
 
     def _fail(self, value: Any, error: AgentToolsError) -> None:
         """Answer a message with an error: a call that names itself gets its `tool_response`."""
+        if type(value) is Malformed:
+            value = {"request_id": value.request_id}
         value = value if type(value) is dict else {}
         said = value.get("request_id")
         id = said if type(said) is str and 0 < len(said) <= MAX_ID else None

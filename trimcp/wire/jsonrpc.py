@@ -110,6 +110,7 @@ class Malformed:
         is_response: it was meant as a response. It gets no answer; the call with its id has failed.
         is_notification: it was a notification with invalid parameters. It gets no answer.
         is_request: it has a method and no outcome, so `id` is that of a request whose sender waits for an answer.
+        request_id: see `IdScanner`.
     """
 
     code: int
@@ -119,6 +120,7 @@ class Malformed:
     is_response: bool = False
     is_notification: bool = False
     is_request: bool = False
+    request_id: str | None = None
 
     @property
     def answerable(self) -> bool:
@@ -263,7 +265,8 @@ def _refused(data: bytes, code: int, reason: str, message: str) -> Malformed:
 
 def _scanned(scanner: IdScanner, code: int, reason: str, message: str) -> Malformed:
     is_request = scanner.saw_method and not scanner.saw_outcome and scanner.id is not None
-    return Malformed(code, message, scanner.id, reason, scanner.is_response, is_request=is_request)
+    said = scanner.request_id
+    return Malformed(code, message, scanner.id, reason, scanner.is_response, is_request=is_request, request_id=said)
 
 
 def _unparsable(data: bytes, complaint: str) -> Malformed:

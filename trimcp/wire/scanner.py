@@ -21,6 +21,7 @@ RequestId: TypeAlias = str | int
 
 _WINDOW: Final = 65536
 _PIECE: Final = 1 << 18  # bytes counted at once: they are copied
+_OTHER_ID: Final = "request_id"
 _MAX_TOKEN: Final = 4096  # an id or a top-level key longer than this is not read
 _MAX_DEPTH: Final = 65536  # deeper nesting ends the scan
 _MAX_TOP_MEMBERS: Final = 1024  # a JSON-RPC message has at most five
@@ -80,10 +81,12 @@ class IdScanner:
     Attributes:
         saw_method: the text has a top-level `method`, so it was meant as a request or notification.
         saw_outcome: the text has a top-level `result` or `error`, so it was meant as a response.
+        request_id: the top-level text of this name, by which another protocol tells its messages apart, or None.
     """
 
     saw_method: bool = attrs.field(init=False, default=False)
     saw_outcome: bool = attrs.field(init=False, default=False)
+    request_id: str | None = attrs.field(init=False, default=None)
     _id: RequestId | None = attrs.field(init=False, default=None)
     _ambiguous: bool = attrs.field(init=False, default=False)
     _stopped: bool = attrs.field(init=False, default=False)
@@ -162,6 +165,8 @@ class IdScanner:
         self._expect = _Expect.COMMA
         if self._key == "id":
             self._found(_decode(token))
+        elif self._key == _OTHER_ID:
+            self.request_id = _decode(token)
 
     def _found(self, value: RequestId | None) -> None:
         if value is None or (self._id is not None and (type(value), value) != (type(self._id), self._id)):
@@ -240,7 +245,7 @@ class IdScanner:
 
     def _value(self, byte: int, pos: int) -> int:
         is_id = self._key == "id"
-        self._token = bytearray() if is_id else None
+        self._token = bytearray() if is_id or self._key == _OTHER_ID else None
         if byte == _QUOTE:
             self._in_string = True
         elif byte in _OPENERS:
