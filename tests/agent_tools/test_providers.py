@@ -193,7 +193,7 @@ async def test_a_provider_that_never_answers(autojump_clock: MockClock) -> None:
         await agent.say(call())
         asked = await provider.hear()
         answer = await agent.hear_of("1")
-        assert answer["error"] == {"code": "tool_error", "message": "agent-a.shout did not finish within 5 seconds"}
+        assert answer["error"] == {"code": "deadline", "message": "agent-a.shout did not finish within 5 seconds"}
         assert trio.current_time() >= 5
         assert await provider.hear() == {
             "type": "tool_cancel",
@@ -223,7 +223,7 @@ async def test_an_answer_beyond_the_size_of_a_message_leaves_the_call_to_its_tim
         await agent.say(call())
         await provider.say(success(await provider.hear(), "x" * 5_000_000))
         assert (await provider.hear())["error"]["code"] == "too_large"
-        assert (await agent.hear_of("1"))["error"]["code"] == "tool_error"
+        assert (await agent.hear_of("1"))["error"]["code"] == "deadline"
 
 
 # Their end
