@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import h2.events
@@ -33,11 +33,13 @@ class AgentReply:
         message: as it came; it conforms to the schemas. Empty where a WebSocket was closed instead.
         status: the HTTP status, where the face has one for each message; or the code with which it was closed.
         headers: of the response, likewise.
+        code: the name of the gRPC status, where the face has one.
     """
 
     message: dict[str, Any]
     status: int | None = None
     headers: dict[str, str] = attrs.field(factory=dict)
+    code: str = ""
 
     @property
     def error(self) -> dict[str, Any]:
@@ -218,7 +220,9 @@ class OverWebSocket(AgentFace):
             yield WebSocketLink(None, AgentReply(conforms(orjson.loads(body)), head.status, head.headers))
 
 
-FACES: dict[str, tuple[str, type[AgentFace]]] = {
+Faces: TypeAlias = Mapping[str, tuple[str, type[AgentFace]]]
+
+FACES: Faces = {
     "http": ("http", OverHttp1),
     "http on hypercorn": ("http on hypercorn", OverHttp1),
     "http/2": ("http on hypercorn", OverHttp2),
@@ -230,10 +234,10 @@ FACES: dict[str, tuple[str, type[AgentFace]]] = {
 
 @asynccontextmanager
 async def serving_world(
-    name: str, world: World, *, grace: float = math.inf, **options: Any
+    name: str, world: World, *, faces: Faces | None = None, grace: float = math.inf, **options: Any
 ) -> AsyncIterator[AgentFace]:
-    """Serve a world over one of `FACES`; the options are those of `tests.peers.serving.served`."""
-    transport, face = FACES[name]
+    """Serve a world over one of these faces; the options are those of `tests.peers.serving.served`."""
+    transport, face = (faces or FACES)[name]
     async with served(world.server, transport, agent_tools=world.agent_tools, grace=grace, **options) as place:
         yield face(place)
         world.release.set()

@@ -12,9 +12,13 @@ import trio
 
 import trimcp
 from tests.agent_tools.faces import FACES, AgentFace, AgentLink, AgentReply, serving_world
+from tests.agent_tools.rpc_faces import RPC_FACES
 from tests.agent_tools.world import WEATHER, World, call_of, make_world
 from trimcp.agent_tools import AgentCaller, ContextLimits, Manifest
 from trimcp.agent_tools.errors import ERRORS_BY_CODE, ProviderGone
+
+# connectrpc leaves the rest of a body that is too large to the garbage collection.
+pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'connectrpc:ResourceWarning")
 
 DEMO = "demo-token"
 BOUND = 32 * 1024  # bytes of a message
@@ -53,7 +57,7 @@ class Row:
         code: of the error.
         status: the `status` of the answer to a call that asked for `extended` ones; "" for what is no call.
         later: whether it says when to try again.
-        refused: whether the request is refused by its head, or the connection where it begins.
+        bytes: whether it is about how a message is written, as JSON.
         known: what its `data` has, as names.
     """
 
@@ -61,7 +65,7 @@ class Row:
     code: str
     status: str = "error"
     later: bool = False
-    refused: bool = False
+    bytes: bool = False
     known: tuple[str, ...] = ()
 
 
@@ -69,12 +73,12 @@ ROWS: dict[str, Row] = {}
 
 
 def row(
-    code: str, status: str = "error", *, later: bool = False, refused: bool = False, known: tuple[str, ...] = ()
+    code: str, status: str = "error", *, later: bool = False, bytes: bool = False, known: tuple[str, ...] = ()
 ) -> Any:
     """Add a row that this function provokes."""
 
     def add(provoke: Provoke) -> Provoke:
-        ROWS[provoke.__name__] = Row(provoke, code, status, later, refused, known)
+        ROWS[provoke.__name__] = Row(provoke, code, status, later, bytes, known)
         return provoke
 
     return add
@@ -84,22 +88,22 @@ def call(tool: str, **members: Any) -> dict[str, Any]:
     return call_of(tool, statuses="extended", **members)
 
 
-@row("malformed", "")
+@row("malformed", "", bytes=True)
 async def no_json(at: Table) -> AgentReply:
     return await at.agent.ask(b'{"type": "tool_request"')
 
 
-@row("malformed", "")
+@row("malformed", "", bytes=True)
 async def no_object(at: Table) -> AgentReply:
     return await at.agent.ask(b"[1]")
 
 
-@row("malformed", "")
+@row("malformed", "", bytes=True)
 async def member_missing(at: Table) -> AgentReply:
     return await at.agent.ask({"type": "tool_request", "tool_name": "echo"})
 
 
-@row("malformed")
+@row("malformed", bytes=True)
 async def member_of_a_wrong_type(at: Table) -> AgentReply:
     return await at.agent.ask({**call("echo"), "arguments": []})
 
@@ -139,13 +143,13 @@ async def crash(at: Table) -> AgentReply:
     return await at.agent.ask(call("crash"))
 
 
-@row("unauthenticated", "", refused=True)
+@row("unauthenticated", "")
 async def no_token(at: Table) -> AgentReply:
     async with at.beside(None) as anybody:
         return await anybody.ask(call("echo", text="x"))
 
 
-@row("unauthenticated", "", refused=True)
+@row("unauthenticated", "")
 async def bad_token(at: Table) -> AgentReply:
     async with at.beside("wrong") as anybody:
         return await anybody.ask(call("echo", text="x"))
@@ -254,10 +258,10 @@ async def draining(at: Table) -> AgentReply:
         found = {}
         for _ in range(2):
             reply = await busy.receive()
-            found[reply.message["request_id"]] = reply
+            found["result" in reply.message] = reply
             at.world.release.set()
-        assert found["busy"].message["result"] == "released"
-        return found["r1"]
+        assert found[True].message["result"] == "released"
+        return found[False]
 
 
 @row("duplicate_request")
@@ -309,28 +313,36 @@ async def manifest_with_problems(at: Table) -> AgentReply:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("face", {**FACES, **RPC_FACES})
 async def test_each_row_on_each_face(face: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     row = ROWS[name]
+    if row.bytes and face in RPC_FACES:
+        pytest.skip("a protocol buffer cannot be malformed so")
     contexts = ContextLimits(max_per_owner=5, max_state=4_096)
     world = make_world(limits=trimcp.Limits(max_message=BOUND), contexts=contexts)
-    async with serving_world(face, world) as served, served.link("demo-token") as agent:
+    async with serving_world(face, world, faces={**FACES, **RPC_FACES}) as served, served.link("demo-token") as agent:
         reply = await row.provoke(Table(served, world, agent))
         world.release.set()
     if face == "websocket on hypercorn" and name == "message_too_large":
         assert reply.status == 1009  # Hypercorn closes the connection
         return
-    error, kind = reply.error, ERRORS_BY_CODE[row.code]
+    kind = ERRORS_BY_CODE[row.code]
+    if reply.code:
+        assert reply.code.replace("CANCELED", "CANCELLED") == kind.grpc_status
+        if not reply.message:
+            assert row.code in ("unauthenticated", "too_large")  # judged before there was a message
+            return
+    error = reply.error
     assert error["code"] == row.code
     assert error["message"]
     assert "secret" not in str(reply.message)
     for known in row.known:
         assert error["data"][known]
-    if row.status:
+    if row.status and not reply.code:
         assert (reply.message["type"], reply.message["status"]) == ("tool_response", row.status)
     if row.code == "crashed":
         assert f"incident {error['data']['incident']}" in caplog.text
-    if row.code == "unauthenticated":
+    if row.code == "unauthenticated" and not reply.code:
         assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
     elif reply.status is not None:
         assert reply.status == kind.http_status
