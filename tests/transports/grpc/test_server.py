@@ -10,15 +10,19 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import grpc
+import h2.events
 import httpx2
 import pytest
 import trio
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
-from tests.peers.serving import ServedHere, served
+from tests.peers.serving import ServedHere, connect, served
 from tests.transports.grpc_support import foreign
+from tests.transports.http.hypercorn_support import H2Client
 from trimcp.framing.grpc import json_of, json_rpc_header
+from trimcp.transports.http.asgi import guard_protocols
+from trimcp.transports.websocket.frames import KeepAlive
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.revisions import LATEST
 
@@ -267,11 +271,13 @@ async def test_who_holds_far_more_sessions_makes_room_for_others() -> None:
             answers = channel.stream_stream(EXCHANGE)(iter(outgoing.get, None), metadata=metadata[0], timeout=PATIENCE)
             answers.initial_metadata()
             held.append(answers)
-        answers = channel.stream_stream(EXCHANGE)(iter([call(1, "who")]), metadata=metadata[1], timeout=PATIENCE)
-        assert heard(answers)[0]["result"]["content"][0]["text"] == "few"
-        assert sum(answers.code() is not None for answers in held if answers.done()) <= 1
-        error: Any = refused(channel, metadata[0])  # a place of its own is not made room for
+        newcomer: queue.Queue[bytes | None] = queue.Queue()
+        newcomer.put(call(1, "who"))
+        answers = channel.stream_stream(EXCHANGE)(iter(newcomer.get, None), metadata=metadata[1], timeout=PATIENCE)
+        assert heard(iter([next(answers)]))[0]["result"]["content"][0]["text"] == "few"
+        error: Any = refused(channel, metadata[0])  # for one more of its own no room is made
         assert error.code() is grpc.StatusCode.UNAVAILABLE
+        newcomer.put(None)
         for answers in held:
             answers.cancel()
             outgoing.put(None)
@@ -279,3 +285,25 @@ async def test_who_holds_far_more_sessions_makes_room_for_others() -> None:
     tokens = trimcp.bearer_tokens({"many-tokens": "many", "few-tokens": "few"})
     async with serving(max_sessions=17, authenticate=tokens) as place:
         await foreign(place.url, use)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_client_that_answers_no_ping_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, alive: bool) -> None:
+    monkeypatch.setattr(guard_protocols, "KEEP_ALIVE", KeepAlive(interval=0.1, dead_after=0.4))
+    async with served(make_server(), "grpc") as place:
+        stream = await connect(place.port)
+        client = H2Client(stream)
+        extra = [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
+        await client.request(EXCHANGE.encode(), body=None, extra=extra)
+        with trio.fail_after(PATIENCE):
+            while not place.server.statistics().sessions:  # noqa: ASYNC110  # a network is between
+                await trio.sleep(0.01)
+        if alive:
+            for _ in range(8):
+                assert await client.event(h2.events.PingReceived) is not None
+            assert place.server.statistics().sessions == 1
+        else:
+            with trio.fail_after(PATIENCE):
+                while place.server.statistics().sessions:  # noqa: ASYNC110  # as above
+                    await trio.sleep(0.01)
+        await trio.aclose_forcefully(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,6 +27,9 @@ from trimcp.budget import Amount
 from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
 from trimcp.transports.http.asgi.request import FLOW, FLOW_WINDOW
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.websocket.frames import KEEP_ALIVE
+
+_log = logging.getLogger("trimcp.http")
 
 
 @cache
@@ -52,6 +56,11 @@ async def _pop(original: Method, buffer: StreamBuffer, max_length: int) -> bytes
 
 @replaces(H2Protocol, "handle", "window")
 async def _handle(original: Method, protocol: H2Protocol, event: Any) -> None:
+    watch: SilenceWatch | None = getattr(protocol, "silence", None)
+    if watch is not None:
+        watch.heard = trio.current_time()
+        if isinstance(event, Closed):
+            watch.over.set()
     await original(protocol, event)
     if isinstance(event, Closed):
         for buffer in list(protocol.stream_buffers.values()):
@@ -147,6 +156,7 @@ class StreamFlow:
 
     def take_over(self) -> Callable[[int], None]:
         self.taken_over = True
+        self.protocol_watch()
         self._open(FLOW_WINDOW - _INITIAL_WINDOW)
         return self.credit
 
@@ -158,10 +168,49 @@ class StreamFlow:
             self._open(self._owed)
             self._owed = 0
 
+    def protocol_watch(self) -> None:
+        """Have the connection's client pinged while it is silent, as long as such a stream is open."""
+        protocol: Any = self.protocol
+        if getattr(protocol, "silence", None) is None:
+            protocol.silence = SilenceWatch(protocol)
+            protocol.task_group.spawn(protocol.silence.run)
+
     def _open(self, size: int) -> None:
         with suppress(h2.exceptions.ProtocolError, KeyError):  # the stream has ended, and h2 may have forgotten it
             self.protocol.connection.increment_flow_control_window(size, self.id)
             self.protocol.task_group.spawn(self.protocol._flush)
+
+
+@attrs.define(eq=False)
+class SilenceWatch:
+    """Pings the client of a connection of HTTP/2 that is silent, and ends the connection of one that does not answer.
+
+    For streams that last: over those of HTTP a response is bounded by other limits.
+    """
+
+    protocol: H2Protocol
+    heard: float = attrs.field(init=False, factory=trio.current_time)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    async def run(self) -> None:
+        protocol: Any = self.protocol
+        pinged = self.heard
+        while any(flow.taken_over for stream in protocol.streams.values() if (flow := getattr(stream, "flow", None))):
+            now, dead = trio.current_time(), self.heard + KEEP_ALIVE.dead_after
+            if now >= dead:
+                _log.debug("nothing was heard of a client for %g seconds", KEEP_ALIVE.dead_after)
+                await protocol.send(Closed())
+                return
+            due = max(pinged, self.heard) + KEEP_ALIVE.interval
+            if now >= due:
+                pinged, due = now, now + KEEP_ALIVE.interval
+                with suppress(h2.exceptions.ProtocolError):
+                    protocol.connection.ping(b"trimcp\0\0")
+                await protocol._flush()
+            with trio.move_on_at(min(due, dead)):
+                await self.over.wait()
+                return
+        protocol.silence = None
 
 
 @replaces(HTTPStream, "handle", "flow")
