@@ -22,7 +22,7 @@ from itertools import count
 import orjson
 import trio
 from check_cells import make_server
-from check_far_end import MODERN, Http, check, dial, echo
+from check_far_end import MODERN, Http, call_agent, check, dial, echo
 
 import trimcp
 from trimcp.agent_tools import AgentTools
@@ -42,26 +42,16 @@ async def call_mcp(http: Http, number: int) -> None:
     check(reply, {id: wanted})
 
 
-async def call_agent(http: Http, number: int, path: str = "/tools/call", *, context: bool = False) -> None:
+async def call_tool(http: Http, number: int, path: str = "/tools/call", *, context: bool = False) -> None:
     """Make one call of agent tools."""
-    id = str(next(_ids))
-    request = {"type": "tool_request", "tool_name": "echo", "arguments": {"text": "hello number"}, "request_id": id}
-    if context:
-        request["context_id"] = f"ctx-{number}"
-    data = orjson.dumps(request)
-    head = f"Accept: application/json\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    await http.send("POST", path, head, data)
-    got = await http.head()
-    reply = orjson.loads(await http.peer.exactly(int(got["content-length"])))
-    if reply != {"type": "tool_response", "request_id": id, "status": "success", "result": "hello number"}:
-        raise AssertionError(f"got {reply}")
+    await call_agent(http, str(next(_ids)), path, **({"context_id": f"ctx-{number}"} if context else {}))
 
 
 CALLS = {
     "mcp": call_mcp,
-    "tools/call": call_agent,
-    "mcp endpoint": partial(call_agent, path="/mcp"),
-    "context": partial(call_agent, context=True),
+    "tools/call": call_tool,
+    "mcp endpoint": partial(call_tool, path="/mcp"),
+    "context": partial(call_tool, context=True),
 }
 
 

@@ -24,6 +24,7 @@ from check_far_end import (
     OLDEST,
     Http,
     Peer,
+    call_agent,
     cancel,
     check,
     dial,
@@ -189,14 +190,13 @@ async def list_over_stdio(revision: str, number: int, tools: int) -> AsyncIterat
 
 
 @asynccontextmanager
-async def listening(tools: int = 0, **settings: Any) -> AsyncIterator[str]:
+async def listening(tools: int = 0, server: Any = None, **settings: Any) -> AsyncIterator[str]:
     """Serve over HTTP, and yield the path of a Unix socket."""
+    server = make_server(tools) if server is None else server
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/socket"
         async with trio.open_nursery() as nursery:
-            serve = partial(
-                trimcp.serve_http, make_server(tools), uds=path, settings=trimcp.HttpSettings(**settings), grace=0
-            )
+            serve = partial(trimcp.serve_http, server, uds=path, settings=trimcp.HttpSettings(**settings), grace=0)
             await nursery.start(serve)
             yield path
             nursery.cancel_scope.cancel()
@@ -306,6 +306,26 @@ async def calls_over_sse(number: int) -> AsyncIterator[Work]:
         await chunks.aclose()
         http.peer.close()
         stream.peer.close()
+
+
+# Agent tools
+
+
+@asynccontextmanager
+async def calls_of_agents(number: int, **members: str) -> AsyncIterator[Work]:
+    """Calls by the agent-tools protocol, over HTTP."""
+    from trimcp.agent_tools import AgentTools  # the other cells have none of it
+
+    server = make_server()
+    async with listening(agent_tools=AgentTools(server), server=server) as path:
+        http = Http(dial(path), MODERN)
+
+        async def work() -> None:
+            for number_of_call in range(number):
+                await call_agent(http, str(number_of_call), **members)
+
+        yield work
+        http.peer.close()
 
 
 # WebSocket
@@ -424,6 +444,8 @@ CELLS: dict[str, Cell] = {
     "HTTP 2026-07-28, 100 KB": Cell(8, partial(calls_over_http, MODERN, 8, _LARGE)),
     "HTTP 2026-07-28, list of 1,000 tools": Cell(8, partial(list_over_http, MODERN, 8, 1_000)),
     "HTTP 2025-11-25, a session": Cell(32, partial(sessions_over_http, LEGACY, 32)),
+    "agent tools": Cell(128, partial(calls_of_agents, 128)),
+    "agent tools, in a context": Cell(128, partial(calls_of_agents, 128, context_id="ctx-1")),
     "HTTP+SSE": Cell(128, partial(calls_over_sse, 128), rests=False),
     "WebSocket": Cell(256, partial(calls_over_websocket, LEGACY, 256), rests=False),
     "in memory, one under way": Cell(128, partial(calls_in_memory, 128, 1)),

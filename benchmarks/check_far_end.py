@@ -20,6 +20,7 @@ __all__ = [
     "OLDEST",
     "Http",
     "Peer",
+    "call_agent",
     "cancel",
     "check",
     "dial",
@@ -214,6 +215,18 @@ class Http:
             yield await self.peer.exactly(size)
             await self.peer.exactly(2)
         await self.peer.exactly(2)
+
+
+async def call_agent(http: Http, id: str, path: str = "/tools/call", **members: str) -> None:
+    """Call a tool by the agent-tools protocol, and check the answer."""
+    message = {"type": "tool_request", "tool_name": "echo", "arguments": {"text": "hello number"}, "request_id": id}
+    data = orjson.dumps({**message, **members})
+    head = f"Accept: application/json\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    await http.send("POST", path, head, data)
+    size = int((await http.head())["content-length"])
+    reply = orjson.loads(await http.peer.exactly(size))
+    if reply != {"type": "tool_response", "request_id": id, "status": "success", "result": "hello number"}:
+        raise AssertionError(f"got {reply}")
 
 
 async def opened(http: Http) -> Http:

@@ -259,7 +259,7 @@ class AgentExchange(Handler, StreamSink):
     value: Any = None  # that of the body, if it was parsed
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _stream: EventStream | None = attrs.field(init=False, default=None)
-    _call: AgentCall | None = attrs.field(init=False, default=None)
+    _call: AgentCall | None = attrs.field(init=False, default=None)  # while it is under way
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of the task that answers
     _request: ToolRequest | None = attrs.field(init=False, default=None)
     _request_id: str | None = attrs.field(init=False, default=None)
@@ -354,7 +354,7 @@ class AgentExchange(Handler, StreamSink):
     def _cancel(self, why: str, *, slow: bool = False) -> None:
         self._reply = None
         call = self._call
-        if call is not None and not call.over:
+        if call is not None:
             self._count_out()
             call.disconnected(why, slow=slow)
         if self._scope is not None:
@@ -362,7 +362,7 @@ class AgentExchange(Handler, StreamSink):
 
     def timed_out(self) -> None:
         """Become a stream, because nothing was sent for the time `silence`."""
-        if self._call is not None and not self._call.over:
+        if self._call is not None:
             self._become_stream()
 
     # Called by the call
@@ -431,8 +431,8 @@ class AgentExchange(Handler, StreamSink):
             self._call = call
 
     def _count_out(self) -> None:
-        """Note that the call is over, or was not started."""
-        shared = self.http.shared
+        """Note that the call is over, or was not started. Leaves no cycle of references."""
+        self._call, shared = None, self.http.shared
         shared.exchanges -= 1
         shared.silent.remove(self)
 
