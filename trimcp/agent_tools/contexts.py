@@ -546,7 +546,7 @@ class ContextActor:
         ends = now + self._ends - trio_now
         # It is saved again before half of that is over: `_time_passed` comes after `idle` seconds at the latest.
         until = min(ends, now + 2 * limits.idle)
-        history = () if self._history is None else self._history.entries
+        history = () if self._history is None else tuple(self._history.entries)
         return KeptContext(self.owner, self.id, self.newest_version, state, history, self.created, ends, until)
 
     def kept(self, version: int) -> None:

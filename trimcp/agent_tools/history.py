@@ -20,7 +20,7 @@ class ToolHistory:
     """The latest calls, the oldest first. Kept as text, which takes a third of the memory of objects.
 
     Attributes:
-        entries: one JSON object each. A new list after each change.
+        entries: one JSON object each.
         held: bytes of memory.
     """
 
@@ -32,11 +32,12 @@ class ToolHistory:
 
     def add(self, entry: bytes, most: int, most_bytes: int) -> None:
         """Add an entry and drop the oldest beyond the bounds."""
-        entries = [*self.entries, entry]
+        entries = self.entries
+        entries.append(entry)
         held = self.held + len(entry) + _OBJECT
         while len(entries) > most or (held > most_bytes and len(entries) > 1):
             held -= len(entries.pop(0)) + _OBJECT
-        self.entries, self.held = entries, held
+        self.held = held
 
     def read(self) -> list[Any]:
         """Return the entries as JSON values."""
