@@ -106,6 +106,36 @@ async def test_large_answers_are_bounded_also_within_one_read(autojump_clock: Mo
             assert len((await peer.hear())["state"]["big"]) == 100_000
 
 
+async def test_what_a_peer_does_not_read_is_counted_as_its_memory(autojump_clock: MockClock) -> None:
+    async with narrow() as (at, peer, _):
+        budget = at.server.budget
+        await peer.ask(**update("c", big="x" * 100_000))
+        held = budget.held
+        read = {"type": "context_read", "context_id": "c", "arrays": [[]] * 500}
+        await peer.say(*[read] * 100)
+        await wait_all_tasks_blocked()
+        unread = len(next(iter(at.running.sessions)).sink)  # type: ignore[arg-type]
+        assert unread < 10
+        # Nearly 100 messages of some 30 KiB each in memory, and the answers that wait.
+        assert budget.held - held > 100 * 20_000 + 200_000
+        for number in range(100):
+            await peer.hear()
+            if number == 50:
+                assert 10 * 20_000 < budget.held - held < 75 * 60_000
+        await wait_all_tasks_blocked()
+        assert budget.held == held
+        watcher, _, _ = await at.connected(buffer=1)
+        await watcher.ask(type="context_watch", context_id="c", request_id="w")
+        for number in range(10):
+            await peer.ask(**update("c", big="y" * 100_000, n=number))
+        await wait_all_tasks_blocked()
+        assert budget.held - held > 60_000
+        while _n(await watcher.hear()) != 9:
+            pass
+        await wait_all_tasks_blocked()
+        assert abs(budget.held - held) < 1_000
+
+
 async def test_who_reads_nothing_for_too_long_is_dropped_and_its_calls_are_cancelled(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

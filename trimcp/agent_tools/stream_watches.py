@@ -32,6 +32,8 @@ class _WatchesOf(Protocol):
     sink: Sink
     background: Background
 
+    def weigh(self) -> None: ...
+
 
 @attrs.define(eq=False, repr=False)
 class _StreamWatch(WatchChannel):
@@ -104,6 +106,7 @@ class StreamWatches:
             self._late[watch] = None
             if not self._waiting:
                 self._waiting = True
+                self._session.weigh()  # what the peer does not read is its memory
                 self._session.background.start_soon(guarded, self._send_late, ())
 
     def _send(self, watch: _StreamWatch) -> bool:
@@ -136,6 +139,7 @@ class StreamWatches:
                     del self._late[watch]
                     if not self._send(watch):
                         self._late[watch] = None
+                        self._session.weigh()
                 await trio.lowlevel.checkpoint()
         finally:
             self._waiting = False

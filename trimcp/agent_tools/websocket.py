@@ -55,6 +55,7 @@ from trimcp.agent_tools.stream_watches import StreamWatches
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
+from trimcp.session.queues import EACH, SMALL, weight
 from trimcp.session.scopes import contained
 from trimcp.session.session import Session
 from trimcp.transports.wrapped import WrappedChannel
@@ -98,6 +99,8 @@ class AgentChannel(WrappedChannel):
     session: Session
     _owner: Owner = attrs.field(init=False)
     _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
+    _batch: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
+    _batch_bytes: int = attrs.field(init=False, default=0)  # and their memory
     _watches: StreamWatches = attrs.field(init=False)
     _unsaved: deque[tuple[UnsavedUpdate, ContextUpdate, int]] = attrs.field(init=False, factory=deque)
     _unsaved_bytes: int = attrs.field(init=False, default=0)
@@ -124,7 +127,19 @@ class AgentChannel(WrappedChannel):
             await trio.sleep_forever()  # the session ends, and cancels this
         while unread and not session.paused:
             self._take(unread.popleft())
+        if unread or self._batch or session.paused:
+            self._count_unread()
         return ()
+
+    def _count_unread(self) -> None:
+        """Count what was read and not carried out as memory of the peer, together with what it does not read."""
+        left = len(self._unread)
+        if not left:
+            self._batch = self._batch_bytes = 0
+        elif not self._batch:
+            self._batch, self._batch_bytes = left, sum(map(_memory_of, self._unread))
+        self.session.kept = self._batch_bytes * left // self._batch if left else 0
+        self.session.weigh()
 
     def lost(self, why: ConnectionLost) -> None:
         """Note that the peer is gone: the tools that it provided vanish, and calls of them fail now."""
@@ -375,6 +390,12 @@ class AgentChannel(WrappedChannel):
 
     def _post(self, data: bytes, kind: Kind) -> None:
         self.session.sink.post(Outgoing(data, kind))
+
+
+def _memory_of(incoming: Incoming) -> int:
+    """Return about how much memory a message takes that was read."""
+    value: Any = incoming.message
+    return EACH + (weight(value, incoming.size) if type(value) is dict and incoming.size > SMALL else incoming.size)
 
 
 _CARRY_OUT: Final[Mapping[type[AgentMessage], Callable[[AgentChannel, Any, Incoming], None]]] = {

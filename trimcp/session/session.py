@@ -140,6 +140,7 @@ class Session:
         brief: whether it ends after a single request.
         via: the part of a program that accepted it, if that part ends it; None for the whole run.
         when_closed: called by `close`, once, if no driver waits for it.
+        kept: bytes of memory of what the transport has read and not delivered.
         busy: whether a message is carried out for which those behind it wait: reading pauses.
         owed: what others wait for from this peer, beside `pending`. While it holds anything, reading does not pause for
             lack of room, and draining goes on.
@@ -173,6 +174,7 @@ class Session:
     brief: bool = attrs.field(init=False, default=False)
     via: object = attrs.field(init=False, default=None)
     when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
+    kept: int = attrs.field(init=False, default=0)
     busy: bool = attrs.field(init=False, default=False)
     owed: Sized = attrs.field(init=False, default=())
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
@@ -361,7 +363,7 @@ class Session:
 
     def weigh(self) -> None:
         """Count the memory that the peer uses now: waiting and running requests, and messages that it has not read."""
-        held, sink = self.jobs.bytes_held + self._handshake, self.sink
+        held, sink = self.jobs.bytes_held + self._handshake + self.kept, self.sink
         if not self.pushed and isinstance(sink, Outbox):  # a pushed session's sink belongs to the transport
             held += sink.bytes_queued + sink.leaving
         self.amount.set(held)
