@@ -106,7 +106,6 @@ class StreamWatches:
             self._late[watch] = None
             if not self._waiting:
                 self._waiting = True
-                self._session.weigh()  # what the peer does not read is its memory
                 self._session.background.start_soon(guarded, self._send_late, ())
 
     def _send(self, watch: _StreamWatch) -> bool:
@@ -133,13 +132,14 @@ class StreamWatches:
         """Send the events of late watches, in turn, until none is late."""
         try:
             while self._late:
+                if self._session.sink.full:
+                    self._session.weigh()  # what the peer does not read is its memory
                 await self._session.sink.room()
                 watch = next(iter(self._late), None)
                 if watch is not None:
                     del self._late[watch]
                     if not self._send(watch):
                         self._late[watch] = None
-                        self._session.weigh()
                 await trio.lowlevel.checkpoint()
         finally:
             self._waiting = False
