@@ -19,7 +19,9 @@ from tests.transports.http.face import Answer, Visitor, visiting
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.errors import LocalError
+from trimcp.transports.http.seams import Head, HttpResponse, Upgrade
 from trimcp.wire.codes import FORBIDDEN
+from trimcp.wire.revisions import LATEST_LEGACY
 
 JSON = {"content-type": "application/json", "accept": "*/*"}
 EVENTS = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
@@ -199,6 +201,26 @@ async def test_a_slow_reader_makes_the_tool_wait(autojump_clock: MockClock) -> N
         found = [message for _, message in events_of(bytes(answer.body))]
         assert found[-1]["result"] == 1_000
         assert [each["progress"] for each in found[:-1]] == sorted(each["progress"] for each in found[:-1])
+
+
+async def test_of_progress_that_nobody_reads_the_latest_is_kept(autojump_clock: MockClock) -> None:
+    async with agents(settings={"stream_buffer": 4_096}) as agent:
+        body = orjson.dumps(call_of("hurry", number=10_000))
+        answer = await agent.begin("POST", "/tools/call", body, EVENTS)
+        answer.stalled = True
+        await trio.sleep(10)
+        assert 0 < len(answer.held) < 16_384
+        answer.read_on()
+        await answer.done()
+        found = [message for _, message in events_of(bytes(answer.body))]
+        assert found[-1]["result"] == 10_000
+        assert [each["progress"] for each in found[:-1]][-2:] == [10_000, 10_001]
+        assert len(found) < 200
+
+
+async def test_without_a_stream_progress_goes_nowhere() -> None:
+    async with agents() as agent:
+        assert (await agent.call("hurry", number=10)).json["result"] == 10
 
 
 async def test_questions_are_an_answer_where_statuses_are_extended() -> None:
@@ -585,6 +607,24 @@ async def test_the_websocket_is_asked_for_as_one() -> None:
         assert (*failure(answer), answer.headers["upgrade"]) == (426, "malformed", "websocket")
 
 
+async def test_handshakes_are_judged_as_those_of_mcp() -> None:
+    async with agents() as agent:
+        face = agent.visitor.face
+        headers = {"host": "localhost", "authorization": "Bearer demo-token"}
+        odd = Head("GET", "/agent", headers={**headers, "sec-websocket-key": "short"}, websocket=True)
+        refused = await face.admit(odd)
+        assert isinstance(refused, HttpResponse)
+        assert refused.status == 400
+        good = Head("GET", "/agent", headers={**headers, "sec-websocket-protocol": "mcp, agent-tools"}, websocket=True)
+        upgrade = await face.admit(good)
+        assert isinstance(upgrade, Upgrade)
+        assert upgrade.subprotocol == "agent-tools"
+        await face.drain(0)
+        late = await face.admit(Head("GET", "/agent", headers=headers, websocket=True))
+        assert isinstance(late, HttpResponse)
+        assert late.status == 503
+
+
 async def test_queries_are_bounded() -> None:
     async with agents() as agent:
         many = "&".join(f"a{number}=1" for number in range(100))
@@ -804,6 +844,11 @@ async def test_other_servers_tools_are_refused() -> None:
     with pytest.raises(LocalError, match="another server"):
         async with visiting(trimcp.Server("one", "1"), settings=trimcp.HttpSettings(agent_tools=other)):
             raise AssertionError
+
+
+def test_agent_tools_need_the_newest_revision() -> None:
+    with pytest.raises(LocalError, match="does not speak"):
+        AgentTools(trimcp.Server("old", "1", revisions=[LATEST_LEGACY]))
 
 
 async def test_contexts_are_bounded() -> None:

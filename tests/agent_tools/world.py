@@ -168,6 +168,13 @@ def make_world(*, limits: trimcp.Limits | None = None, anonymous: bool = False, 
         return number
 
     @server.tool
+    async def hurry(number: int, ctx: trimcp.Context) -> int:
+        for reached in range(1, number + 1):
+            ctx.report_progress_nowait(reached, number, "x" * 100)
+        await ctx.report_progress(number + 1)
+        return number
+
+    @server.tool
     async def count_and_wait(ctx: trimcp.Context) -> str:
         await ctx.report_progress(1, 2)
         return await wait()

@@ -395,14 +395,6 @@ def read_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
     return value
 
 
-def read_object(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> dict[str, Any]:
-    """Return the JSON object of a text; no text is an empty one. Raises as `read_value` does."""
-    value = read_value(data, limits) if data else {}
-    if type(value) is not dict:
-        raise MalformedMessage("a message is a JSON object")
-    return value
-
-
 def read_message(value: Any, *, strict: bool = False) -> AgentMessage:
     """Return the message that a JSON value is.
 
