@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trimcp
-from tests.agent_tools.streams import BOB, JsonChannel, Peer, World, until, world
+from tests.agent_tools.streams import ADA, BOB, JsonChannel, Peer, World, until, world
 from tests.agent_tools.test_providers import call, success
 from tests.agent_tools.test_websocket import update
 from trimcp.agent_tools import RegistrationRules
@@ -392,6 +392,48 @@ async def test_a_peer_that_leaves_while_a_store_is_slow_is_let_go(autojump_clock
         await over.wait()
         assert trio.current_time() - began < 1
         assert at.tools.catalog._families == {}
+
+
+async def test_a_call_whose_context_is_still_loading_does_not_begin_once_its_agent_has_left(
+    autojump_clock: MockClock,
+) -> None:
+    class Loading(SlowStore):
+        async def counts(self) -> Mapping[Any, int]:
+            return {ADA.owner: 1}
+
+        async def load(self, owner: Any, id: str) -> KeptContext | None:
+            await trio.sleep(5)
+            return None
+
+    server = trimcp.Server("s")
+    began = 0
+
+    @server.tool
+    async def wait() -> None:
+        nonlocal began
+        began += 1
+        await trio.sleep_forever()
+
+    @server.tool
+    async def linger() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.sleep(10)
+
+    async with world(server, store=Loading()) as at:
+        peer, channel, over = await at.connected()
+        await peer.say(
+            {"type": "tool_request", "tool_name": "linger", "request_id": "1"},
+            {"type": "tool_request", "tool_name": "wait", "request_id": "2", "context_id": "c"},
+        )
+        await trio.sleep(1)
+        peer.leave()
+        channel.gone.set()
+        with trio.fail_after(20):
+            await over.wait()
+        assert began == 0
 
 
 async def test_a_provider_that_calls_its_own_tools_by_the_thousand_still_answers(autojump_clock: MockClock) -> None:

@@ -25,6 +25,7 @@ from trimcp.agent_tools.errors import (
     ContextGone,
     Draining,
     MalformedMessage,
+    ProviderGone,
     TooLargeMessage,
     TooMuch,
 )
@@ -186,7 +187,9 @@ class AgentChannel(WrappedChannel):
 
     async def _call_in(self, request: ToolRequest, incoming: Incoming) -> None:
         assert request.context_id is not None
-        self._begin(request, await self.run.context(self.caller, request.context_id), incoming)
+        context = await self.run.context(self.caller, request.context_id)
+        if self.session.lost is None:  # else nobody would end the call, or read its answer
+            self._begin(request, context, incoming)
 
     def _begin(self, request: ToolRequest, context: ContextActor | None, incoming: Incoming) -> None:
         self.run.begin(
@@ -308,6 +311,8 @@ class AgentChannel(WrappedChannel):
         self.session.background.start_soon(self._carried_out_beside, carry_out, message)
 
     async def _offer(self, message: ProvideTools) -> None:
+        if self.session.lost is not None:
+            raise ProviderGone(str(self.session.lost))
         if self._provider is None:
             # Until its calls are answered, reading goes on.
             provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
