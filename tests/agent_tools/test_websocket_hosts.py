@@ -169,6 +169,26 @@ async def test_what_no_message_can_be_ends_the_connection_with_a_code(host: str)
 
 
 @OnBoth
+async def test_who_asks_and_does_not_read_is_paused_and_then_gets_every_answer(host: str) -> None:
+    many = 400
+    async with listening(host) as at, socket(at) as agent:
+        await agent.ask(type="context_update", context_id="c", updates={"big": "x" * 50_000})
+        (run,) = at.tools._runs.values()
+        (session,) = run.server.sessions
+        async with trio.open_nursery() as nursery:
+            reads = ({"type": "context_read", "context_id": "c", "request_id": str(number)} for number in range(many))
+            nursery.start_soon(agent.say, *reads)
+            with trio.fail_after(20):
+                while not session.paused:  # noqa: ASYNC110  # until the system's buffers are full
+                    await trio.sleep(0.01)
+            await trio.sleep(0.2)
+            assert session.paused
+            assert sum(len(each.data) for each in session.sink.waiting()[0]) < 512 * 1024
+            with trio.fail_after(30):
+                assert [(await agent.hear())["request_id"] for _ in range(many)] == [str(n) for n in range(many)]
+
+
+@OnBoth
 async def test_a_server_that_stops_answers_what_is_under_way_and_closes(host: str) -> None:
     server = trimcp.Server("s")
     began, go_on = trio.Event(), trio.Event()
