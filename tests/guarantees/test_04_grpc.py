@@ -131,3 +131,21 @@ async def idle(server: ServerProcess) -> None:
     with trio.fail_after(PATIENCE):
         while (await server.counts())["running"]:  # noqa: ASYNC110  # it is another process
             await trio.sleep(0.01)
+
+
+async def test_tiny_frames_take_no_more_than_their_bytes(servers: ServerPool) -> None:
+    """A message of which a byte or two arrive at a time, up to the window."""
+    async with servers("grpc") as server:
+        await warmed(server)
+        base = server.forget_peak()
+        async with tunnel(server) as (client, number):
+            await say(client, number, json_rpc_header(1_000_000))
+            piece = b"ab"
+            for _ in range(40):
+                while client.connection.local_flow_control_window(number) < 2_000:
+                    await client.event(h2.events.WindowUpdated)
+                await say(client, number, *([piece] * 1_000))
+            await echoed(server)
+            spent = server.peak - base
+    figure(4, "memory for tiny frames of a message", spent / MIB, 2, "MiB", "grpc")
+    assert spent <= 2 * MIB

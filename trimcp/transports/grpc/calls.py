@@ -73,7 +73,7 @@ class Http2Call:
     ended: bool = attrs.field(init=False, default=False)
     gone: trio.Event = attrs.field(init=False, factory=trio.Event)
     pieces: int = attrs.field(init=False, default=0)
-    _chunks: list[bytes] = attrs.field(init=False, factory=list)
+    _arrived: bytearray = attrs.field(init=False, factory=bytearray)  # not a list: pieces may be tiny
     _owed: int = attrs.field(init=False, default=0)  # bytes taken, and not granted again yet
     _news: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _closed: bool = attrs.field(init=False, default=False)
@@ -115,7 +115,7 @@ class Http2Call:
             trio.ClosedResourceError: it was closed here.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._chunks:
+        while not self._arrived:
             if self._closed:
                 raise trio.ClosedResourceError("this call was closed")
             if self.failure is not None:
@@ -126,8 +126,9 @@ class Http2Call:
                     raise self._outcome()
                 return b""
             await self._news.park()
-        chunks, self._chunks = self._chunks, []
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        arrived = bytes(self._arrived)
+        self._arrived = bytearray()
+        return arrived
 
     def credit(self, size: int) -> None:
         """Note that received bytes have been used, so that the server may send as many again."""
@@ -169,7 +170,7 @@ class Http2Call:
         """End the call now: the server is told, unless it has ended already. May be called more than once."""
         self._closed = True
         self.gone.set()
-        self._chunks.clear()
+        self._arrived = bytearray()
         self._connection.forget(self, reset=True)
         self._news.unpark_all()
 
@@ -212,7 +213,7 @@ class Http2Call:
     def take_data(self, data: bytes, size: int) -> None:
         """Keep received bytes; `size` counts their padding too."""
         if data and not self._closed:
-            self._chunks.append(data)
+            self._arrived += data
         self.credit(size - len(data))
         self._news.unpark_all()
 

@@ -187,7 +187,7 @@ class ExchangeCall:
     gone: trio.Event = attrs.field(init=False, factory=trio.Event)
     too_slow: bool = attrs.field(init=False, default=False)
     _ended: bool = attrs.field(init=False, default=False)  # the peer has said everything
-    _chunks: list[bytes] = attrs.field(init=False, factory=list)
+    _arrived: bytearray = attrs.field(init=False, factory=bytearray)  # not a list: pieces may be tiny
     _waiting: int = attrs.field(init=False, default=0)  # bytes received and not used yet
     _arrival: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _used: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -265,7 +265,7 @@ class ExchangeCall:
             raise trio.BrokenResourceError(self._why)
 
     async def receive(self) -> bytes:
-        while not self._chunks:
+        while not self._arrived:
             if self._ended:
                 await trio.lowlevel.checkpoint()
                 return b""
@@ -274,9 +274,10 @@ class ExchangeCall:
             if self._status is not None:
                 raise trio.ClosedResourceError("this call was ended")
             await self._arrival.park()
-        chunks, self._chunks = self._chunks, []
+        arrived = bytes(self._arrived)
+        self._arrived = bytearray()
         await trio.lowlevel.cancel_shielded_checkpoint()
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        return arrived
 
     def credit(self, size: int) -> None:
         self._waiting -= size
@@ -304,7 +305,7 @@ class ExchangeCall:
         """Take what arrives. Where the server knows windows nothing here waits, else others of its streams would."""
         while (event := await self._receive())["type"] == "http.request":
             if body := event.get("body", b""):
-                self._chunks.append(body)
+                self._arrived += body
                 self._waiting += len(body)
             if not event.get("more_body", False):
                 self._ended = True

@@ -94,7 +94,7 @@ async def _handle_events(original: Method, protocol: H2Protocol, happened: list[
 async def _take_data(protocol: H2Protocol, event: h2.events.DataReceived) -> bool:
     """Pass on data of a stream whose application opens the window; return False for another stream (guard `flow`).
 
-    The connection's own window is opened at once: no stream can hold up the others with what it leaves unread.
+    The connection's own window is opened in any case: no stream can hold up the others with what it leaves unread.
     """
     stream: Any = protocol.streams[event.stream_id]
     flow: StreamFlow | None = getattr(stream, "flow", None)
@@ -106,9 +106,12 @@ async def _take_data(protocol: H2Protocol, event: h2.events.DataReceived) -> boo
     await stream.handle(events.Body(stream_id=event.stream_id, data=event.data))
     if padding := size - len(event.data):
         flow.credit(padding)
-    if size:  # the frame that ends a stream may be empty
+    state: Any = protocol
+    state.owed = getattr(protocol, "owed", 0) + size
+    if state.owed >= _CONNECTION_STEP:  # not for each frame: it may be of a byte
         with suppress(h2.exceptions.ProtocolError):
-            protocol.connection.increment_flow_control_window(size)
+            protocol.connection.increment_flow_control_window(state.owed)
+        state.owed = 0
     return True
 
 
@@ -138,6 +141,7 @@ async def _stream_send(original: Method, protocol: H2Protocol, event: events.Eve
 
 _STEP: Final = FLOW_WINDOW // 4  # bytes by which a window is opened
 _INITIAL_WINDOW: Final = 65_535
+_CONNECTION_STEP: Final = _INITIAL_WINDOW // 4
 
 
 @attrs.define(eq=False)
