@@ -26,6 +26,7 @@ from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
 from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
+from trimcp.transports.http.asgi.guards import without
 from trimcp.transports.http.seams import refusal
 
 OK = [("grpc-status", "0")]
@@ -311,3 +312,27 @@ async def test_bytes_that_are_no_http2_end_the_connection(autojump_clock: MockCl
         await client.over.wait()
         with pytest.raises(CallFailed):
             await client.unary("/a.B/C", b"")
+
+
+async def call_again_and_again(client: Http2Client, many: int) -> None:
+    async def ask() -> None:
+        for _ in range(many):
+            assert await client.unary("/grpc.health.v1.Health/Check", b"") == b"\x08\x01"
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(32):
+            nursery.start_soon(ask)
+
+
+async def test_a_connection_bears_thousands_of_calls_with_many_at_once() -> None:
+    async with meeting_served(Meeting()) as (place, _), target_at(place).open() as client:
+        with trio.fail_after(PATIENCE):
+            await call_again_and_again(client, 50)
+
+
+async def test_without_the_guard_a_connection_ends_after_a_thousand_calls() -> None:
+    with without("ended"):
+        async with meeting_served(Meeting()) as (place, _), target_at(place).open() as client:
+            with trio.fail_after(PATIENCE), pytest.raises(ExceptionGroup) as caught:
+                await call_again_and_again(client, 200)
+    assert caught.group_contains(CallFailed)

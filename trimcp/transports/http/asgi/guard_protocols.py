@@ -17,6 +17,7 @@ import h2.exceptions
 import trio
 import wsproto.connection
 import wsproto.events
+from h2.stream import StreamState
 from hypercorn.events import Closed
 from hypercorn.protocol import events
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
@@ -135,6 +136,37 @@ async def _stream_send(original: Method, protocol: H2Protocol, event: events.Eve
             await protocol._flush()
             await protocol._window_updated(event.stream_id)  # so that its buffer is checked and removed
     await original(protocol, event)
+
+
+# ended
+
+
+_SENDING: Final = (StreamState.OPEN, StreamState.HALF_CLOSED_REMOTE)
+
+
+@replaces(H2Protocol, "stream_send", "ended")
+async def _end_stream(original: Method, protocol: H2Protocol, event: events.Event) -> None:
+    """Forget a stream whose response has left. Hypercorn leaves that to its sending task, which prefers new streams."""
+    if isinstance(event, events.StreamClosed):
+        buffer = protocol.stream_buffers.get(event.stream_id)
+        if buffer is not None and buffer.complete:
+            del protocol.stream_buffers[event.stream_id]
+            with suppress(KeyError):
+                protocol.priority.remove_stream(event.stream_id)
+            stream = protocol.connection.streams.get(event.stream_id)
+            # Trailers have ended it, or the sending task has, which may be about to forget it. To end it again would
+            # close it for the client, too.
+            if stream is not None and stream.state_machine.state in _SENDING:
+                protocol.connection.end_stream(event.stream_id)
+                await protocol._flush()
+    await original(protocol, event)
+
+
+@replaces(H2Protocol, "_send_data", "ended")
+async def _send_data(original: Method, protocol: H2Protocol, stream_id: int) -> None:
+    """Send data of a stream, which may be forgotten meanwhile."""
+    with suppress(KeyError):
+        await original(protocol, stream_id)
 
 
 # flow

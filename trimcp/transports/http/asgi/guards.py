@@ -6,7 +6,7 @@ have a `GuardedConfig`, not others in the process. They replace private parts of
 version.
 
     window, streams, messages   HTTP/2 and WebSocket, in `guard_protocols`
-    flow                        streams of HTTP/2 that are read slowly, there too
+    flow, ended                 streams of HTTP/2 that are read slowly, or have ended, there too
     lines                       input that h11 accepts and a proxy's parser may read differently; h2c
     stuck                       connections and applications that wait for each other
     pause                       a client that leaves while its request is answered
