@@ -50,12 +50,15 @@ class Saved(Protocol):
 
     def to_keep(self) -> KeptContext:
         """Return its newest state."""
+        ...
 
     def kept(self, version: int) -> None:
         """Note that the store has this version. Must not raise."""
+        ...
 
     def not_kept(self) -> bool:
         """Note that the store failed, and return whether to write it with the next write. Must not raise."""
+        ...
 
 
 @attrs.define(eq=False, repr=False)

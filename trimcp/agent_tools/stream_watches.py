@@ -46,7 +46,7 @@ class _StreamWatch(WatchChannel):
 
     context: ContextActor = attrs.field(kw_only=True)
     request_id: str | None = attrs.field(kw_only=True)
-    _watches: StreamWatches = attrs.field(kw_only=True)
+    _watches: StreamWatches = attrs.field(kw_only=True, alias="watches")
 
     def _wake(self) -> None:
         self._watches.tell(self)

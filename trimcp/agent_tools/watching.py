@@ -23,6 +23,7 @@ class WatchedState(Protocol):
 
     def snapshot(self) -> Mapping[str, Any]:
         """Return the whole state."""
+        ...
 
 
 @attrs.define(eq=False, repr=False)
