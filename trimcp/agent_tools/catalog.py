@@ -210,7 +210,7 @@ class Catalog:
                 self._keep(family, slot)
                 places.append((family, slot, candidate))
             new = await self._decided(places)
-        except BaseException as error:
+        except BaseException as error:  # whatever it was, cancelling too, no place stays taken
             for family, slot, candidate in places:
                 if slot.waiting is not None and slot.waiting.manifest is candidate.manifest:
                     slot.waiting = None

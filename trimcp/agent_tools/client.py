@@ -289,6 +289,7 @@ class AgentConnection:
             reason = f"its block raised {type(error).__name__}"
             raise
         finally:
+            # However the block ended, the service is told, for a bounded time.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSING):
                 await context.leave(reason)
 

@@ -456,7 +456,7 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
             if self.over:
                 return None
             raise
-        except BaseException:
+        except BaseException:  # cancelled, or the connection ended: the state is asked for again
             self.missed = not self.over
             raise
 

@@ -408,7 +408,7 @@ class ContextTable:
             await actor.unwind(self.limits.cleanup)
             if self.durable and not keep:
                 deleted = self._shared.saver.delete(actor, actor.key)
-                with trio.move_on_after(_LAST_WRITE, shield=True):
+                with trio.move_on_after(_LAST_WRITE, shield=True):  # or it would come back at the next start
                     await deleted.wait()
         finally:  # an interrupt ends a clean-up, too, and somebody waits
             del self._ending[actor.key]

@@ -453,7 +453,7 @@ class AgentExchange(Handler, StreamSink):
                     self._send(message, answer)
         except AgentToolsError as error:
             self._fail(error)
-        except Exception as error:
+        except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
             self._fail(crashed(error, message))
         finally:
             http.closed(self)

@@ -77,6 +77,7 @@ class Saver:
     _closing: bool = attrs.field(init=False, default=False)
     _failing: bool = attrs.field(init=False, default=False)
     _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    # The last write outlives the block that ends; `close` bounds it.
     _scope: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
     _done: trio.Event = attrs.field(init=False, factory=trio.Event)
 
@@ -124,7 +125,7 @@ class Saver:
         if self._changed or self._deleted:
             self._wanted = True
         self._waiting.unpark_all()
-        with trio.move_on_after(seconds, shield=True):
+        with trio.move_on_after(seconds, shield=True):  # what was answered is kept, also when all is cancelled
             await self._done.wait()
         self._scope.cancel(reason="the store takes too long")
 

@@ -70,6 +70,7 @@ class SqliteContexts(ContextStore):
         try:
             yield
         finally:
+            # A thread that has the file cannot be given up: its lock would stay until the process ends.
             with trio.CancelScope(shield=True):
                 await self._in_thread(file.close)
             self._file = None
@@ -111,7 +112,7 @@ class _ContextsFile:
             self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False, isolation_level=None)
             try:
                 self._prepare()
-            except BaseException:
+            except BaseException:  # an interrupt too: the connection has the file open
                 self._connection.close()
                 raise
         except ValueError as error:
@@ -222,7 +223,7 @@ class _Transaction:
         if kind is None:
             try:
                 self._connection.execute("COMMIT")
-            except BaseException:
+            except BaseException:  # an interrupt too: what is half written is not left to the next write
                 self._undo()
                 raise
         else:

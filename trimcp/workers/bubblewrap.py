@@ -257,7 +257,7 @@ class SandboxedProgram:
                     "pass_fds": (*filter.descriptors, writing, *keep),
                     "start_new_session": True,
                 }
-                with trio.CancelScope(shield=True):
+                with trio.CancelScope(shield=True):  # a process that has begun must become known, to be killed
                     program: SandboxedProgram = await nursery.start(_keep, arguments)
             os.close(writing)
             writing = -1
@@ -366,7 +366,7 @@ def of_python(file: str) -> list[str]:
 async def _keep(arguments: Mapping[str, Any], *, task_status: trio.TaskStatus[SandboxedProgram]) -> None:
     """Start a program in a thread that then waits for its end, and reaps it."""
     over = trio.Event()
-    waiting = trio.CancelScope(shield=True)
+    waiting = trio.CancelScope(shield=True)  # until the program has ended, which `end` sees to
 
     def run() -> None:
         popen = subprocess.Popen(**arguments)

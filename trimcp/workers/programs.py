@@ -199,7 +199,7 @@ class PlainProgram:
     async def end(self) -> int | None:
         if not self._killed:
             self._killed = True
-            with trio.CancelScope(shield=True):
+            with trio.CancelScope(shield=True):  # bounded by `_ENDED`
                 await self._kill()
         return self.process.returncode
 
