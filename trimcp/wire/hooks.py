@@ -6,7 +6,8 @@ payload did not match, so that normal messages cost nothing extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final, Literal, NoReturn, TypeAlias, Union, get_args, get_origin
 
 import attrs
@@ -374,7 +375,8 @@ class Dumping:
             return self._union(members(tp))
         origin, inner = get_origin(tp), get_args(tp)
         if origin is list:
-            return self._list(inner[0])
+            hook = self.hook(inner[0])
+            return None if hook is None else _dump_list(hook)
         if origin is dict:
             hook = self.hook(inner[1])
             return None if hook is None else _dump_dict(hook)
@@ -389,7 +391,34 @@ class Dumping:
             for attribute in attributes(cls)
             if attribute.name != EXTRA and facts_of(attribute).exists_at(self._revision)
         ]
-        dump = _written(cls, [(attribute, self._member(attribute)) for attribute in there], self._revision)
+        get = _getter([attribute.name for attribute in there])
+        # For each member: its name, its dump function, and the value besides ABSENT that means missing.
+        names = [wire_name(attribute) for attribute in there]
+        hooks = [self._member(attribute) for attribute in there]
+        nones = [ABSENT if {Any, type(None)} & set(members(attribute.type)) else None for attribute in there]
+        narrowing = [
+            (place, _dump_narrowed(attribute, self._revision))
+            for place, attribute in enumerate(there)
+            if facts_of(attribute).narrowed_at(self._revision)
+        ]
+
+        def dump(payload: Any) -> dict[str, Any]:
+            if type(payload) is not cls:
+                wrong_type(cls.__name__, payload)
+            values = get(payload)
+            if narrowing:
+                values = list(values)
+                for place, narrow in narrowing:
+                    values[place] = narrow(values[place])
+            out: dict[str, Any] = {}
+            try:
+                for name, hook, none, value in zip(names, hooks, nones, values, strict=True):
+                    if value is not ABSENT and value is not none:
+                        out[name] = value if hook is None else hook(value)
+            except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
+                raise Unsupported(*error.args) from None
+            return out
+
         return _dump_open(dump, known_names(cls)) if hasattr(attrs.fields(cls), EXTRA) else dump
 
     def _other(self, instead: Callable[[Any], Any]) -> Dump:
@@ -416,16 +445,6 @@ class Dumping:
 
         return dump
 
-    def _list(self, member: Any) -> Dump | None:
-        hook = self.hook(member)
-        if hook is None:
-            return None
-        by_type: dict[type, Dump] = {}
-        for kind in members(member):
-            if is_payload(kind) and (of_kind := self.hook(kind)) is not None:
-                by_type[kind] = of_kind
-        return _dump_list(hook, by_type)
-
     def _union(self, found: tuple[Any, ...]) -> Dump | None:
         hooks = {get_origin(member) or member: self.hook(member) for member in found}
         if all(hook is None for hook in hooks.values()):
@@ -442,13 +461,11 @@ class Dumping:
         return dump
 
 
-def _dump_list(hook: Dump, by_type: Mapping[type, Dump]) -> Dump:
-    """Return a hook for lists. `by_type` are the hooks of payloads, to be looked up here instead of in a call more."""
-
+def _dump_list(hook: Dump) -> Dump:
     def dump(value: list[Any]) -> list[Any]:
         try:
-            return [by_type[type(item)](item) for item in value]
-        except (TooNew, KeyError):
+            return [hook(item) for item in value]
+        except TooNew:
             pass
         kept = []
         lacking: dict[str, None] = {}
@@ -468,44 +485,24 @@ def _dump_dict(hook: Dump) -> Dump:
     return lambda value: {key: hook(item) for key, item in value.items()}
 
 
-def _written(cls: Any, written: Sequence[tuple[attrs.Attribute[Any], Dump | None]], revision: Revision) -> Dump:
-    """Return a function that dumps these members of a class, each with the hook of its values.
+def _dump_narrowed(attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
+    narrow = facts_of(attribute).narrow
+    assert narrow is not None
 
-    It is compiled from source, as attrs and cattrs do for their methods: a loop over the members takes three times as
-    long, which was a tenth of a whole call.
-    """
-    known: dict[str, Any] = {"cls": cls, "ABSENT": ABSENT, "wrong_type": wrong_type, "TooNew": TooNew}
-    known["Unsupported"] = Unsupported
-    body = []
-    for place, (attribute, hook) in enumerate(written):
-        facts = facts_of(attribute)
-        body.append(f"value = payload.{attribute.name}")
-        if facts.narrow is not None and facts.narrowed_at(revision):
-            known[f"narrow{place}"] = facts.narrow
-            body.append(f"if value is not ABSENT: value = narrow{place}(value)")
-            if attribute.default is attrs.NOTHING:
-                text = f"{attribute.name} holds what revision {revision} does not allow there"
-                body.append(f"if value is ABSENT: raise Unsupported({text!r})")
-        # None means missing, too, unless it is a value of this member.
-        is_value = {Any, type(None)} & set(members(attribute.type))
-        body.append("if value is not ABSENT:" if is_value else "if value is not ABSENT and value is not None:")
-        known[f"hook{place}"] = hook
-        body.append(f"    out[{wire_name(attribute)!r}] = " + ("value" if hook is None else f"hook{place}(value)"))
-    source = f"""
-def dump(payload):
-    if type(payload) is not cls:
-        wrong_type({cls.__name__!r}, payload)
-    out = {{}}
-    try:
-        {(chr(10) + " " * 8).join(body) or "pass"}
-    except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
-        raise Unsupported(*error.args) from None
-    return out
-"""
-    code = compile(source, f"<trimcp generated dump {cls.__module__}.{cls.__qualname__}>", "exec")
-    exec(code, known)  # noqa: S102 - of names in our own classes
-    dump: Dump = known["dump"]
-    return dump
+    def narrowed(value: Any) -> Any:
+        fitting = ABSENT if value is ABSENT else narrow(value)
+        if fitting is ABSENT and attribute.default is attrs.NOTHING:
+            raise Unsupported(f"{attribute.name} holds what revision {revision} does not allow there")
+        return fitting
+
+    return narrowed
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], Iterable[Any]]:
+    """Return a function that returns the values of several attributes at once."""
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda payload: [getattr(payload, name) for name in names]
 
 
 def _dump_open(dump: Dump, known: frozenset[str]) -> Dump:
