@@ -6,13 +6,13 @@ payload did not match, so that normal messages cost nothing extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, NoReturn, TypeAlias, Union, get_args, get_origin
 
 import attrs
 from cattrs import Converter, IterableValidationError, IterableValidationNote
-from cattrs.gen import make_dict_structure_fn, override
+from cattrs.fns import identity
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from trimcp.wire.fields import (
     ABSENT,
@@ -353,6 +353,7 @@ def _chosen(choose: Callable[[dict[str, Any]], Any], hooks: dict[Any, Hook]) -> 
 
 
 Dump: TypeAlias = Callable[[Any], Any]
+_CONVERTER: Final = Converter()  # cattrs wants one, though every member has a hook
 
 
 class Dumping:
@@ -375,8 +376,7 @@ class Dumping:
             return self._union(members(tp))
         origin, inner = get_origin(tp), get_args(tp)
         if origin is list:
-            hook = self.hook(inner[0])
-            return None if hook is None else _dump_list(hook)
+            return self._list(inner[0])
         if origin is dict:
             hook = self.hook(inner[1])
             return None if hook is None else _dump_dict(hook)
@@ -391,30 +391,37 @@ class Dumping:
             for attribute in attributes(cls)
             if attribute.name != EXTRA and facts_of(attribute).exists_at(self._revision)
         ]
-        get = _getter([attribute.name for attribute in there])
-        # For each member: its name, its dump function, and the value besides ABSENT that means missing.
-        names = [wire_name(attribute) for attribute in there]
-        hooks = [self._member(attribute) for attribute in there]
-        nones = [ABSENT if {Any, type(None)} & set(members(attribute.type)) else None for attribute in there]
-        narrowing = [
-            (place, _dump_narrowed(attribute, self._revision))
-            for place, attribute in enumerate(there)
-            if facts_of(attribute).narrowed_at(self._revision)
+        # For each member: its name here and on the wire, its dump function, and whether None is a value of it.
+        plan = [
+            (
+                attribute.name,
+                wire_name(attribute),
+                self._member(attribute),
+                bool({Any, type(None)} & set(members(attribute.type))),
+            )
+            for attribute in there
         ]
+        narrows = any(facts_of(attribute).narrowed_at(self._revision) for attribute in there)
+        build = _writer(cls, {name: (wire, hook) for name, wire, hook, _ in plan})
 
         def dump(payload: Any) -> dict[str, Any]:
             if type(payload) is not cls:
                 wrong_type(cls.__name__, payload)
-            values = get(payload)
-            if narrowing:
-                values = list(values)
-                for place, narrow in narrowing:
-                    values[place] = narrow(values[place])
-            out: dict[str, Any] = {}
             try:
-                for name, hook, none, value in zip(names, hooks, nones, values, strict=True):
-                    if value is not ABSENT and value is not none:
-                        out[name] = value if hook is None else hook(value)
+                out: dict[str, Any] = build(payload)
+            except Exception:  # a hook was given None, or there is a problem: the loop below tells which
+                out = {"": None}
+            values = out.values()
+            if None not in values and not (narrows and ABSENT in values):
+                return out
+            out = {}
+            try:
+                for name, wire, hook, none_is_value in plan:
+                    value = getattr(payload, name)
+                    if value is not ABSENT and (value is not None or none_is_value):
+                        value = value if hook is None else hook(value)
+                        if value is not ABSENT:  # narrowed away
+                            out[wire] = value
             except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
                 raise Unsupported(*error.args) from None
             return out
@@ -432,6 +439,20 @@ class Dumping:
         return dump
 
     def _member(self, attribute: attrs.Attribute[Any]) -> Dump | None:
+        hook = self._value(attribute)
+        if not facts_of(attribute).narrowed_at(self._revision):
+            return hook
+        narrow = _dump_narrowed(attribute, self._revision)
+        if hook is None:
+            return narrow
+
+        def dump(value: Any) -> Any:
+            fitting = narrow(value)
+            return ABSENT if fitting is ABSENT else hook(fitting)
+
+        return dump
+
+    def _value(self, attribute: attrs.Attribute[Any]) -> Dump | None:
         found = members(attribute.type)
         if len(found) != 1 or not is_payload(found[0]):
             return self.hook(attribute.type)
@@ -444,6 +465,16 @@ class Dumping:
             return hook(value)
 
         return dump
+
+    def _list(self, member: Any) -> Dump | None:
+        hook = self.hook(member)
+        if hook is None:
+            return None
+        by_type: dict[type, Dump] = {}
+        for kind in members(member):
+            if is_payload(kind) and (of_kind := self.hook(kind)) is not None:
+                by_type[kind] = of_kind
+        return _dump_list(hook, by_type)
 
     def _union(self, found: tuple[Any, ...]) -> Dump | None:
         hooks = {get_origin(member) or member: self.hook(member) for member in found}
@@ -461,11 +492,13 @@ class Dumping:
         return dump
 
 
-def _dump_list(hook: Dump) -> Dump:
+def _dump_list(hook: Dump, by_type: Mapping[type, Dump]) -> Dump:
+    """Return a hook for lists. `by_type` are the hooks of payloads, to be looked up here instead of in a call more."""
+
     def dump(value: list[Any]) -> list[Any]:
         try:
-            return [hook(item) for item in value]
-        except TooNew:
+            return [by_type[type(item)](item) for item in value]
+        except (TooNew, KeyError):
             pass
         kept = []
         lacking: dict[str, None] = {}
@@ -490,7 +523,7 @@ def _dump_narrowed(attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
     assert narrow is not None
 
     def narrowed(value: Any) -> Any:
-        fitting = ABSENT if value is ABSENT else narrow(value)
+        fitting = narrow(value)
         if fitting is ABSENT and attribute.default is attrs.NOTHING:
             raise Unsupported(f"{attribute.name} holds what revision {revision} does not allow there")
         return fitting
@@ -498,11 +531,23 @@ def _dump_narrowed(attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
     return narrowed
 
 
-def _getter(names: Sequence[str]) -> Callable[[Any], Iterable[Any]]:
-    """Return a function that returns the values of several attributes at once."""
-    if len(names) > 1:
-        return attrgetter(*names)
-    return lambda payload: [getattr(payload, name) for name in names]
+def _writer(cls: Any, written: Mapping[str, tuple[str, Dump | None]]) -> Dump:
+    """Return a function that cattrs generates for a class: it dumps these members, each to a name, with a hook.
+
+    It omits members whose default is `ABSENT` when they are. A loop over the members takes three times as long.
+    """
+    overrides: dict[str, Any] = {}
+    for attribute in attrs.fields(cls):
+        if attribute.name in written:
+            wire, hook = written[attribute.name]
+            optional = attribute.default is ABSENT
+            overrides[attribute.name] = override(
+                rename=wire, unstruct_hook=hook or identity, omit=False, omit_if_default=optional
+            )
+        else:
+            overrides[attribute.name] = override(omit=True)
+    writer: Dump = make_dict_unstructure_fn(cls, _CONVERTER, _cattrs_use_linecache=False, **overrides)
+    return writer
 
 
 def _dump_open(dump: Dump, known: frozenset[str]) -> Dump:
