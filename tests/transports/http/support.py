@@ -70,17 +70,23 @@ class DummyHandler:
 
 @attrs.define(eq=False, slots=False)
 class DummyFace:
-    """Admits everything except `/no` (403 at once) and `/bug` (crashes); `/ws` is a WebSocket."""
+    """Admits everything except `/no` (403 at once) and `/bug` (crashes); `/ws` is a WebSocket.
+
+    `judged` counts the heads that it was asked about. With `again` it is not asked about a head like the one before.
+    """
 
     max_body: int = 4 * 1024 * 1024
     handlers: list[DummyHandler] = attrs.field(factory=list)
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
     held: trio.Event | None = None
+    again: bool = True
+    judged: int = 0
     connections: int = 0
     deadlines: Deadlines = attrs.field(factory=Deadlines)
     budget: Budget = attrs.field(factory=Budget)
 
     async def admit(self, head: Head) -> Admitted:
+        self.judged += 1
         if self.held is not None:
             await self.held.wait()
         if head.path == "/no":
@@ -89,8 +95,15 @@ class DummyFace:
             raise RuntimeError("the face's bug")
         if head.path == "/ws" and head.websocket:
             return Upgrade(_never, None, 1024)
+        head.again = self._take
+        return self._handler(head)
+
+    def _handler(self, head: Head) -> DummyHandler:
         self.handlers.append(DummyHandler(head, self.max_body))
         return self.handlers[-1]
+
+    def _take(self, head: Head) -> DummyHandler | None:
+        return self._handler(head) if self.again else None
 
     def done(self, head: Head, status: int, sent: int) -> None:
         self.ended.append((head.path, status, sent))

@@ -255,7 +255,8 @@ class Exchange(Handler, StreamSink):
         assert session is not None
         if error is None:
             self.shared.add(session)
-            self.head.reply_headers = (*self.head.reply_headers, ("Mcp-Session-Id", session.id))
+            headers = (*self.head.reply_headers, ("Mcp-Session-Id", session.id))
+            self.head = attrs.evolve(self.head, reply_headers=headers)  # other requests may share the head
         else:
             session.pushed.close()
 

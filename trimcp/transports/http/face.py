@@ -76,6 +76,7 @@ class HttpFace:
         if settings.agent_tools is not None:
             self.shared.companion = settings.agent_tools.over_http(self.service, self.shared)
             self._hook = self._hook or settings.agent_tools.authenticate
+        self.shared.judged_by_head = self._hook is None and settings.access_log is None
 
     def statistics(self) -> dict[str, int]:
         """Return the numbers of open connections, exchanges, sessions and streams of HTTP+SSE."""
@@ -222,10 +223,18 @@ class HttpFace:
             return refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
         if forms is None:
             return refusal(406, "answers are application/json or text/event-stream")
-        if shared.exchanges >= self.settings.max_exchanges:
+        exchange = self._exchange(forms, head)
+        if exchange is None:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
-        return Exchange(shared, head, forms)
+        if shared.judged_by_head:
+            head.again = partial(self._exchange, forms)
+        return exchange
+
+    def _exchange(self, forms: Forms, head: Head) -> Exchange | None:
+        """Return the handler of an admitted POST, or None if too much is under way."""
+        shared = self.shared
+        return Exchange(shared, head, forms) if shared.exchanges < shared.settings.max_exchanges else None
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
         """Return the allowed formats of a POST's response, or None. Cached, because clients repeat their headers."""

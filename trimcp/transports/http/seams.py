@@ -54,6 +54,8 @@ class Head:
         principal: the authenticated caller, set by the face's identity check; None if anonymous.
         began: when the face was called, on Trio's clock, if the access log needs it.
         reply_headers: added to every response; set by the face.
+        again: returns the handler of another request with this head, or None if it has to be judged anew; set by the
+            face where everything that it looks at is in the head. Then several requests may share the head.
     """
 
     method: str
@@ -70,6 +72,7 @@ class Head:
     principal: Principal | None = None
     began: float | None = None
     reply_headers: tuple[tuple[str, str], ...] = ()
+    again: Callable[[Head], Handler | None] | None = None
 
     @property
     def until(self) -> float:

@@ -236,6 +236,8 @@ class Shared:
     sessions: Table[HttpSession] = attrs.field(init=False)  # of Streamable HTTP, until 2025-11-25
     routing: Routing = attrs.field(init=False)
     companion: CompanionFace | None = attrs.field(init=False, default=None)  # another protocol beside MCP
+    # whether the head alone decides if a request is admitted: nobody is identified, no access is logged
+    judged_by_head: bool = attrs.field(init=False, default=False)
     exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet
     draining: bool = attrs.field(init=False, default=False)  # whether new work is refused
     _tracer: Tracer | None = attrs.field(init=False)

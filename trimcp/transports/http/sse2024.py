@@ -62,8 +62,16 @@ class Sse2024:
             return refusal(415, "the body must be application/json in UTF-8")
         if is_compressed(head.headers.get("content-encoding")):
             return refusal(415, "the body must not be compressed")
+        post = self._find(head)
+        if post is None:
+            return refusal(404, "there is no such session")
+        if self.shared.judged_by_head:
+            head.again = self._find
+        return post
+
+    def _find(self, head: Head) -> LegacyPost | None:
         stream = self.streams.find(_session_id(head.query), head.principal)
-        return refusal(404, "there is no such session") if stream is None else LegacyPost(stream, head)
+        return None if stream is None else LegacyPost(stream, head)
 
 
 @attrs.define(eq=False)

@@ -40,6 +40,43 @@ async def test_requests_follow_each_other(autojump_clock: MockClock) -> None:
         assert (head.method, head.path, head.peer) == ("POST", "/echo", "test")
 
 
+@pytest.mark.parametrize("again", [True, False])
+async def test_a_head_like_the_one_before_is_judged_once_if_the_face_allows(
+    again: bool, autojump_clock: MockClock
+) -> None:
+    """As long as requests come whole; however they come, they are answered alike."""
+    bodies = [HELLO, HELLO, b"", HELLO * 200, HELLO * 1_000, HELLO, HELLO * 4_000, HELLO]
+    async with memory(DummyFace(again=again, max_body=10_000)) as site:
+        client = site.connect()
+        for body in bodies:
+            answer = await client.fetch("POST", "/echo", body=body)
+            assert (answer.status, answer.body) == ((200, body) if len(body) <= 10_000 else (413, b'"too large"'))
+        assert site.face.judged == (3 if again else len(bodies))  # the first, and those that are too large
+        answered = [handler for handler in site.face.handlers if handler.body is not None]
+        assert [handler.body for handler in answered] == [body for body in bodies if len(body) <= 10_000]
+        assert all(handler.head.headers["content-length"] == str(len(handler.body or b"")) for handler in answered)
+
+
+@pytest.mark.parametrize("change", ["a header", "the length", "nothing"])
+async def test_only_the_length_may_differ_in_a_head_that_is_not_judged_again(
+    change: str, autojump_clock: MockClock
+) -> None:
+    first = http_request("POST", "/echo", "Origin: http://a", body=HELLO)
+    second = {
+        "a header": first.replace(b"http://a", b"http://b"),
+        "the length": first.replace(b": 12", b":  012"),
+        "nothing": first,
+    }[change]
+    async with memory() as site:
+        client = site.connect()
+        for data in (first, second, second):
+            await client.send(data)
+            assert (await client.answer()).body == HELLO
+        assert site.face.judged == (1 if change == "nothing" else 2)
+        last = site.face.handlers[-1].head.headers
+        assert last["origin"] == ("http://b" if change == "a header" else "http://a")
+
+
 async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:
     async with memory() as site:
         client = site.connect()

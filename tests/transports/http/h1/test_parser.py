@@ -45,6 +45,29 @@ def events_of(pieces: list[bytes], limits: HttpLimits = LIMITS) -> list[Event]:
     return events
 
 
+def events_of_whole(pieces: list[bytes], limits: HttpLimits = LIMITS) -> list[Event]:
+    """The same for pieces that are whole requests, as far as a connection need not look for their end."""
+    parser = RequestParser(limits, peer="peer")
+    events: list[Event] = []
+    try:
+        for piece in pieces:
+            found = None if parser.buffered else parser.next_whole(piece)
+            if found is not None:
+                events += [as_event(found[0]), *([("body", found[1])])]
+                continue
+            parser.feed(piece)
+            while (request := parser.next_head()) is not None:
+                body = b""
+                while data := parser.next_data():
+                    body += data
+                if data is None:  # it goes on in the next piece, which is not tried here
+                    return [*events, as_event(request), "cut"]  # type: ignore[list-item]
+                events += [as_event(request), ("body", body)]
+    except RequestRefused as refusal:
+        events.append(("refused", refusal.status))
+    return events
+
+
 def as_event(request: H1Request) -> Event:
     head = request.head
     rest = (request.length, request.http10, request.keep_alive, request.expects, head.websocket)
@@ -422,3 +445,29 @@ def test_no_split_changes_anything(
     places = sorted({0, *(cut for cut in cuts if cut < len(data)), len(data)})
     pieces = [data[start:end] for start, end in pairwise(places)]
     assert events_of(pieces, limits) == events_of([data], limits)
+
+
+KNOWN = [
+    head(b"Content-Length: 5", b"A: b"),
+    head(b"A: b", b"content-length:5"),
+    head(b"A: b"),
+    head(b"Expect: 100-continue", b"Content-Length: 5"),
+    head(b"Transfer-Encoding: chunked"),
+]
+NUMBERS = [b"5", b"0", b"05", b"12", b"5 ", b" 5", b"+5", b"", b"1" * 16, b"5\r\nContent-Length: 6", b"5\r\n\r\n"]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    known=st.sampled_from(KNOWN),
+    numbers=st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=4),
+    bodies=st.lists(st.sampled_from([b"", b"hello", b"hello, world", b"\r\n"]), min_size=4, max_size=4),
+    limits=st.sampled_from([LIMITS, HttpLimits(max_head=60)]),
+)
+def test_a_head_that_is_known_says_what_it_says_to_a_new_parser(
+    known: bytes, numbers: list[bytes], bodies: list[bytes], limits: HttpLimits
+) -> None:
+    heads = [known, *(known.replace(b"5", number) for number in numbers)]
+    pieces = [data + body for data, body in zip(heads, [b"hello", *bodies], strict=False)]
+    whole = events_of_whole(pieces, limits)
+    assert whole[-1] == "cut" or whole == events_of([b"".join(pieces)], limits)

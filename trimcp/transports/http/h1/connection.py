@@ -170,9 +170,10 @@ class H1Connection:
         try:
             while not (self._closing or self._lost):
                 request = await self._next_request(first)
-                if request is None:
-                    return
-                await self._take(request)
+                if request is not None:
+                    await self._take(request)
+                elif self._reply is not None:
+                    await self._read_on()
                 first = False
         except RequestRefused as refusal:
             self._refuse(refusal)
@@ -180,7 +181,10 @@ class H1Connection:
             await self._linger()
 
     async def _next_request(self, first: bool) -> H1Request | None:
-        """Return the next request, or None if the connection ends. The first head's time counts from accepting."""
+        """Return the next request, or None if the connection ends or the request is being answered already.
+
+        The first head's time counts from accepting.
+        """
         parser = self._parser
         if parser.buffered and not self._yielded:
             await trio.lowlevel.checkpoint()  # a client that pipelines must not keep other connections waiting
@@ -194,7 +198,7 @@ class H1Connection:
             if parser.buffered and not timed:
                 timed = True
                 self._deadline.set(self._limits.head_timeout)
-            if not await self._more(idle=not parser.buffered):
+            if not await self._more(idle=not parser.buffered) or self._reply is not None:
                 return None
 
     async def _take(self, request: H1Request) -> None:
@@ -226,6 +230,23 @@ class H1Connection:
                     budget.parsed()
                 del body  # otherwise it would stay in memory, beside its parsed form, until the response is there
                 await self._read_on()
+
+    def _input(self, data: bytes) -> None:
+        """Take input that follows a whole request.
+
+        If it is one whole request with a head like the one before, as nearly always, it is answered at once.
+        """
+        parser = self._parser
+        if self._reply is None and not self._closing and not parser.buffered:
+            found = parser.next_whole(data)
+            if found is not None:
+                request, body = found
+                head = request.head
+                handler = None if head.again is None or len(body) >= LARGE else head.again(head)
+                if handler is not None and len(body) <= handler.max_body:
+                    self._start(request, handler, body)
+                    return
+        parser.feed(data)
 
     def _start(self, request: H1Request, handler: Handler, body: bytes) -> None:
         reply = self._reply = H1Reply(self, request, handler)
@@ -336,7 +357,10 @@ class H1Connection:
             data = await self._wire.read(_READ_SIZE)
             self._yielded = True
             if data:
-                self._parser.feed(data)
+                if idle:
+                    self._input(data)
+                else:
+                    self._parser.feed(data)
                 return True
             if data is not None:
                 self._lost = True
@@ -356,8 +380,9 @@ class H1Connection:
                 if await self._wire.hung_up():
                     self._input_ended()
             elif data := await self._wire.read(_READ_SIZE):
-                parser.feed(data)
                 self._yielded = True
+                self._input(data)
+                del data
             elif data is None or self._reply is None:
                 self._lost = self._lost or data is not None
             else:

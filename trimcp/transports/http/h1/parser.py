@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -41,6 +42,7 @@ _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _LONGEST_KNOWN: Final = 64  # characters; only shorter header names are cached
 # bytes of a head: each connection keeps its last head, because parsing takes a quarter of a request's time
 _REMEMBERED: Final = 1_024
+_LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)\r\n", re.IGNORECASE)
 _MAX_LENGTH_DIGITS: Final = 15  # a petabyte; the size limits refuse smaller numbers with a 413
 
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})([ \t]*;[\t -~\x80-\xff]*)?\r\n")
@@ -78,6 +80,16 @@ class H1Request:
 
 
 @attrs.define(eq=False)
+class _Known:
+    """A head that was parsed: its bytes around the number in its Content-Length, and what it says."""
+
+    before: bytes
+    digits: bytes
+    after: bytes
+    request: H1Request
+
+
+@attrs.define(eq=False)
 class RequestParser:
     """Parses the requests of one connection.
 
@@ -99,7 +111,11 @@ class RequestParser:
     _line_seen: bool = attrs.field(init=False, default=False)  # whether the request line is complete and valid
     _left: int = attrs.field(init=False, default=0)  # bytes of the body still expected
     _chunks: ChunkDecoder | None = attrs.field(init=False, default=None)
-    _last: tuple[bytes, H1Request] | None = attrs.field(init=False, default=None)
+    _remembered: int = attrs.field(init=False)  # bytes of the largest head that is kept
+    _known: _Known | None = attrs.field(init=False, default=None)  # the last head
+
+    def __attrs_post_init__(self) -> None:
+        self._remembered = min(_REMEMBERED, self._limits.max_head - _MAX_LENGTH_DIGITS)
 
     @property
     def buffered(self) -> int:
@@ -139,6 +155,27 @@ class RequestParser:
         self._left = request.length or 0
         self._chunks = ChunkDecoder() if request.length is None else None
         return request
+
+    def next_whole(self, data: bytes) -> tuple[H1Request, bytes] | None:
+        """Return a request and its body if `data` is both and no more, with a head like the one before.
+
+        Else nothing has happened, and `data` is to be fed. Nothing may be buffered. The request and its head may be
+        the objects that were returned for the request before.
+        """
+        known = self._known
+        if known is None or not data.startswith(known.before):
+            return None
+        start, after = len(known.before), known.after
+        if after:
+            end = data.find(after, start, start + _MAX_LENGTH_DIGITS + len(after))
+            digits = data[start:end]
+            if end < 0 or (digits != known.digits and not _with_length(known, digits)):
+                return None
+            start = end + len(after)
+        if len(data) - start != known.request.length:
+            return None
+        self._empty_line_skipped = False
+        return known.request, data[start:]
 
     def next_data(self) -> bytes | None:
         """Return the next bytes of the body, b"" at its end, or None if more input is needed.
@@ -181,18 +218,15 @@ class RequestParser:
             raise RequestRefused(431, "the request head is too large")
 
     def _read_head(self, raw: bytes) -> H1Request:
-        """Parse a head, unless it equals the previous one: most requests of a connection have the same head."""
-        if self._last is not None and self._last[0] == raw:
-            last = self._last[1]
-            head = last.head
-            head = Head(
-                *(head.method, head.path, head.query, head.headers, head.peer, head.loopback, head.secure),
-                websocket=head.websocket,
-                holding=self._holding,
-            )
-            return H1Request(head, last.length, last.http10, last.keep_alive, last.expects)
+        """Parse a head, unless it is like the previous one: most requests of a connection are."""
+        known = self._known
+        if known is not None and raw.startswith(known.before) and raw.endswith(known.after):
+            digits = raw[len(known.before) : len(raw) - len(known.after)]
+            if digits == known.digits or (known.after and _with_length(known, digits)):
+                known.request = attrs.evolve(known.request, head=_renewed(known.request.head))
+                return known.request
         request = self._parse(raw)
-        self._last = (raw, request) if len(raw) <= _REMEMBERED else None
+        self._known = _Known(*_around_length(raw), request) if len(raw) <= self._remembered else None
         return request
 
     def _parse(self, raw: bytes) -> H1Request:
@@ -230,6 +264,33 @@ class RequestParser:
             holding=self._holding,
         )
         return H1Request(head, length, http10, keep_alive, expects)
+
+
+def _around_length(raw: bytes) -> tuple[bytes, bytes, bytes]:
+    """Return the parts of a valid head: until the number in its Content-Length, that number, and the rest."""
+    found = _LENGTH.search(raw)
+    return (raw, b"", b"") if found is None else (raw[: found.start(1)], found[1], raw[found.end(1) :])
+
+
+def _with_length(known: _Known, digits: bytes) -> bool:
+    """Make this the length of a known request; return False if it is no length."""
+    if not digits.isdigit() or len(digits) > _MAX_LENGTH_DIGITS:
+        return False
+    request = known.request
+    head = _renewed(request.head, {**request.head.headers, "content-length": digits.decode()})
+    head.reply_headers, head.again = request.head.reply_headers, request.head.again
+    known.digits, known.request = digits, attrs.evolve(request, head=head, length=int(digits))
+    return True
+
+
+def _renewed(head: Head, headers: Mapping[str, str] | None = None) -> Head:
+    """Return a head that says the same, before it was judged."""
+    return Head(
+        *(head.method, head.path, head.query, head.headers if headers is None else headers),
+        *(head.peer, head.loopback, head.secure, head.certificate),
+        websocket=head.websocket,
+        holding=head.holding,
+    )
 
 
 class _Fields:
