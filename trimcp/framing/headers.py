@@ -36,6 +36,7 @@ _TAIL: Final = "?="
 _LARGEST: Final = 2**53 - 1  # "Integer values MUST be within the safe range for JavaScript"
 _LONGEST_NUMBER: Final = 64  # characters; longer than any number in that range, and fast to compute with
 _CARRIED: Final = re.compile(r"[\t\x20-\x7e]*")
+_PLAIN: Final = re.compile(r"(?!=\?base64\?)[\t\x20-\x7e]*")  # what means itself
 _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 
 
@@ -122,16 +123,16 @@ def check_request(
         named: the parameter that `Mcp-Name` repeats (`Method.mirrored`), or None; then that header is ignored.
         version: the revision in the body's `_meta`.
     """
-    sent = headers.get(VERSION)
-    if sent != version:
-        return _mismatch("MCP-Protocol-Version", sent, version)
-    sent = headers.get(METHOD)
-    if sent != method:
-        return _mismatch("Mcp-Method", sent, method)
+    if headers.get(VERSION) != version:
+        return _mismatch("MCP-Protocol-Version", headers.get(VERSION), version)
+    if headers.get(METHOD) != method:
+        return _mismatch("Mcp-Method", headers.get(METHOD), method)
     if named is None:
         return None
     sent = headers.get(NAME)
     value = params.get(named) if params is not None else None
+    if sent == value and sent is not None and _PLAIN.fullmatch(sent):  # nearly always
+        return None
     if not isinstance(value, str):
         # Without the header only the body is wrong, and the code that reads the parameters reports that.
         return None if sent is None else f"Header mismatch: Mcp-Name is sent, but the body has no {named}"

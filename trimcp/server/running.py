@@ -260,10 +260,12 @@ class Running:
     def closed(self, session: Session) -> None:
         if session in self.sessions:  # may be called twice
             self.sessions.discard(session)
-            if session.counts.merged or session.counts.dropped:
-                self.counts.add(session.counts)
-            self.refused += session.refused
-            session.refused = 0
+            counts = session.counts
+            if counts.merged or counts.dropped:
+                self.counts.add(counts)
+            if session.refused:
+                self.refused += session.refused
+                session.refused = 0
         self._subscribers.detach(session)
         if self.pools.sessions:
             self.pools.closed(session)

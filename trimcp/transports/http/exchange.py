@@ -63,15 +63,17 @@ class Exchange(Handler, StreamSink):
         """Deliver the message to its session, or respond with the reason why there is none."""
         shared, head = self.shared, self.head
         settings = shared.settings
-        value = parse_value(body, settings.limits)
+        limits = settings.limits
+        value = parse_value(body, limits)
         if shared.companion is not None:
             other = shared.companion.take(head, body, value)
             if other is not None:
                 reply.handler = other
                 other.start(body, reply)
                 return
-        message = as_message(value, settings.limits)
-        shared.show("<--", message)
+        message = as_message(value, limits)
+        if shared.tracer is not None:
+            shared.show("<--", message)
         for dialect in settings.dialects:
             response = dialect(head, body)
             if response is not None:
@@ -85,9 +87,9 @@ class Exchange(Handler, StreamSink):
             return
         self._reply, self.at_rest = reply, False
         shared.exchanges += 1
-        if self.awaited:
-            shared.silent.add(self)
         asked, own = self.awaited, self.own
+        if asked:
+            shared.silent.add(self)
         pushed.deliver((Incoming(message, len(body), self, head.headers, head.principal),))
         if not asked and not self.at_rest:
             self._accept(message, own)
@@ -108,15 +110,19 @@ class Exchange(Handler, StreamSink):
 
     def _find_session(self, plan: PostPlan, message: Message) -> PushedSession | HttpResponse:
         """Find or make the session that the plan names, or return the response that refuses it."""
-        shared, head, sessions = self.shared, self.head, self.shared.sessions
+        shared, head = self.shared, self.head
+        sessions, place = shared.sessions, plan.place
         self.plan, self.awaited = plan, plan.awaited
-        if plan.place == "known":
+        if place == "brief":
+            self.own = brief = shared.service.open_brief(head.holding, sessions)
+            return brief
+        if place == "known":
             session = sessions.find(head.headers["mcp-session-id"], head.principal)
             if session is None:
                 return refusal(404, "there is no such session; initialize anew", id=id_of(message))
             if plan.awaited and session.fresh:
                 sessions.use(session)
-        elif plan.place == "new":
+        elif place == "new":
             owner = owner_of(head.principal, head.peer)
             if shared.draining or not sessions.has_room(owner):
                 if not shared.draining:
@@ -125,13 +131,9 @@ class Exchange(Handler, StreamSink):
                 return refusal(503, text, id=id_of(message), code=OVERLOADED)
             session = HttpSession(shared, head.principal, owner)
         else:
-            if plan.place == "brief":
-                own = shared.service.open_brief(head.holding, sessions)
-            else:
-                own = shared.service.open(NOWHERE, head.holding, sessions)
-                if plan.revision is not None:
-                    own.assume(plan.revision)
-            self.own = own
+            self.own = own = shared.service.open(NOWHERE, head.holding, sessions)
+            if plan.revision is not None:
+                own.assume(plan.revision)
             return own
         self.session = session
         return session.pushed
@@ -228,13 +230,12 @@ class Exchange(Handler, StreamSink):
     def _answer(self, outgoing: Outgoing) -> None:
         if self.at_rest:
             return
+        stream, reply = self._stream, self._reply
         if outgoing.request_id is not None:
             self.awaited -= 1
-        last = outgoing.request_id is None or self.awaited <= 0
-        stream, reply = self._stream, self._reply
-        if stream is not None and not last:
-            stream.post(outgoing)
-            return
+            if stream is not None and self.awaited > 0:
+                stream.post(outgoing)
+                return
         if self.plan.place == "new":
             self._open(outgoing.error)
         self._end()
@@ -268,26 +269,25 @@ class Exchange(Handler, StreamSink):
 
     def _whole(self, outgoing: Outgoing) -> HttpResponse:
         """Return the complete response with an answer, to be sent in one write."""
-        status, headers, data = 200, self.head.reply_headers, outgoing.data
-        if outgoing.error == FORBIDDEN:
+        status, headers, data, error = 200, self.head.reply_headers, outgoing.data, outgoing.error
+        if error is None:
+            pass
+        elif error == FORBIDDEN:
             status = 403  # in every revision, as for a token without the rights
             auth, scope = self.shared.settings.auth, (outgoing.headers or {}).get("scope")
             if auth is not None and scope:
                 headers = (*headers, *auth.insufficient(scope.split()).headers)
-        elif outgoing.error is not None and self.plan.statuses:
-            kind = ERRORS.get(outgoing.error)
+        elif self.plan.statuses:
+            kind = ERRORS.get(error)
             status = 200 if kind is None else kind.http_status
             if status == 503:
                 headers = (*headers, ("Retry-After", outgoing.headers["retry-after"] if outgoing.headers else "1"))
+        if self.shared.tracer is not None:
+            self.shared.show("-->", data)
         if not self.forms.as_event or status != 200:
-            self.shared.show("-->", data)
-            return HttpResponse(status, (*JSON_HEADERS, *headers), data)
-        if self.session is not None:
-            body = self.session.as_events(data)
-        else:
-            self.shared.show("-->", data)
-            body = encode_event(data)
-        return HttpResponse(200, (*SSE_HEADERS, *headers), body)
+            return HttpResponse(status, (*JSON_HEADERS, *headers) if headers else JSON_HEADERS, data)
+        body = encode_event(data) if self.session is None else self.session.as_events(data)
+        return HttpResponse(200, (*SSE_HEADERS, *headers) if headers else SSE_HEADERS, body)
 
     def _accept(self, message: Message, own: PushedSession | None) -> None:
         """Respond to a message without requests, after its session has received it."""

@@ -49,6 +49,7 @@ class PostPlan:
 
 _plan = lru_cache(maxsize=64)(PostPlan)  # there are few different plans
 _NEW: Final = PostPlan("new", awaited=1)
+_KNOWN: Final = PostPlan("known", awaited=1)
 
 
 @attrs.frozen
@@ -58,12 +59,15 @@ class Routing:
     modern: frozenset[Revision]  # the served revisions without sessions
     legacy: frozenset[Revision]  # the served revisions with sessions
     stateless: bool  # whether legacy clients get no session
+    modern_names: frozenset[str]
+    legacy_names: frozenset[str]
 
     @classmethod
     def of(cls, revisions: Iterable[Revision], *, stateless: bool) -> Routing:
         revisions = frozenset(revisions)
         modern = frozenset(revision for revision in revisions if revision.modern)
-        return cls(modern, revisions - modern, stateless)
+        names, both = frozenset(revision.name for revision in modern), frozenset(each.name for each in revisions)
+        return cls(modern, revisions - modern, stateless, names, both - names)
 
     @property
     def keeps_sessions(self) -> bool:
@@ -72,10 +76,11 @@ class Routing:
 
     def route(self, head: Head, message: Message, *, events: bool) -> PostPlan | HttpResponse:
         """Return the plan of a POST, or the response that refuses it; `events`: the client accepts a stream of them."""
-        version, id = head.headers.get("mcp-protocol-version"), head.headers.get("mcp-session-id")
+        headers = head.headers
+        version, id = headers.get("mcp-protocol-version"), headers.get("mcp-session-id")
         if self._is_modern(message, version, id):
             return self._alone(head, message, version, events)
-        if version is not None and find(version) not in self.legacy:
+        if version is not None and version not in self.legacy_names:
             return self._unsupported(message, version)
         kind = type(message)
         if self.stateless:
@@ -87,6 +92,8 @@ class Routing:
                 revision = named if named in self.legacy else min(self.legacy)
             return _plan("assumed", _requests(message), kind is Batch, revision=revision)
         if id is not None:
+            if kind is Request:
+                return _KNOWN
             return _plan("known", _requests(message), kind is Malformed or kind is Batch)
         if type(message) is Request and message.method == "initialize":
             return _NEW
@@ -95,18 +102,18 @@ class Routing:
         return refusal(400, _NO_SESSION, id=id_of(message))
 
     def _is_modern(self, message: Message, version: str | None, id: str | None) -> bool:
-        if not self.modern or not self.legacy:
-            return bool(self.modern)
+        if not self.modern_names or not self.legacy_names:
+            return bool(self.modern_names)
         if type(message) is Request:
-            meta = message.params and message.params.get("_meta")
+            params = message.params
+            meta = params and params.get("_meta")
             if type(meta) is dict and (META_PROTOCOL_VERSION in meta or META_CLIENT_CAPABILITIES in meta):
                 return True
             if message.method == "server/discover":
                 return True
         if version is None:
             return False
-        revision = find(version)
-        return revision in self.modern or (revision is None and id is None)
+        return version in self.modern_names or (id is None and find(version) is None)
 
     def _alone(self, head: Head, message: Message, version: str | None, events: bool) -> PostPlan | HttpResponse:
         if type(message) is Request:

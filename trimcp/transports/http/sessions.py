@@ -141,7 +141,6 @@ class HttpSession(StreamSink):
 
     def as_events(self, data: bytes) -> bytes:
         """Return an answer that is the only message of its stream, encoded as a stream and kept like others."""
-        self.shared.show("-->", data)
         if not self.resumable:
             return encode_event(data)
         assert self.events is not None
@@ -240,7 +239,7 @@ class Shared:
     judged_by_head: bool = attrs.field(init=False, default=False)
     exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet
     draining: bool = attrs.field(init=False, default=False)  # whether new work is refused
-    _tracer: Tracer | None = attrs.field(init=False)
+    tracer: Tracer | None = attrs.field(init=False)
     _sweep: Deadline = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -249,17 +248,17 @@ class Shared:
         self.events = settings.events
         if self.events is None and settings.resumable:
             self.events = MemoryEvents(max_total_bytes=self.budget.bound // _FOR_EVENTS)
-        self._tracer = None if settings.trace is None else Tracer(settings.trace)
+        self.tracer = None if settings.trace is None else Tracer(settings.trace)
         self._sweep = deadlines.new(self._look)
         self.silent = DeadlineQueue(deadlines, settings.silence)
-        self.open_streams = OpenStreams(deadlines, settings.keep_alive, settings.stream_buffer, self._tracer)
+        self.open_streams = OpenStreams(deadlines, settings.keep_alive, settings.stream_buffer, self.tracer)
         self.sessions = Table("session", settings.max_sessions)
         self.routing = Routing.of(self.service.revisions, stateless=settings.stateless)
 
     def show(self, direction: str, message: Message | bytes) -> None:
         """Write a message to the trace, if there is one."""
-        if self._tracer is not None:
-            self._tracer.note(direction, message)
+        if self.tracer is not None:
+            self.tracer.note(direction, message)
 
     def too_large(self, head: Head, beginning: bytes) -> HttpResponse:
         """Refuse a message beyond the limit, with the id of its request if that can be read in its beginning."""

@@ -130,7 +130,8 @@ class H1Connection:
 
     def finished(self) -> None:
         """Go on to the next request, unless a part of the response still waits to be written."""
-        if not self.writer.waiting and not self.writer.broken:
+        writer = self.writer
+        if not writer.waiting and not writer.broken:
             self._replied()
 
     def drained(self) -> None:
@@ -148,7 +149,8 @@ class H1Connection:
         if reply is None:
             return
         self._reply = None
-        self._closing = self._closing or self._hosting.draining
+        if self._hosting.draining:
+            self._closing = True
         self._deadline.set(self._limits.idle_timeout)
         if self._closing or self._parser.buffered or reply.handler is None:
             self.wake()  # otherwise the reader would go on waiting for input

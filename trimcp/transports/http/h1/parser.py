@@ -81,8 +81,9 @@ class H1Request:
 
 @attrs.define(eq=False)
 class _Known:
-    """A head that was parsed: its bytes around the number in its Content-Length, and what it says."""
+    """A head that was parsed, the parts of it around the number in its Content-Length, and what it says."""
 
+    raw: bytes
     before: bytes
     digits: bytes
     after: bytes
@@ -163,19 +164,13 @@ class RequestParser:
         the objects that were returned for the request before.
         """
         known = self._known
-        if known is None or not data.startswith(known.before):
+        if known is None or not (data.startswith(known.raw) or _differs_in_length(known, data)):
             return None
-        start, after = len(known.before), known.after
-        if after:
-            end = data.find(after, start, start + _MAX_LENGTH_DIGITS + len(after))
-            digits = data[start:end]
-            if end < 0 or (digits != known.digits and not _with_length(known, digits)):
-                return None
-            start = end + len(after)
-        if len(data) - start != known.request.length:
+        request, start = known.request, len(known.raw)
+        if len(data) - start != request.length:
             return None
         self._empty_line_skipped = False
-        return known.request, data[start:]
+        return request, data[start:]
 
     def next_data(self) -> bytes | None:
         """Return the next bytes of the body, b"" at its end, or None if more input is needed.
@@ -226,7 +221,7 @@ class RequestParser:
                 known.request = attrs.evolve(known.request, head=_renewed(known.request.head))
                 return known.request
         request = self._parse(raw)
-        self._known = _Known(*_around_length(raw), request) if len(raw) <= self._remembered else None
+        self._known = _Known(raw, *_around_length(raw), request) if len(raw) <= self._remembered else None
         return request
 
     def _parse(self, raw: bytes) -> H1Request:
@@ -272,6 +267,15 @@ def _around_length(raw: bytes) -> tuple[bytes, bytes, bytes]:
     return (raw, b"", b"") if found is None else (raw[: found.start(1)], found[1], raw[found.end(1) :])
 
 
+def _differs_in_length(known: _Known, data: bytes) -> bool:
+    """Return whether the data begin with a known head but for its length, which then is its length."""
+    start, after = len(known.before), known.after
+    if not after or not data.startswith(known.before):
+        return False
+    end = data.find(after, start, start + _MAX_LENGTH_DIGITS + len(after))
+    return end > 0 and _with_length(known, data[start:end])
+
+
 def _with_length(known: _Known, digits: bytes) -> bool:
     """Make this the length of a known request; return False if it is no length."""
     if not digits.isdigit() or len(digits) > _MAX_LENGTH_DIGITS:
@@ -279,7 +283,8 @@ def _with_length(known: _Known, digits: bytes) -> bool:
     request = known.request
     head = _renewed(request.head, {**request.head.headers, "content-length": digits.decode()})
     head.reply_headers, head.again = request.head.reply_headers, request.head.again
-    known.digits, known.request = digits, attrs.evolve(request, head=head, length=int(digits))
+    known.raw, known.digits = b"".join((known.before, digits, known.after)), digits
+    known.request = attrs.evolve(request, head=head, length=int(digits))
     return True
 
 

@@ -82,22 +82,23 @@ class H1Writer:
 
     def write(self, data: bytes) -> None:
         """Write at once what the wire accepts, and queue the rest. Never blocks, never raises."""
-        if self._pending and not self._refused:
+        pending = self._pending
+        if pending and not self._refused:
             if len(data) < _GATHERED:
-                self._pending += data
+                pending += data
                 self._flush()
                 return
             self._flush()
-        if self._pending:
-            self._pending += data
-            self._amount.set(len(self._pending))
+        if pending:
+            pending += data
+            self._amount.set(len(pending))
         elif data and not self.broken:
             taken = self._try(data)
             if taken < len(data) and not self.broken:
-                self._pending += memoryview(data)[taken:]
+                pending += memoryview(data)[taken:]
                 self._refused = True
                 self._schedule()
-                self._amount.set(len(self._pending))
+                self._amount.set(len(pending))
 
     def gather(self, data: bytes) -> None:
         """Write data that may soon be followed by more, together with what is gathered in this turn of Trio's loop.
@@ -228,15 +229,19 @@ class H1Reply:
     _bodiless: bool = False
 
     def send(self, response: HttpResponse) -> None:
-        owner = self._owner
+        owner, body = self._owner, response.body
         if owner is None or self.status:
             return
-        length = len(response.body)
-        head = self._begin(owner, response, "" if response.status in _BODILESS else f"Content-Length: {length}\r\n")
+        head = self._begin(owner, response, "" if response.status in _BODILESS else f"Content-Length: {len(body)}\r\n")
         self.ended = True
-        self.sent = 0 if self._bodiless else length
-        for piece in _gathered(head, b"" if self._bodiless else response.body, b""):
-            owner.writer.write(piece)
+        if self._bodiless:
+            body = b""
+        self.sent = len(body)
+        if len(body) <= _GATHERED:
+            owner.writer.write(head + body)
+        else:
+            owner.writer.write(head)
+            owner.writer.write(body)
         owner.finished()
 
     def start(self, response: HttpResponse) -> None:
@@ -294,8 +299,8 @@ class H1Reply:
 
     def _begin(self, owner: _Connection, response: HttpResponse, framing: str) -> bytes:
         request = self.request
-        self.status = response.status
-        self._bodiless = request.head.method == "HEAD" or response.status in _BODILESS
+        self.status = status = response.status
+        self._bodiless = status in _BODILESS or request.head.method == "HEAD"
         if not framing and not self._bodiless:
             request.keep_alive = False  # only the end of the connection ends the body
         if owner.will_close(request):
@@ -303,11 +308,11 @@ class H1Reply:
         elif request.http10:
             framing += "Connection: keep-alive\r\n"
         try:
-            return encode_head(response.status, response.headers, framing)
+            return _head(int(time.time()), status, response.headers, framing)
         except ValueError:
             # A header with a line break could split the response in two. The body is sent without these headers.
-            log.exception("the headers of a response with status %d cannot be sent", response.status)
-            return encode_head(response.status, (), framing)
+            log.exception("the headers of a response with status %d cannot be sent", status)
+            return encode_head(status, (), framing)
 
     def _framed(self, before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:
         """Return the bytes of a piece of a body of unknown length, with `before` and `after` around it."""
