@@ -274,6 +274,39 @@ class FrameGate:
             self._out.append(data)
 
 
+@attrs.define(eq=False, repr=False)
+class MessageGate(FrameGate):
+    """A gate that keeps the messages themselves, decoded: of the frames, only control frames are passed on.
+
+    Attributes:
+        texts: the messages that have arrived, as bytes that are valid UTF-8. An empty one stands for each `oversized`.
+    """
+
+    texts: list[bytes] = attrs.field(init=False, factory=list)
+
+    def take_texts(self) -> list[bytes]:
+        """Return the messages that have arrived, and forget them."""
+        texts, self.texts = self.texts, []
+        self.messages = self.weight = 0
+        return texts
+
+    def _judge_data(self, opcode: int) -> _FrameKind | FrameFault:
+        found = super()._judge_data(opcode)
+        if found is _FrameKind.WHOLE:
+            self._message = Gathered()
+            return _FrameKind.PART
+        return found
+
+    def _replace(self, text: bytes) -> None:
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            self.fault = FrameFault(1007, "text is UTF-8")
+            return
+        self.texts.append(text)
+        self._count(len(text))
+
+
 def text_frame(text: bytes, *, masked: bool) -> tuple[bytes, bytes]:
     """Return header and payload of a message in one frame; without a mask the payload is `text` itself."""
     if not masked:

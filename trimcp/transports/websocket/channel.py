@@ -28,7 +28,19 @@ from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
 from trimcp.transports.descriptors import READ_SIZE, over_or_hung_up, socket_under
 from trimcp.transports.http.seams import Head, Upgrade
-from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, GatedStream, KeepAlive
+from trimcp.transports.websocket.endings import (
+    CLOSED,
+    GONE,
+    LATE,
+    LATE_MESSAGE,
+    NOT_UTF8,
+    PROTOCOL_ERROR,
+    close_text,
+    fault_of,
+    fault_text,
+    silence_text,
+)
+from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, GatedStream, KeepAlive, LifeSign
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 from trimcp.wire.jsonrpc import Message, parse
 
@@ -38,26 +50,6 @@ _QUEUE: Final = 32_768  # messages; never reached, because the gate stops readin
 _HANDSHAKE: Final = 10.0  # seconds
 _CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_fault`
 _DRAINED: Final = 16  # reads after that Close frame
-
-_PROTOCOL_ERROR: Final = 1002
-_NOT_UTF8: Final = 1007
-_POLICY: Final = 1008
-
-# RFC 6455, section 7.4.1, as texts for error messages.
-_CODES: Final = {
-    1000: "normal",
-    1001: "going away",
-    1002: "protocol error",
-    1003: "unsupported data",
-    1005: "no code",
-    1007: "text that is not UTF-8",
-    1008: "policy violation",
-    1009: "message too big",
-    1010: "missing extension",
-    1011: "internal error",
-    1012: "restarting",
-    1013: "try again later",
-}
 
 _log = logging.getLogger("trimcp.websocket")
 
@@ -106,7 +98,7 @@ class WebSocketChannel(MessageChannel):
         self._read = read
         self._gate = FrameGate(max_message, masked=not client)
         self._gated = GatedStream(stream, self._gate, keep_alive, early)
-        self._gated.amount.holding = holding
+        self._gated.signs.amount.holding = holding
         self._library = self._gated.connection = _opened(self._gated, client)
         self._arrived: list[Incoming] = []
         self._sending, self._receiving = OneTask("sending on"), OneTask("receiving from")
@@ -212,8 +204,7 @@ class WebSocketChannel(MessageChannel):
         if self._peer_close is None:
             return self._failure_text
         code, reason = self._peer_close
-        name = f" ({_CODES[code]})" if code in _CODES else ""
-        return f"the peer closed the WebSocket with code {code}{name}" + (f": {reason[:200]!r}" if reason else "")
+        return close_text(code, reason)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -234,14 +225,14 @@ class WebSocketChannel(MessageChannel):
         """Why the connection broke, as text."""
         fault = None if self._late else self._peer_fault
         if fault is not None:
-            return f"the peer broke the WebSocket protocol ({fault.code}: {fault.reason})"
+            return fault_text(fault)
         if self._late:
-            return "the peer took too long to end a message"
+            return LATE
         if self._silent:
-            return f"nothing was heard of the peer for {self._keep_alive.dead_after:g} seconds"
+            return silence_text(self._keep_alive.dead_after)
         if self._gate.closing:
-            return "the peer has closed the connection"
-        return "the peer is gone without a closing handshake"
+            return CLOSED
+        return GONE
 
     @property
     def _peer_fault(self) -> FrameFault | None:
@@ -252,10 +243,8 @@ class WebSocketChannel(MessageChannel):
             return self._gate.fault
         # trio-websocket reports input that it cannot read as a close by the peer with this code.
         closed = self._library.closed
-        if closed is not None and closed.code == _NOT_UTF8:
-            return FrameFault(_NOT_UTF8, "text is UTF-8")
-        if closed is not None and closed.code == _PROTOCOL_ERROR:
-            return FrameFault(_PROTOCOL_ERROR, "a Close frame holds a code and a text, or nothing")
+        if closed is not None and closed.code in (NOT_UTF8, PROTOCOL_ERROR):
+            return fault_of(closed.code)
         return None
 
     # Background tasks
@@ -282,49 +271,31 @@ class WebSocketChannel(MessageChannel):
 
     async def _watch(self, nursery: trio.Nursery) -> None:
         """Ping a silent peer. Return when reading has ended, or the peer did not answer or was too slow."""
-        gated, interval = self._gated, self._keep_alive.interval
-        sent = trio.current_time()  # when the last ping or pong was sent
+        gated = self._gated
         try:
             while True:
-                now = trio.current_time()
-                heard = gated.since if gated.reading else now
-                # A peer that reads a large message of ours may send nothing meanwhile; one that reads nothing answers
-                # no ping. For these the sender's limit (`Limits.stall_timeout`) decides, so wait twice as long here.
-                dead = heard + self._keep_alive.dead_after * (2 if gated.writing else 1)
-                if now >= dead:
+                sign, until = gated.signs.look(writing=gated.writing)
+                if sign is LifeSign.SILENT:
                     self._silent = True
                     await trio.aclose_forcefully(self._stream)
                     return
-                if gated.reading and now >= gated.due:
+                if sign is LifeSign.LATE:
                     self._late = True
-                    self._gate.fault = FrameFault(_POLICY, "a message took too long")
+                    self._gate.fault = LATE_MESSAGE
                     gated.over.set()
-                    nursery.cancel_scope.cancel(reason="the peer took too long to end a message")
+                    nursery.cancel_scope.cancel(reason=LATE)
                     return
-                due = (max(sent, heard) if gated.reading else sent) + interval
-                if now >= due:
-                    sent, due = now, now + interval
-                    self._ping_or_pong(nursery)
-                # A message that begins during this wait is due after this time at the earliest.
-                late = now + self._keep_alive.message_timeout
-                if gated.reading:
-                    late = min(late, gated.due)
-                with trio.move_on_at(min(due, dead, late)):
+                if sign is LifeSign.PONG:
+                    nursery.start_soon(self._send_control, self._library.pong)
+                elif sign is LifeSign.PING and self._pinging is None:
+                    self._pinging = trio.CancelScope()
+                    nursery.start_soon(self._ping, self._pinging)
+                with trio.move_on_at(until):
                     await gated.over.wait()
                     return
         finally:
             if self._pinging is not None:
                 self._pinging.cancel(reason="the connection has ended")
-
-    def _ping_or_pong(self, nursery: trio.Nursery) -> None:
-        """Send a ping, or a pong while we do not read. During a write, send nothing: the write is a sign of life."""
-        if self._gated.writing:
-            return
-        if not self._gated.reading:
-            nursery.start_soon(self._send_control, self._library.pong)
-        elif self._pinging is None:
-            self._pinging = trio.CancelScope()
-            nursery.start_soon(self._ping, self._pinging)
 
     async def _ping(self, scope: trio.CancelScope) -> None:
         # Waits for the pong. One ping at a time is enough: if it is not answered, the next one would not be either.

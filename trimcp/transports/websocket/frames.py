@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -56,6 +57,103 @@ class KeepAlive:
 KEEP_ALIVE: Final = KeepAlive()
 
 
+class LifeSign(Enum):
+    """What is to be done about a peer's silence."""
+
+    NOTHING = auto()
+    PING = auto()
+    PONG = auto()
+    """We do not read, so we cannot hear an answer: say that we are there."""
+    LATE = auto()
+    """End it: a message took too long."""
+    SILENT = auto()
+    """End it: nothing was heard for too long."""
+
+
+@attrs.define(eq=False, repr=False)
+class PeerSigns:
+    """When a peer gave signs of life, and what its silence asks for. It sets no timer: its user asks it.
+
+    Attributes:
+        reading: a read is in progress, so the peer's silence counts.
+        since: when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read.
+        due: when the message in progress has to be complete; infinity without one.
+        amount: counts the bytes kept of an incomplete message.
+    """
+
+    _gate: FrameGate
+    _keep_alive: KeepAlive
+    amount: Amount = attrs.field(factory=Amount)
+    reading: bool = attrs.field(init=False, default=False)
+    since: float = attrs.field(init=False, factory=trio.current_time)
+    due: float = attrs.field(init=False, default=math.inf)
+    _signs: int = attrs.field(init=False, default=0)  # the gate's counters at the last `feed`
+    _rounds: int = attrs.field(init=False, default=0)
+    _stopped: float = attrs.field(init=False)  # when the last read ended
+    _sent: float = attrs.field(init=False)  # when the last ping or pong was due
+
+    def __attrs_post_init__(self) -> None:
+        self._stopped = self._sent = self.since
+
+    def begin_read(self) -> None:
+        """Note that a read begins. The time in which nothing was read is not counted as silence."""
+        self.reading = True
+        paused = trio.current_time() - self._stopped
+        self.since += paused
+        self.due += paused
+
+    def end_read(self) -> None:
+        """Note that a read has ended."""
+        self.reading = False
+        self._stopped = trio.current_time()
+
+    def feed(self, chunk: bytes) -> None:
+        """Pass arrived bytes to the gate, and update the peer's last sign of life and the message's deadline."""
+        gate, now = self._gate, self._stopped
+        gate.feed(chunk)
+        unfinished = gate.unfinished
+        if unfinished or self.amount.counted:
+            self.amount.set(gate.begun)
+        credit = len(chunk) / self._keep_alive.message_rate
+        if gate.signs != self._signs:
+            self._signs, self.since = gate.signs, now
+        else:
+            self.since = min(now, self.since + credit)
+        if gate.rounds != self._rounds:
+            self._rounds, self.due = gate.rounds, math.inf
+        if self.due < math.inf:
+            self.due += credit
+        elif unfinished and not gate.behind:
+            self.due = now + self._keep_alive.message_timeout + credit
+
+    def look(self, *, writing: bool) -> tuple[LifeSign, float]:
+        """Return what to do now, and the time on Trio's clock at which to look again at the latest.
+
+        Args:
+            writing: whether a write waits for the peer to read.
+        """
+        now, keep_alive = trio.current_time(), self._keep_alive
+        heard = self.since if self.reading else now
+        # A peer that reads a large message of ours may send nothing meanwhile; one that reads nothing answers
+        # no ping. For these the sender's limit (`Limits.stall_timeout`) decides, so wait twice as long here.
+        dead = heard + keep_alive.dead_after * (2 if writing else 1)
+        if now >= dead:
+            return LifeSign.SILENT, now
+        if self.reading and now >= self.due:
+            return LifeSign.LATE, now
+        sign = LifeSign.NOTHING
+        due = (max(self._sent, heard) if self.reading else self._sent) + keep_alive.interval
+        if now >= due:
+            self._sent, due = now, now + keep_alive.interval
+            if not writing:  # the write is a sign of life
+                sign = LifeSign.PING if self.reading else LifeSign.PONG
+        # A message that begins during this wait is due after this time at the earliest.
+        late = now + keep_alive.message_timeout
+        if self.reading:
+            late = min(late, self.due)
+        return sign, min(due, dead, late)
+
+
 class GatedStream(trio.abc.Stream):
     """The stream that one trio-websocket connection reads from and writes to.
 
@@ -67,11 +165,8 @@ class GatedStream(trio.abc.Stream):
         over: set when nothing more will be read.
         writing: a write is in progress, or one was cut short.
         sent_close: a Close frame was written.
-        reading: a read is in progress, so the peer's silence counts.
-        since: when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read.
-        due: when the message in progress has to be complete; infinity without one.
+        signs: the peer's signs of life. Without room for the bytes that it counts nothing more is read.
         unlimited: read on however many messages wait, because they will be dropped.
-        amount: counts the bytes kept of an incomplete message. Without room for them nothing more is read.
         held: bytes that wait to be flushed.
         connection: trio-websocket's connection, once it exists.
     """
@@ -82,29 +177,23 @@ class GatedStream(trio.abc.Stream):
         self.over: trio.Event = trio.Event()
         self.writing: bool = False
         self.sent_close: bool = False
-        self.reading: bool = False
         self.unlimited: bool = False
-        self.since: float = trio.current_time()
-        self.due: float = math.inf
-        self.amount: Amount = Amount()
+        self.signs: PeerSigns = PeerSigns(gate, keep_alive)
         self.held: int = 0
         self.connection: WebSocketConnection | None = None
         self._stream = stream
         self._gate = gate
-        self._keep_alive = keep_alive
-        self._signs = self._rounds = 0  # the gate's counters at the last `_feed`
-        self._stopped = self.since  # when the last read ended
         self._room = trio.Event()
         self._held: list[bytes] = []
         self._turn = trio.Lock()
         self._pieces = 0
-        self._feed(early)
+        self.signs.feed(early)
 
     # Called by trio-websocket
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return bytes of checked frames, b"" after the last one. Waits while too many messages wait to be received."""
-        gate = self._gate
+        gate, amount = self._gate, self.signs.amount
         data = gate.take(_PIECE)
         while not data:
             if gate.fault is not None or gate.closing or self._given_up:
@@ -115,11 +204,11 @@ class GatedStream(trio.abc.Stream):
                 await self._room.wait()
             if gate.behind:
                 await trio.lowlevel.checkpoint()
-                self._feed(b"")
-            elif self.amount.counted and self.amount.holding is not None and not self.amount.holding.may_grow:
-                await self.amount.holding.room()
+                self.signs.feed(b"")
+            elif amount.counted and amount.holding is not None and not amount.holding.may_grow:
+                await amount.holding.room()
             elif chunk := await self._receive():
-                self._feed(chunk)
+                self.signs.feed(chunk)
             else:
                 return b""
             data = gate.take(_PIECE)
@@ -193,40 +282,18 @@ class GatedStream(trio.abc.Stream):
         closed = self.connection is not None and self.connection.closed is not None
         return closed and not self.sent_close and not self.unlimited
 
-    def _feed(self, chunk: bytes) -> None:
-        """Pass arrived bytes to the gate, and update the peer's last sign of life and the message's deadline."""
-        gate, now = self._gate, self._stopped
-        gate.feed(chunk)
-        if gate.unfinished or self.amount.counted:
-            self.amount.set(gate.begun)
-        credit = len(chunk) / self._keep_alive.message_rate
-        if gate.signs != self._signs:
-            self._signs, self.since = gate.signs, now
-        else:
-            self.since = min(now, self.since + credit)
-        if gate.rounds != self._rounds:
-            self._rounds, self.due = gate.rounds, math.inf
-        if self.due < math.inf:
-            self.due += credit
-        elif gate.unfinished and not gate.behind:
-            self.due = now + self._keep_alive.message_timeout + credit
-
     async def _receive(self) -> bytes:
-        if self.amount.counted and self.amount.holding is not None:
-            await self.amount.holding.budget.read_in_turn()
-        self.reading = True
-        # Do not count the time in which nothing was read as silence.
-        paused = trio.current_time() - self._stopped
-        self.since += paused
-        self.due += paused
+        amount = self.signs.amount
+        if amount.counted and amount.holding is not None:
+            await amount.holding.budget.read_in_turn()
+        self.signs.begin_read()
         try:
             chunk = await self._stream.receive_some(READ_SIZE)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.over.set()
             raise
         finally:
-            self.reading = False
-            self._stopped = trio.current_time()
+            self.signs.end_read()
         if not chunk:
             self.over.set()
         return bytes(chunk)
