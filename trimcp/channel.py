@@ -220,6 +220,32 @@ NOWHERE: Final[Sink] = _Nowhere()
 """The sink for messages that belong to no request when no connection leads to the peer (any more)."""
 
 
+class MessageWriter(Protocol):
+    """The writing side of a connection into whose session a transport pushes messages. Nothing here blocks.
+
+    Attributes:
+        blocked: whether the system has accepted less than all. The session then keeps further messages until the
+            transport calls its `writable`.
+    """
+
+    @property
+    def blocked(self) -> bool: ...
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that were written here and that the system has not accepted yet."""
+        ...
+
+    def write(self, outgoing: Outgoing) -> None:
+        """Write a message: at once, or together with others of this turn of Trio's loop."""
+
+    def write_later(self) -> None:
+        """Call the session's `writable` when this turn of Trio's loop ends."""
+
+    def session_ended(self) -> None:
+        """Note that the session was closed: send what is left, and close the connection."""
+
+
 class OneTask:
     """A `with` block for one task at a time; a second task gets `trio.BusyResourceError`.
 

@@ -202,7 +202,9 @@ async def serve_http(
             from trimcp.transports.http.h1.sockets import tls_context
             from trimcp.transports.websocket.channel import serve_upgraded
             from trimcp.transports.websocket.frames import KeepAlive
+            from trimcp.transports.websocket.served import push_websocket
 
+            keep_alive = KeepAlive(message_timeout=limits.body_timeout, message_rate=limits.body_rate)
             if ssl_context is None and certfile is not None:
                 ssl_context = tls_context(certfile, keyfile)
             listen = partial(
@@ -214,10 +216,8 @@ async def serve_http(
                 sockets=sockets,
                 ssl_context=ssl_context,
                 limits=limits,
-                upgrade_websocket=partial(
-                    serve_upgraded,
-                    keep_alive=KeepAlive(message_timeout=limits.body_timeout, message_rate=limits.body_rate),
-                ),
+                upgrade_websocket=partial(serve_upgraded, keep_alive=keep_alive),
+                push_websocket=partial(push_websocket, keep_alive),
                 stop=closing,
                 drained=drained,
                 grace=_FLUSH,

@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from trimcp.budget import Budget, Holding
-from trimcp.channel import NOWHERE, LaneCounts, Sink
+from trimcp.channel import NOWHERE, LaneCounts, MessageWriter, Sink
 from trimcp.errors import CannotAsk, ErrorReply, ResourceNotFound
 from trimcp.nurseries import sole
 from trimcp.protocol.connection import Connection, Encoded
@@ -28,7 +28,7 @@ from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.jobs import Crew
-from trimcp.session.push import Pushed
+from trimcp.session.push import Pushed, PushedConnection, WrittenOutbox
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
@@ -306,6 +306,17 @@ class Running:
         if self._drained and not self._drained.isdisjoint((via, None)):
             session.draining.set()
         return pushed
+
+    def open_connected(
+        self, writer: MessageWriter, holding: Holding | None = None, via: object = None
+    ) -> PushedConnection:
+        """Return a new session that is one connection; its transport pushes messages and `writer` sends its own.
+
+        Its memory is counted in `holding`; it is drained with `via`, see `drain`.
+        """
+        opened = PushedConnection(self.session(WrittenOutbox(self.server.limits, writer)), self._crew)
+        self._opened_with(opened, holding, via)
+        return opened
 
     async def serve(self, channel: AnyChannel, via: object = None) -> None:
         """Serve one connection in this run until the peer closes it; then close the channel. Many may run at once.

@@ -33,12 +33,11 @@ from trimcp.nurseries import open_service_nursery
 from trimcp.session.job import CancelReason
 from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
+from trimcp.session.readers import readable_or_left, report_stalled
 from trimcp.session.session import Session
 from trimcp.wire.jsonrpc import parse, too_large
 
 log: logging.Logger = logging.getLogger("trimcp.session")
-
-_SHORT: Final = 0.02  # seconds without reading after which the session checks whether the peer is still connected
 
 _NO_ADDRESS: Final = "local"  # the owner where there are no addresses: a pipe, another part of this program
 
@@ -313,24 +312,12 @@ class _ChannelDriver:
             trio.EndOfChannel: the peer disconnected meanwhile, so nobody would read the answers to what is still
                 unread.
         """
-        with trio.move_on_after(_SHORT) as short:
-            await self.session.readable()
-        if not short.cancelled_caught:
-            return
-        hung_up = False
-
-        async def watch() -> None:
-            nonlocal hung_up
-            await self.channel.hung_up()
-            hung_up = True
-            nursery.cancel_scope.cancel(reason="the peer has left")
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch)
-            await self.session.readable()
-            nursery.cancel_scope.cancel(reason="the session reads on")
-        if hung_up:
+        if await readable_or_left(self.session, self._hung_up):
             raise trio.EndOfChannel("the peer has left")
+
+    async def _hung_up(self) -> bool:
+        await self.channel.hung_up()
+        return True
 
     def _lose(self, why: str) -> None:
         """Note that the peer is gone, and whether its channel dropped it because it took nothing."""
@@ -388,12 +375,7 @@ class _ChannelDriver:
 
     def _report_stalled(self) -> None:
         """Log a peer that was dropped because it took nothing, and stop its handlers for that reason."""
-        from trimcp.security import security_event
-
-        why, stats = str(self.session.lost), self.session.statistics()
-        unread = stats.outbox_bytes + stats.unread_bytes
-        security_event("peer_stalled", why=why, unread_bytes=unread, requests=len(self.session.jobs))
-        self.session.jobs.cancel_all(CancelReason.LIMIT, why)
+        report_stalled(self.session)
 
 
 async def _wind_down(session: Session, grace: float) -> None:

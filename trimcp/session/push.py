@@ -1,24 +1,81 @@
-"""Runs a session into which a transport pushes messages, as HTTP does: no reader, no writer, no task while idle.
+"""Runs a session into which a transport pushes messages: no reader, no writer, no task while idle.
 
 Its jobs run in a nursery shared with other sessions, and it has ended when they have. Tasks that its handlers start
-for the session get a nursery of its own, opened at first use.
+for the session get a nursery of its own, opened at first use. Over HTTP nobody can stop reading, so what is too much is
+refused (`Pushed`); a WebSocket is paused (`PushedConnection`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any
 
 import attrs
 import trio
 
-from trimcp.channel import NOWHERE, Incoming, LaneCounts
+from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing
 from trimcp.errors import LocalError
 from trimcp.session.job import CancelReason
 from trimcp.session.jobs import Crew
+from trimcp.session.limits import Limits
+from trimcp.session.queues import Outbox
+from trimcp.session.readers import readable_or_left, report_stalled
 from trimcp.session.scopes import Work
 from trimcp.session.session import Session
 from trimcp.wire.revisions import Revision
+
+
+class WrittenOutbox(Outbox):
+    """An outbox without a writer task: whoever posts a message writes it at once, as long as the peer reads.
+
+    What the peer does not read waits here, in place of being written, and `leave` goes on. Messages of which the latest
+    counts wait for the end of the turn, as for a writer task.
+    """
+
+    __slots__ = ("session", "writer")
+
+    def __init__(self, limits: Limits, writer: MessageWriter) -> None:
+        super().__init__(limits.outbox_messages, limits.outbox_bytes)
+        self.writer: MessageWriter = writer
+        self.session: Session | None = None
+
+    def post(self, outgoing: Outgoing) -> None:
+        if self._closed:
+            return
+        writer = self.writer
+        if not (writer.blocked or self._queue):
+            writer.write(outgoing)
+            session = self.session
+            if session is not None and session.amount.counted:
+                session.weigh()
+            return
+        super().post(outgoing)
+        if not writer.blocked:
+            self.leave()
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        if not self._closed:
+            super().post_latest(key, outgoing)
+            self.writer.write_later()
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        outgoing = self._latest.pop(key, None)
+        if outgoing is not None and keep and not self._closed:
+            super().post(outgoing)  # and is written with what is posted next
+
+    def leave(self) -> None:
+        """Write what waits, until the peer does not read."""
+        writer = self.writer
+        while not writer.blocked and (outgoing := self.take_next()) is not None:
+            writer.write(outgoing)
+        session = self.session
+        if session is not None:
+            session.readers.unpark_all()
+            if session.amount.counted:
+                session.weigh()
+
+    def waiting(self) -> tuple[Sequence[Outgoing], int]:
+        return super().waiting()[0], self.writer.waiting
 
 
 class _Ended:
@@ -144,15 +201,102 @@ class Pushed:
         work.start_soon(function, *args)
 
     def _end(self) -> None:
+        self._end_work()
         session = self.session
-        session.background = _ENDED
-        if self._work is not None:
-            self._work.scope.cancel(reason="the session has ended")
         sink, session.sink = session.sink, NOWHERE  # the sink may refer to the session: break the reference cycle
         sink.close()
         if not session.jobs:  # else the last job updates the count
             session.amount.belong_to(None)
         session.endpoint.closed(session)
+
+    def _end_work(self) -> None:
+        self.session.background = _ENDED
+        if self._work is not None:
+            self._work.scope.cancel(reason="the session has ended")
+
+
+@attrs.define(eq=False, repr=False)
+class PushedConnection(Pushed):
+    """One pushed session that is one connection: it pauses its reader instead of refusing what is too much.
+
+    It ends with the connection: handlers unwind first and their last messages are still sent, as in `drive`.
+
+    Args:
+        session: the session, whose sink is a `WrittenOutbox`.
+        crew: runs its jobs, beside those of others.
+    """
+
+    _outbox: WrittenOutbox = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        session = self.session
+        session.pushed = False
+        assert isinstance(session.sink, WrittenOutbox)
+        self._outbox = session.sink
+        self._outbox.session = session
+
+    @property
+    def stall_timeout(self) -> float:
+        return self.session.limits.stall_timeout
+
+    @property
+    def drain_timeout(self) -> float:
+        return self.session.limits.drain_timeout
+
+    @property
+    def paused(self) -> bool:
+        return self.session.paused
+
+    @property
+    def closed(self) -> bool:
+        return self.session.closed.is_set()
+
+    @property
+    def unsent(self) -> bool:
+        return len(self._outbox) > 0
+
+    async def readable(self, hung_up: Callable[[], Awaitable[bool]]) -> bool:
+        """Wait until the reader may read on; see `readable_or_left`."""
+        return await readable_or_left(self.session, hung_up)
+
+    def writable(self) -> None:
+        """Write what was kept while the peer did not read."""
+        self._outbox.leave()
+
+    def close(self) -> None:
+        """End the session, and cancel what runs."""
+        self.session.close()
+
+    def stalled(self) -> None:
+        """End the session because its peer took nothing for too long, and log that."""
+        session = self.session
+        if session.lost is None:
+            session.lose(f"the peer read nothing for {self.stall_timeout:g} seconds")
+            report_stalled(session)
+            session.close()
+
+    async def finish(self) -> None:
+        """Wait, after `close`, until the handlers have unwound. Afterwards no more messages are accepted."""
+        await self.session.jobs.wait_idle()
+        self._outbox.close()
+
+    def forget(self) -> None:
+        """Drop everything, because the connection has ended."""
+        session = self.session
+        session.lose("the session has ended")
+        session.close()
+        session.sink, self._outbox.session = NOWHERE, None  # the sink refers to the session
+        self._outbox.abandon()
+        if not session.jobs:  # else the last job updates the count
+            session.amount.belong_to(None)
+        session.endpoint.closed(session)
+
+    def _end(self) -> None:
+        self._end_work()
+        session = self.session
+        session.jobs.cancel_all(CancelReason.DISCONNECTED if session.lost else CancelReason.DRAIN)
+        self._outbox.writer.session_ended()
 
 
 _ENDED = _Ended()

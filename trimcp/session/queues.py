@@ -290,6 +290,22 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             self._waiting_senders.unpark_all()
         return batch
 
+    def take_next(self) -> Outgoing | None:
+        """Remove and return the next message, or None if none waits."""
+        if self._queue:
+            outgoing = self._queue.popleft()
+            size = len(outgoing.data)
+            self.bytes_queued -= size
+            if outgoing.kind is Kind.REPLY:
+                self._replies -= 1
+                self._reply_bytes -= size
+            if self._waiting_senders and not self.full:
+                self._waiting_senders.unpark_all()
+            return outgoing
+        if self._latest:
+            return self._latest.pop(next(iter(self._latest)))
+        return None
+
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         return [*self._queue, *self._latest.values()], self.leaving
 

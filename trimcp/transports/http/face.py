@@ -6,7 +6,6 @@ handler, which answers it without this module. (basic/transports, "Streamable HT
 
 from __future__ import annotations
 
-import logging
 import time
 from functools import partial
 from typing import Final
@@ -16,20 +15,17 @@ import trio
 
 from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
-from trimcp.cleaning import harmless
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
 from trimcp.transports.http.identity import Authenticate, Refused, identify
-from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal
+from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal, token_expired
 from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.http.sse2024 import Sse2024
 from trimcp.transports.trace import traced
 from trimcp.wire.codes import OVERLOADED
-
-_log = logging.getLogger("trimcp.http")
 
 _SUBPROTOCOL: Final = "mcp"
 
@@ -139,8 +135,16 @@ class HttpFace:
         """Return how to serve a session on this connection, or the refusal."""
         if self.shared.draining:
             return refusal(503, "shutting down")
-        serve, most = partial(self._serve, head), self.service.max_message
-        return Upgrade(serve, subprotocol, most, head.principal, head.headers)
+        return Upgrade(
+            partial(self._serve, head),
+            subprotocol,
+            self.service.max_message,
+            head.principal,
+            head.headers,
+            open=partial(self.service.open_connected, holding=head.holding, via=self.shared.sessions),
+            show=None if self.settings.trace is None else self.shared.show,
+            until=head.until,
+        )
 
     # Routes
 
@@ -262,7 +266,7 @@ class HttpFace:
         with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
             await self.service.serve(channel if write is None else traced(channel, write), self.shared.sessions)
         if scope.cancelled_caught:
-            _log.info("a WebSocket of %s was closed: the access token has expired", harmless(head.principal or ""))
+            token_expired(head.principal)
 
     def _health(self, head: Head) -> HttpResponse:
         if head.method not in ("GET", "HEAD"):

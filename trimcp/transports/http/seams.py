@@ -14,6 +14,7 @@ and then the handler responds through `reply`, which never blocks. The server be
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
@@ -21,13 +22,16 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 
 from trimcp.budget import Budget, Holding
-from trimcp.channel import Incoming, LaneCounts, MessageChannel, Sink
+from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
+from trimcp.cleaning import harmless
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
-from trimcp.wire.jsonrpc import JSON, RequestId, encode_error, parse
+from trimcp.wire.jsonrpc import JSON, Message, RequestId, encode_error, parse
 from trimcp.wire.revisions import Revision
+
+_log = logging.getLogger("trimcp.http")
 
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
 _LATER: Final = (("Retry-After", "1"),)
@@ -120,6 +124,11 @@ def stalled(peer: str, seconds: float, unread: int) -> str:
     return f"the peer read nothing for {seconds:g} seconds"
 
 
+def token_expired(principal: Principal | None) -> None:
+    """Log that a WebSocket was closed because its caller is authorized no longer."""
+    _log.info("a WebSocket of %s was closed: the access token has expired", harmless(principal or ""))
+
+
 class HttpReply(Protocol):
     """Sends the response to one request; made by the host. Nothing here blocks, or raises if the client left.
 
@@ -208,6 +217,10 @@ class Upgrade:
         max_message: bytes of the largest accepted message.
         principal, headers: the caller, and the request's headers by lower-case name; set on every `Incoming`.
         read: returns a message from its text, see `WebSocketChannel`.
+        open: opens a session into which a host pushes the messages, if it can do that; then `serve` is not called.
+            None where a channel is needed.
+        show: called with each message (see `Tracer.note`) by a host that pushes; None for no trace.
+        until: seconds since 1970 until which the caller is authorized; see `serve`, which ends then by itself.
     """
 
     serve: Callable[[MessageChannel], Awaitable[None]]
@@ -216,6 +229,9 @@ class Upgrade:
     principal: Principal | None = None
     headers: Mapping[str, str] | None = None
     read: Callable[[bytes], Any] = parse
+    open: Callable[[MessageWriter], ConnectedSession] | None = None
+    show: Callable[[str, Message | bytes], object] | None = None
+    until: float = math.inf
 
 
 Admitted: TypeAlias = HttpResponse | Handler | Upgrade
@@ -314,6 +330,69 @@ class PushedSession(Protocol):
         """End it after the handlers of its notifications have finished."""
 
 
+class ConnectedSession(Protocol):
+    """A pushed session that is one connection: what is too much for it pauses its reader, and they end together."""
+
+    @property
+    def stall_timeout(self) -> float:
+        """Seconds after which a peer that takes nothing is dropped."""
+        ...
+
+    @property
+    def drain_timeout(self) -> float:
+        """Seconds for sending the last messages."""
+        ...
+
+    @property
+    def paused(self) -> bool:
+        """Whether the transport must not read on; see `readable`."""
+        ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by either side."""
+        ...
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is running; see `Holder`."""
+        ...
+
+    @property
+    def unsent(self) -> bool:
+        """Whether messages wait until the peer reads."""
+        ...
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Accept received messages. Never waits, and never raises because of a message's contents."""
+
+    async def readable(self, hung_up: Callable[[], Awaitable[bool]]) -> bool:
+        """Wait until the transport may read on, or has something else to do. Returns True once the peer has left.
+
+        Args:
+            hung_up: waits until the peer has left, see `Wire.hung_up`. Called only if this takes long.
+        """
+        ...
+
+    def writable(self) -> None:
+        """Write what was kept while the peer did not read."""
+
+    def close(self) -> None:
+        """End it, and cancel what runs: handlers are answered for with an error."""
+
+    def disconnect(self, why: str, *, slow: bool = False) -> None:
+        """End it because its peer is gone: handlers are cancelled. `slow`: it was dropped because it did not read."""
+
+    def stalled(self) -> None:
+        """End it because its peer took nothing for `stall_timeout`, and log that."""
+
+    async def finish(self) -> None:
+        """Wait, after `close`, until the handlers have unwound and their last messages were written or kept."""
+
+    def forget(self) -> None:
+        """Drop everything, because its connection has ended."""
+
+
 class Service(Protocol):
     """The server behind a face."""
 
@@ -353,6 +432,18 @@ class Service(Protocol):
 
     async def serve(self, channel: MessageChannel, via: object = None) -> None:
         """Serve one connection until the peer leaves, then close the channel."""
+
+    def open_connected(
+        self, writer: MessageWriter, holding: Holding | None = None, via: object = None
+    ) -> ConnectedSession:
+        """Return a session for one connection, into which its transport pushes what it reads.
+
+        Args:
+            writer: writes its messages.
+            holding: counts its memory.
+            via: the face; `drain` with the same value ends the session.
+        """
+        ...
 
     async def drain(self, grace: float, via: object = None) -> None:
         """Refuse new requests from `via`, let running ones answer for `grace` seconds, then cancel them."""

@@ -17,6 +17,7 @@ import trio
 from trimcp.budget import LARGE, Amount, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
+from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.parser import H1Request, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import PrefixedStream, Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
@@ -26,7 +27,13 @@ from trimcp.transports.http.settings import HttpLimits
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]
-"""Serves a WebSocket on a stream that begins with the request's head, until the peer leaves."""
+"""Serves a WebSocket on a stream, after the request's head, until the peer leaves."""
+
+PushWebSocket: TypeAlias = Callable[[bytes, Wire, H1Writer, Deadlines, Head, Upgrade], Awaitable[bool]]
+"""Serves a WebSocket whose session takes pushed messages, until the peer leaves. Returns whether there was one.
+
+Its arguments: bytes that arrived after the head, the connection's bytes, its writer, the clock, the head, the upgrade.
+"""
 
 _READ_SIZE: Final = 64 * 1024
 _DROPPED: Final = 64 * 1024  # a body up to this size is read and dropped, to keep the connection
@@ -41,6 +48,7 @@ class Hosting:
     limits: HttpLimits
     nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
     upgrade_websocket: UpgradeWebSocket | None = None  # None refuses WebSockets
+    push_websocket: PushWebSocket | None = None  # in place of it where `Upgrade.open` is given
     draining: bool = False  # whether connections end with the current response
 
 
@@ -326,14 +334,24 @@ class H1Connection:
             await self._respond_unread(request, HttpResponse(400))
             return
         self._deadline.close()
+        push, head, rest = self._hosting.push_websocket, request.head, self._parser.rest()
+        del request
+        self._parser = RequestParser(self._limits)  # the old one remembers the request
         self._lost = True
-        stream = PrefixedStream(self._parser.rest(), self._wire.into_stream())
         try:
             with trio.CancelScope() as self._upgraded:
-                await serve(stream, request.head, upgrade)
+                if upgrade.open is not None and push is not None:
+                    deadlines = self._face.deadlines
+                    self._lost = await push(rest, self._wire, self.writer, deadlines, head, upgrade)
+                    self._closing = True
+                    return
+                stream = PrefixedStream(rest, self._wire.into_stream())
+                try:
+                    await serve(stream, head, upgrade)
+                finally:
+                    await trio.aclose_forcefully(stream)
         finally:
-            await trio.aclose_forcefully(stream)
-            self._face.done(request.head, 101, 0)
+            self._face.done(head, 101, 0)
 
     # Reading
 

@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.transports.http.h1.connection import H1Connection, Hosting, UpgradeWebSocket
+from trimcp.transports.http.h1.connection import H1Connection, Hosting, PushWebSocket, UpgradeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
 from trimcp.transports.http.h1.wires import SocketWire, StreamWire, Wire
 from trimcp.transports.http.seams import Face
@@ -41,6 +41,7 @@ async def serve_http1(
     ssl_context: ssl.SSLContext | None = None,
     limits: HttpLimits | None = None,
     upgrade_websocket: UpgradeWebSocket | None = None,
+    push_websocket: PushWebSocket | None = None,
     stop: trio.Event | None = None,
     drained: trio.Event | None = None,
     grace: float = 5.0,
@@ -60,6 +61,7 @@ async def serve_http1(
         ssl_context: enables TLS; `sockets.tls_context` makes one.
         limits: bounds for each client.
         upgrade_websocket: serves a WebSocket; None refuses them.
+        push_websocket: in place of it, serves one whose session takes pushed messages.
         stop: once it is set, no connection is accepted, connections without a request are closed, and others end with
             the current response.
         drained: after `stop`, connections stay open until this is set, so that clients can still send what running
@@ -89,7 +91,7 @@ async def serve_http1(
             listening.append(stack.enter_context(open_unix(path, backlog=limits.backlog)))
             urls.append(f"unix:{os.fspath(path)}")
         async with trio.open_nursery() as nursery:
-            hosting = Hosting(face, limits, nursery, upgrade_websocket)
+            hosting = Hosting(face, limits, nursery, upgrade_websocket, push_websocket)
             listener = _Listener(hosting, ssl_context)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:

@@ -94,6 +94,10 @@ class Wire(ABC):
         """Close the sending side, where the wire can do that separately."""
 
     @abstractmethod
+    def lift_timeout(self) -> None:
+        """Remove the system's time limit for unacknowledged data: the protocol after HTTP pings its peer."""
+
+    @abstractmethod
     def into_stream(self) -> trio.abc.Stream:
         """Return a Trio stream for another protocol, whose user closes it. The wire cannot be used afterwards."""
 
@@ -178,9 +182,13 @@ class SocketWire(Wire):
         with suppress(OSError):  # the peer has already closed
             self._sock.shutdown(socket.SHUT_WR)
 
+    def lift_timeout(self) -> None:
+        _lift_timeout(self._sock)
+
     def into_stream(self) -> trio.abc.Stream:
         self._open = False
-        return _without_timeout(trio.SocketStream(trio.socket.from_stdlib_socket(self._sock)))
+        self.lift_timeout()
+        return trio.SocketStream(trio.socket.from_stdlib_socket(self._sock))
 
     async def close(self, *, reset: bool = False) -> None:
         """Close without waiting."""
@@ -251,9 +259,14 @@ class StreamWire(Wire):
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the peer has already closed
                 await self._stream.send_eof()
 
+    def lift_timeout(self) -> None:
+        if (sock := self._socket()) is not None:
+            _lift_timeout(sock)
+
     def into_stream(self) -> trio.abc.Stream:
         self._open = False
-        return _without_timeout(self._stream)
+        self.lift_timeout()
+        return self._stream
 
     async def close(self, *, reset: bool = False) -> None:
         if not self._open:
@@ -278,14 +291,11 @@ def _errno_of(error: BaseException | None) -> int | None:
     return None if error is None else error.errno
 
 
-def _without_timeout(stream: trio.abc.Stream) -> trio.abc.Stream:
-    """Remove the system's time limit for unacknowledged data: the protocol after HTTP pings its peer."""
-    transport = stream.transport_stream if isinstance(stream, trio.SSLStream) else stream
-    if sys.platform == "linux" and isinstance(transport, trio.SocketStream):
+def _lift_timeout(sock: socket.socket | trio.socket.SocketType) -> None:
+    # The limit also ends connections whose peer acknowledges but has no room for more (see `open_tcp`).
+    if sys.platform == "linux":
         with suppress(OSError):  # a Unix socket, or closed
-            # The limit also ends connections whose peer acknowledges but has no room for more (see `open_tcp`).
-            transport.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-    return stream
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
 
 
 class PrefixedStream(trio.abc.Stream):

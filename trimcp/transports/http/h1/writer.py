@@ -36,8 +36,18 @@ _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\
 _BODILESS: Final = frozenset({204, 304})
 
 
-class _Connection(Protocol):
-    """The connection that the writer belongs to."""
+class WriterOwner(Protocol):
+    """The connection that a writer belongs to."""
+
+    def drained(self) -> None:
+        """Note that all waiting bytes were written."""
+
+    def wake(self) -> None:
+        """Check `H1Writer.broken`: nothing can be written any more."""
+
+
+class _Connection(WriterOwner, Protocol):
+    """The connection that a reply belongs to."""
 
     writer: H1Writer
 
@@ -48,18 +58,17 @@ class _Connection(Protocol):
     def finished(self) -> None:
         """Note that the response is complete, though bytes of it may still wait."""
 
-    def drained(self) -> None:
-        """Note that all waiting bytes were written."""
-
-    def wake(self) -> None:
-        """Check `H1Writer.broken`: nothing can be written any more."""
-
 
 @attrs.define(eq=False)
 class H1Writer:
-    """Writes to one wire."""
+    """Writes to one wire.
 
-    _owner: _Connection | None  # None after `close`
+    Attributes:
+        owner: told when bytes were written, or cannot be any more; None after `close`.
+        stall_timeout: seconds after which a peer that takes nothing is given up.
+    """
+
+    owner: WriterOwner | None
     _wire: Wire
     _nursery: trio.Nursery  # outlives the connection; a task runs in it while bytes wait
     _deadlines: Deadlines  # for a peer that does not read
@@ -68,13 +77,15 @@ class H1Writer:
     stalled: bool = attrs.field(init=False, default=False)  # whether it broke because the peer did not read
     broken: bool = attrs.field(init=False, default=False)  # whether further writes are dropped
     undelivered: int = attrs.field(init=False, default=0)  # bytes that waited when it broke
+    stall_timeout: float = attrs.field(
+        init=False, default=attrs.Factory(lambda self: self._limits.stall_timeout, takes_self=True)
+    )
     _pending: bytearray = attrs.field(init=False, factory=bytearray)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
     _began: float = attrs.field(init=False, default=-math.inf)  # when the burst began, on Trio's clock
     _scheduled: bool = attrs.field(init=False, default=False)  # whether a task is going to write the waiting bytes
-    # whether the wire accepted less than all: then only that task writes
-    _refused: bool = attrs.field(init=False, default=False)
+    blocked: bool = attrs.field(init=False, default=False)  # the wire accepted less than all: only that task writes
 
     @property
     def waiting(self) -> int:
@@ -83,7 +94,7 @@ class H1Writer:
     def write(self, data: bytes) -> None:
         """Write at once what the wire accepts, and queue the rest. Never blocks, never raises."""
         pending = self._pending
-        if pending and not self._refused:
+        if pending and not self.blocked:
             if len(data) < _GATHERED:
                 pending += data
                 self._flush()
@@ -96,7 +107,7 @@ class H1Writer:
             taken = self._try(data)
             if taken < len(data) and not self.broken:
                 pending += memoryview(data)[taken:]
-                self._refused = True
+                self.blocked = True
                 self._schedule()
                 self._amount.set(len(pending))
 
@@ -106,7 +117,7 @@ class H1Writer:
         The first piece of a burst is written at once. Later pieces are written when the turn ends. If the caller does
         not yield, they are written after a millisecond, with the next piece.
         """
-        if self._refused or len(data) >= _GATHERED:
+        if self.blocked or len(data) >= _GATHERED:
             self.write(data)
         elif data and not self.broken:
             self._pending += data
@@ -116,6 +127,11 @@ class H1Writer:
                 self._flush()
             else:
                 self._schedule()
+
+    def write_later(self) -> None:
+        """Call the owner's `drained` when this turn of Trio's loop ends, or once no bytes wait any more."""
+        if not self.broken:
+            self._schedule()
 
     async def room(self) -> None:
         """Wait until at most `low_water` bytes wait, or nothing can be written any more."""
@@ -136,12 +152,12 @@ class H1Writer:
             self._scope.cancel(reason="the connection has ended")
         if self._room is not None:
             self._room.unpark_all()
-        if self._owner is not None:
-            self._owner.wake()
+        if self.owner is not None:
+            self.owner.wake()
 
     def close(self) -> None:
         """Give up without notifying the owner, and forget it."""
-        self._owner = None
+        self.owner = None
         self.give_up()
 
     def _try(self, data: bytes | bytearray) -> int:
@@ -156,7 +172,7 @@ class H1Writer:
         """Write what was gathered."""
         self._taken(self._try(self._pending))
         if self._pending:
-            self._refused = True
+            self.blocked = True
             self._schedule()
 
     def _taken(self, size: int) -> None:
@@ -174,15 +190,15 @@ class H1Writer:
     async def _drain(self) -> None:
         """Write what was gathered before this task ran, then wait for the wire to accept the rest."""
         try:
-            if self._pending and not self._refused:
+            if self._pending and not self.blocked:
                 self._flush()
             if self._pending:
                 with trio.CancelScope() as self._scope:
                     await self._write_pending()
                 self._scope = None
-            self._scheduled = self._refused = False  # first, because `drained` may write again
-            if not self.broken and self._owner is not None:
-                self._owner.drained()
+            self._scheduled = self.blocked = False  # first, because `drained` may write again
+            if not self.broken and self.owner is not None:
+                self.owner.drained()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.give_up()
         except Exception:
@@ -195,7 +211,7 @@ class H1Writer:
         The system may accept more long after the peer stopped reading. So the peer's progress is checked, not the
         write's.
         """
-        progress, pending = PeerProgress(self._limits.stall_timeout), self._pending
+        progress, pending = PeerProgress(self.stall_timeout), self._pending
 
         def look() -> None:
             wait = progress.look(self._wire.progress())
