@@ -223,13 +223,18 @@ NOWHERE: Final[Sink] = _Nowhere()
 class MessageWriter(Protocol):
     """The writing side of a connection into whose session a transport pushes messages. Nothing here blocks.
 
-    Attributes:
-        blocked: whether the system has accepted less than all. The session then keeps further messages until the
-            transport calls its `writable`.
+    It also tells the session how far the transport reads ahead.
     """
 
     @property
-    def blocked(self) -> bool: ...
+    def read_ahead(self) -> tuple[int, int]:
+        """The most requests that one read may deliver, and the most bytes of text in them; as for a channel."""
+        ...
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the system has accepted less than all. The session keeps further messages until `writable`."""
+        ...
 
     @property
     def waiting(self) -> int:

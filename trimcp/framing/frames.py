@@ -32,9 +32,10 @@ _NO_KEY: Final = b"\0\0\0\0"
 
 _PIECE: Final = 4096  # an unfinished frame is passed on in pieces of at least so many bytes
 _EACH: Final = 64  # bytes counted for a message beside its payload
-# Frames processed at once. The cost of a frame, here and in the library, does not depend on its size: one read can
-# contain ten thousand empty ones, which would block other tasks for a tenth of a second.
-_FRAMES: Final = 16
+
+TURN: Final = 16
+"""Frames processed at once. What a frame costs does not depend on its size: one read can contain ten thousand empty
+ones, which would block other tasks for a tenth of a second."""
 
 
 @attrs.frozen
@@ -109,7 +110,7 @@ class FrameGate:
             data, self._rest = self._rest + data, b""
         begin = at = 0  # what is between them is passed on
         end = len(data)
-        left = _FRAMES
+        left = TURN
         self.behind = False
         while at < end and self.fault is None and not self.closing:
             if self._kind is None:

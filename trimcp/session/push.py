@@ -235,6 +235,7 @@ class PushedConnection(Pushed):
         assert isinstance(session.sink, WrittenOutbox)
         self._outbox = session.sink
         self._outbox.session = session
+        session.jobs.mailbox.leave_room(*self._outbox.writer.read_ahead)
 
     @property
     def stall_timeout(self) -> float:

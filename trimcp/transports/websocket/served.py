@@ -17,7 +17,7 @@ from wsproto.frame_protocol import FrameProtocol, Opcode, ParseFailed
 
 from trimcp.budget import Amount, Holder
 from trimcp.channel import Incoming, Outgoing
-from trimcp.framing.frames import MessageGate, text_frame
+from trimcp.framing.frames import TURN, MessageGate, text_frame
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.deadlines import Deadline, Deadlines
 from trimcp.transports.http.h1.wires import Wire
@@ -38,6 +38,7 @@ from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 _CLOSING: Final = 1.0  # seconds for the closing handshake
 _DRAINED: Final = 16  # reads after a Close frame that names a fault
 _PIECE: Final = 64 * 1024
+_AHEAD: Final = (TURN, 2 * READ_SIZE)  # what one turn of a read brings, and the beginning of a message before it
 _LARGE: Final = 32 * 1024  # bytes; a message of more is not copied to join its header
 
 _PING: Final = b"\x89\x00"
@@ -114,6 +115,10 @@ class ServedWebSocket:
             self._connection, head.holding.holder = head.holding.holder, self
 
     # For the session
+
+    @property
+    def read_ahead(self) -> tuple[int, int]:
+        return _AHEAD
 
     @property
     def blocked(self) -> bool:
