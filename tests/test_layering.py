@@ -92,7 +92,7 @@ HTTP_FLOORS = (
 HTTP_FOLDERS = {
     "h1": {"h1", "deadlines", "seams", "settings", "shares"},
     "asgi": {"asgi", "deadlines", "seams", "settings", "shares", "h1.sockets", "h1.wires"},
-    "client": {"client"},
+    "client": {"client", "deadlines", "h1.replies", "h1.wires"},
 }
 """Its folders with what of `transports/http` each may import: a host knows the seams, and no route or session."""
 

@@ -21,7 +21,7 @@ import trio
 from trimcp.budget import Holding
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
-from trimcp.values import shown
+from trimcp.values import shown, valued
 from trimcp.wire.jsonrpc import Message, RequestId
 
 LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")
@@ -273,6 +273,27 @@ class OneTask:
         self._busy = False
 
 
+@attrs.frozen
+@valued
+class HttpClientStatistics:
+    """The connections of a client over HTTP to its server.
+
+    Attributes:
+        client: what carries the requests, decided when the client connects: "trimcp" or "httpx2". See
+            docs/reference/network.md.
+        connections: open connections, and those being opened; None if the client was made by the user.
+        idle: those of them that wait for a request.
+        in_use: exchanges under way: each has a connection, or waits for one.
+        waiting: those of them that wait because no more connections may be opened.
+    """
+
+    client: str
+    connections: int | None
+    idle: int | None
+    in_use: int
+    waiting: int = 0
+
+
 class MessageChannel(ABC):
     """Sends and receives whole messages. This is all that a transport must implement.
 
@@ -345,6 +366,10 @@ class MessageChannel(ABC):
 
     def close_reason(self) -> str | None:
         """Return why the peer's side ended, if this channel knows it, for the errors of calls; else None."""
+        return None
+
+    def http_statistics(self) -> HttpClientStatistics | None:
+        """Return a snapshot of the connections of a client over HTTP; None for every other channel."""
         return None
 
     async def hung_up(self) -> None:

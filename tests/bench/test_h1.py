@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.bench.support import a_load
-from trimcp.bench.h1 import LoadConnection, Reply, Site, UnreadableReply
+from trimcp.bench.h1 import LoadConnection, Reply, Site
 from trimcp.bench.link import Address, LoadLink
 from trimcp.transports.http.client.target import HttpServer
+from trimcp.transports.http.h1.replies import UnreadableReply
 
 OK = b"HTTP/1.1 200 OK\r\n"
 JSON = OK + b"Content-Type: application/json; charset=utf-8\r\nMCP-Session-Id: s1\r\nContent-Length: 2\r\n\r\n{}"

@@ -150,7 +150,9 @@ def _add_plain_tools(server: Server[Journal], journal: Journal) -> None:
     async def statistics(ctx: Context[Journal]) -> dict[str, int]:
         session, _ = ctx.internals
         await trio.testing.wait_all_tasks_blocked()  # what was cancelled just before has unwound
-        return {name: count for name, count in attrs.asdict(session.statistics()).items() if name != "lanes"}
+        return {
+            name: count for name, count in attrs.asdict(session.statistics()).items() if name not in ("lanes", "http")
+        }
 
     @server.tool(structured=False)
     async def journal_lines() -> list[str]:

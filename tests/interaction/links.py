@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import httpx2
 import orjson
 import trio
 import trio.testing
@@ -35,7 +36,7 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.revisions import OLDEST, Revision
 
 LOCAL = (*IN_MEMORY, "stdio")
-STREAMABLE = ("http", "http as events", "http on hypercorn", "http over unix")
+STREAMABLE = ("http", "http by httpx2", "http as events", "http on hypercorn", "http over unix")
 WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn")
 TRANSPORTS = (*LOCAL, *STREAMABLE, "http+sse", *WEBSOCKET, "grpc")
 
@@ -165,6 +166,10 @@ class Links:
             if self.mortal:
                 async with relayed(self._place) as self._relay:
                     yield target_of(self._relay.url, self.transport)
+            elif self.transport == "http by httpx2":
+                limits = httpx2.Limits(max_connections=None)
+                async with httpx2.AsyncClient(limits=limits, trust_env=False) as client:
+                    yield self._place.target(client=client)
             else:
                 yield self._place.target()
 
@@ -214,6 +219,12 @@ async def assert_at_rest(session: ClientSession) -> None:
     theirs = orjson.loads(answer.content[0].text)
     assert theirs.pop("running") == 1
     ours = attrs.asdict(session.statistics())
+    http = ours.pop("http")
+    if http is not None:
+        assert http["waiting"] == 0
+        # A stream of the server's may be open; nothing else is.
+        assert http["in_use"] <= 1
+        assert http["client"] == "httpx2" or http["connections"] == http["idle"] + http["in_use"]
     del ours["lanes"]  # the same, by lane
     for counted in (theirs, ours):
         for history in ("merged", "dropped"):

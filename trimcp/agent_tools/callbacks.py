@@ -38,7 +38,9 @@ from trimcp.auth.fetching import PrivateAddress, addresses_of
 from trimcp.bounds import checked
 from trimcp.cleaning import harmless
 from trimcp.security import security_event
-from trimcp.transports.http.client.exchanges import ExchangeBroken, Http, OpenReply, TooLarge
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.exchanges import Http, OpenReply, TooLarge
+from trimcp.transports.http.client.httpx_engine import HttpxEngine
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -187,7 +189,7 @@ class CallbackTarget:
             transport = _PinnedTransport(address, self.callbacks.context)
             timeout = httpx2.Timeout(self.callbacks.timeout)
             async with httpx2.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client:
-                http = Http(self.url, client, headers, timeout, None, max_redirects=0)
+                http = Http(str(self.url), HttpxEngine(client, timeout), headers, max_redirects=0)
                 try:
                     async with http.open("POST", {}, body) as reply:
                         return await self._body(reply)

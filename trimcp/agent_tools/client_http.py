@@ -1,7 +1,7 @@
 """The agent-tools protocol over HTTP, for clients: each message is a request, and its answer the response.
 
 A call with progress and a watch get their answers as streams of events. Cancelling closes the request, which cancels it
-at the service. httpx2 is imported with this module.
+at the service.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any, Final, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
 import attrs
-import httpx2
 import trio
 
 from trimcp.agent_tools.client_wire import (
@@ -55,10 +54,10 @@ from trimcp.agent_tools.messages import (
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
 from trimcp.nurseries import open_service_nursery
+from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import (
     EVENT_STREAM,
     JSON_TEXT,
-    ExchangeBroken,
     Http,
     NotAuthorized,
     OpenReply,
@@ -200,9 +199,9 @@ class HttpWire:
 
     @asynccontextmanager
     async def _open(self, sent: _Sent) -> AsyncIterator[OpenReply]:
-        base = str(self._http.url.copy_with(query=None, fragment=None)).rstrip("/")
+        base = self._http.url.partition("?")[0].rstrip("/")
         headers = {"accept": JSON_TEXT, **({} if sent.body is None else {"content-type": JSON_TEXT}), **sent.headers}
-        async with self._http.open(sent.method, headers, sent.body, url=httpx2.URL(base + sent.path)) as reply:
+        async with self._http.open(sent.method, headers, sent.body, url=base + sent.path) as reply:
             yield reply
 
     async def _value(self, reply: OpenReply) -> Any:

@@ -18,7 +18,9 @@ import trio
 
 from trimcp.auth.metadata import secure_url
 from trimcp.auth.steps import Fetch, Fetched
-from trimcp.transports.http.client.exchanges import ExchangeBroken, Http, TooLarge
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.exchanges import Http, TooLarge
+from trimcp.transports.http.client.httpx_engine import HttpxEngine
 
 _TRANSLATED: Final = IPv6Network("64:ff9b::/96")  # NAT64 (RFC 6052)
 
@@ -59,7 +61,7 @@ class Fetcher:
     async def _fetch(self, step: Fetch) -> Fetched:
         timeout = httpx2.Timeout(self.timeout)
         headers = {"user-agent": "trimcp", "accept-encoding": "gzip"}
-        http = Http(httpx2.URL(step.url), self._client, headers, timeout, None, max_redirects=0)
+        http = Http(str(httpx2.URL(step.url)), HttpxEngine(self._client, timeout), headers, max_redirects=0)
         async with http.open(step.method, step.headers, step.body) as reply:
             return Fetched(reply.status, reply.headers, await reply.body(self.max_body))
 

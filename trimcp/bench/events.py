@@ -12,12 +12,13 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply, events_in
+from trimcp.bench.h1 import LoadConnection, Site, events_in
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
 from trimcp.bench.supply import Load
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import Event, EventDecoder
+from trimcp.transports.http.h1.replies import UnreadableReply
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer

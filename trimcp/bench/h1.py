@@ -17,6 +17,7 @@ from trimcp.bench.link import Address, LoadLink
 from trimcp.bench.supply import Load
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.framing.sse import Event, EventDecoder
+from trimcp.transports.http.h1.replies import UnreadableReply
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
 _IDLE: Final = 0.5  # seconds after which a kept connection is checked before it is used
 _CONTENT_TYPE: Final = b"content-type"
 _SESSION: Final = b"mcp-session-id"
-
-
-class UnreadableReply(Exception):
-    """The response is not HTTP, or too large."""
 
 
 @attrs.frozen

@@ -16,12 +16,13 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.h1 import LoadConnection, Site, UnreadableReply, events_in
+from trimcp.bench.h1 import LoadConnection, Site, events_in
 from trimcp.bench.mux import LoadCaller
 from trimcp.bench.requests import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
+from trimcp.transports.http.h1.replies import UnreadableReply
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer

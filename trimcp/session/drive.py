@@ -170,7 +170,7 @@ def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
 @asynccontextmanager
 async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIterator[None]:
     """Run a session over a channel with a reader and a writer task, and end both in order."""
-    session.mirrors_headers = channel.mirrors_headers
+    session.mirrors_headers, session.http_statistics = channel.mirrors_headers, channel.http_statistics
     channel.set_max_message(session.max_message)
     session.jobs.mailbox.leave_room(*channel.read_ahead)
     async with channel, open_service_nursery() as wire:

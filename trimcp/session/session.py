@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trimcp.budget import LITTLE, STEP, Amount, Budget
-from trimcp.channel import Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
+from trimcp.channel import HttpClientStatistics, Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.headers import request_headers
 from trimcp.protocol.connection import Connection
@@ -129,6 +129,7 @@ class Session:
         closed: set once the session is to end; its driver waits for this.
         lost: why the peer is gone, or None.
         mirrors_headers: whether its channel sends headers with our requests.
+        http_statistics: its channel's method of that name; None before it runs over a channel.
         counts: messages merged or dropped because a reader was slow, by lane.
         abandoned_threads: threads that still run after their call ended, because threads cannot be stopped.
         arriving: bytes of the message being processed now.
@@ -164,6 +165,7 @@ class Session:
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
     lost: ConnectionLost | None = attrs.field(init=False, default=None)
     mirrors_headers: bool = attrs.field(init=False, default=False)
+    http_statistics: Callable[[], HttpClientStatistics | None] | None = attrs.field(init=False, default=None)
     counts: LaneCounts = attrs.field(init=False)
     abandoned_threads: int = attrs.field(init=False, default=0)
     arriving: int = attrs.field(init=False, default=0)
@@ -240,6 +242,7 @@ class Session:
             abandoned_threads=self.abandoned_threads,
             unread_bytes=unread,
             lanes=lanes,
+            http=None if self.http_statistics is None else self.http_statistics(),
         )
 
     # Received messages

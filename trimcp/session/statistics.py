@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from trimcp.channel import LANES, LaneCounts, Outgoing, lane_of
+from trimcp.channel import LANES, HttpClientStatistics, LaneCounts, Outgoing, lane_of
 from trimcp.values import valued
 
 
@@ -98,6 +98,7 @@ class Statistics:
         abandoned_threads: threads that still run after their call ended, because threads cannot be stopped.
         unread_bytes: bytes passed to the writer, or to the connections of requests in progress, but not taken yet.
         lanes: messages held, merged and dropped, by lane.
+        http: the connections of a client over HTTP; None for every other session.
     """
 
     running: int
@@ -112,6 +113,7 @@ class Statistics:
     abandoned_threads: int
     unread_bytes: int = 0
     lanes: Lanes = Lanes()
+    http: HttpClientStatistics | None = None
 
 
 def lanes_of(counts: LaneCounts, held: Iterable[Outgoing] = ()) -> Lanes:

@@ -10,13 +10,15 @@ import stat
 import sys
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 import trio
 
 if sys.platform != "win32":
     import fcntl
     import termios
+
+AnySocket: TypeAlias = socket.socket | trio.socket.SocketType
 
 READ_SIZE: Final = 65536
 """Bytes per read: the size of a Linux pipe's buffer. For much larger buffers malloc would map pages on each read."""
@@ -50,7 +52,7 @@ def socket_under(stream: object) -> trio.socket.SocketType | None:
     return stream.socket if isinstance(stream, trio.SocketStream) else None
 
 
-async def hung_up(sock: socket.socket | trio.socket.SocketType | None) -> int:
+async def hung_up(sock: AnySocket | None) -> int:
     """Wait until a socket's peer has sent its last byte or the connection is broken, without reading.
 
     A read would report this only after all unread bytes. Linux reports it at once (epoll(7), EPOLLRDHUP) if those bytes
@@ -95,7 +97,7 @@ async def _wait_epoll(fd: int, events: int) -> None:
     await trio.sleep_forever()
 
 
-async def over_or_hung_up(over: trio.Event, sock: socket.socket | trio.socket.SocketType | None) -> None:
+async def over_or_hung_up(over: trio.Event, sock: AnySocket | None) -> None:
     """Wait until the reading task sets `over`, or until `hung_up` returns."""
 
     async def watch() -> None:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import attrs
 
 from trimcp.budget import Holding
-from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.channel import HttpClientStatistics, Incoming, MessageChannel, Outgoing
 
 
 @attrs.define(eq=False, repr=False)
@@ -46,6 +46,9 @@ class WrappedChannel(MessageChannel):
 
     def close_reason(self) -> str | None:
         return self.channel.close_reason()
+
+    def http_statistics(self) -> HttpClientStatistics | None:
+        return self.channel.http_statistics()
 
     def taken(self) -> Hashable:
         return self.channel.taken()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeAlias
 
 import attrs
@@ -12,10 +13,16 @@ import httpcore2
 import httpx2
 import orjson
 import trio
+import trio.testing
 from trio.testing import memory_stream_pair
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.errors import ConnectionLost
 from trimcp.framing.sse import encode_event
+from trimcp.transports.http.client.channel import HttpChannel
+from trimcp.transports.http.client.exchanges import Dial, Http
+from trimcp.transports.http.client.h1 import H1Engine
+from trimcp.transports.http.client.httpx_engine import HttpxEngine
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.jsonrpc import encode_notification, encode_request, encode_result
 from trimcp.wire.revisions import V2025_11_25, V2026_07_28, Revision
@@ -193,7 +200,58 @@ class Scripted:
         return httpx2.AsyncClient(transport=transport)
 
     def target(self, url: str = URL, **settings: Any) -> HttpServer:
-        return HttpServer(url, client=self.client(), **settings)
+        """Return a target whose connections lead here, over the engine that `engine` says."""
+        if engine.get() == "httpx2":
+            return HttpServer(url, client=self.client(), **settings)
+        target = _Target(url, **settings)
+        object.__setattr__(target, "server", self)
+        return target
+
+    async def dial(self) -> trio.abc.Stream:
+        """Open a connection."""
+        await trio.lowlevel.checkpoint()
+        if self.refuse:
+            raise ConnectionLost("connection refused")
+        ours, theirs = memory_stream_pair()
+        self.nursery.start_soon(self.serve, theirs)
+        return ours
+
+
+engine: contextvars.ContextVar[str] = contextvars.ContextVar("engine", default="trimcp")
+"""What carries the requests of clients: "trimcp" or "httpx2". The fixture `on_both_engines` sets it."""
+
+
+async def close_idle(channel: MessageChannel) -> None:
+    """Close the connections of a client that wait for a request."""
+    assert isinstance(channel, HttpChannel)
+    carrier = channel.http.engine
+    if isinstance(carrier, H1Engine):
+        for connection in list(carrier.pool._idle):
+            connection.cut()
+        await trio.testing.wait_all_tasks_blocked()
+    else:
+        assert isinstance(carrier, HttpxEngine)
+        await carrier._client._transport._pool.aclose()  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def exchanges_with(url: str, **settings: Any) -> AsyncIterator[Http]:
+    """Exchanges over sockets with the server at `url`, over the engine that `engine` says."""
+    async with AsyncExitStack() as stack:
+        if engine.get() == "httpx2":
+            limits = httpx2.Limits(max_connections=None)
+            transport = httpx2.AsyncHTTPTransport(verify=False, uds=settings.pop("uds", None), limits=limits)
+            settings["client"] = await stack.enter_async_context(httpx2.AsyncClient(transport=transport))
+        http = await stack.enter_async_context(HttpServer(url, **settings).exchanges())
+        assert http.statistics().client == engine.get()
+        yield http
+
+
+class _Target(HttpServer):
+    server: Scripted
+
+    def _dialed(self) -> Dial:
+        return self.server.dial
 
 
 @attrs.define(eq=False)

@@ -36,6 +36,8 @@ from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.jsonrpc import ErrorResponse, Notification, Response
 from trimcp.wire.revisions import V2025_11_25, V2026_07_28
 
+pytestmark = pytest.mark.usefixtures("on_both_engines")
+
 COMPLETE = {"resultType": "complete"}
 CACHED = {**COMPLETE, "ttlMs": 0, "cacheScope": "private"}
 TOOL = {"name": "t", "description": "d", "inputSchema": {"type": "object"}}

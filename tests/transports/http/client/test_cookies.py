@@ -1,18 +1,17 @@
 from __future__ import annotations
 
-import httpx2
+import pytest
 
-from tests.transports.http.scripted import Exchange, listening
-from trimcp.transports.http.client.exchanges import BoundedCookieJar
-from trimcp.transports.http.client.target import HttpServer
+from tests.transports.http.scripted import Exchange, exchanges_with, listening
+from trimcp.transports.http.client.cookies import BoundedCookieJar
+
+pytestmark = pytest.mark.usefixtures("on_both_engines")
 
 
 def jar_after(*cookies: str) -> BoundedCookieJar:
     jar = BoundedCookieJar()
-    request = httpx2.Request("GET", "http://server.test/mcp")
     for cookie in cookies:
-        response = httpx2.Response(200, headers=[("set-cookie", cookie)], request=request)
-        httpx2.Cookies(jar).extract_cookies(response)
+        jar.note("http://server.test/mcp", [cookie])
     return jar
 
 
@@ -39,8 +38,7 @@ async def test_a_server_is_told_what_it_set() -> None:
     async def set_some(exchange: Exchange) -> None:
         await exchange.respond(200, b"fine", {"set-cookie": f"n={len(server.asked)}; Path=/; Max-Age=999"})
 
-    async with listening(set_some) as (server, port), HttpServer(f"http://127.0.0.1:{port}/mcp").exchanges() as http:
-        assert isinstance(http._client.cookies.jar, BoundedCookieJar)
+    async with listening(set_some) as (server, port), exchanges_with(f"http://127.0.0.1:{port}/mcp") as http:
         for _ in range(3):
             async with http.open("GET", {}) as reply:
                 await reply.body(100)

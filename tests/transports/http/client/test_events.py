@@ -11,6 +11,8 @@ from trimcp.transports.http.client.exchanges import ExchangeBroken
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
 from trimcp.wire.jsonrpc import Malformed, Notification
 
+pytestmark = pytest.mark.usefixtures("on_both_engines")
+
 NOTE = {"jsonrpc": "2.0", "method": "n"}
 
 

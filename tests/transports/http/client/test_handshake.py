@@ -30,6 +30,8 @@ from trimcp.channel import MessageChannel
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Response
 from trimcp.wire.revisions import REVISIONS, V2025_03_26, V2025_06_18, Revision
 
+pytestmark = pytest.mark.usefixtures("on_both_engines")
+
 LEGACY = [revision for revision in REVISIONS if not revision.modern]
 
 

@@ -9,15 +9,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx2
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
-from tests.transports.http.scripted import Exchange, Handler, Scripted, listening, scripted
+from tests.transports.http.scripted import URL, Exchange, Handler, Scripted, engine, exchanges_with, listening, scripted
 from tests.transports.websocket_support import turns_of
-from trimcp.transports.http.client.exchanges import ExchangeBroken, Http, OpenReply, TooLarge
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.exchanges import Http, OpenReply, TooLarge
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.client.target import HttpServer
+from trimcp.transports.http.client.urls import origin, resolved
+
+pytestmark = pytest.mark.usefixtures("on_both_engines")
 
 MEGABYTE = 1024 * 1024
 
@@ -81,8 +85,7 @@ async def test_a_body_in_tiny_chunks_lets_others_in_between() -> None:
     async with trio.open_nursery() as nursery:
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, serve, [listener])
-        server = HttpServer(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/mcp")
-        async with server.exchanges() as http:
+        async with exchanges_with(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/mcp") as http:
             for leave in (False, True):
                 async with http.open("GET", {}) as reply:
                     if not leave:
@@ -95,9 +98,13 @@ async def test_a_body_in_tiny_chunks_lets_others_in_between() -> None:
 
                         async def abandon(reply: OpenReply = reply) -> None:
                             async with reply.chunks() as chunks:
-                                assert await anext(chunks) == b"x"
+                                assert 1 <= len(await anext(chunks)) <= 16
 
-                        assert await turns_of(abandon) >= 5_000 / 16
+                        if engine.get() == "httpx2":
+                            assert await turns_of(abandon) >= 5_000 / 16
+                        else:  # what was not read is not parsed either
+                            await abandon()
+                            assert http.statistics().in_use == 0
         nursery.cancel_scope.cancel()
 
 
@@ -179,7 +186,7 @@ async def test_what_is_no_http_is_a_cut_and_quoted_harmlessly() -> None:
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, babble, [listener])
-        async with HttpServer(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/").exchanges() as http:
+        async with exchanges_with(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/") as http:
             with pytest.raises(ExchangeBroken) as caught:
                 async with http.open("GET", {}):
                     pass
@@ -216,7 +223,7 @@ async def test_headers_without_end_are_a_cut() -> None:
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, babble, [listener])
-        async with HttpServer(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/").exchanges() as http:
+        async with exchanges_with(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/") as http:
             with pytest.raises(ExchangeBroken):
                 async with http.open("GET", {}):
                     pass
@@ -240,7 +247,9 @@ async def test_cancelling_cuts_the_connection(started: bool, autojump_clock: obj
         assert scope.cancelled_caught
         with trio.fail_after(1):
             await server.asked[0].gone.wait()
-        assert http._client._transport._pool.connections == []  # type: ignore[attr-defined]
+        await wait_all_tasks_blocked()
+        statistics = http.statistics()
+        assert (statistics.client, statistics.in_use, statistics.connections or 0) == (engine.get(), 0, 0)
 
 
 async def test_leaving_a_stream_early_cuts_its_connection_and_no_other() -> None:
@@ -271,7 +280,7 @@ async def test_more_connections_than_any_pool_has_by_default(steady_clock: trio.
 
     async with (
         listening(handle) as (server, port),
-        HttpServer(f"http://127.0.0.1:{port}/").exchanges() as http,
+        exchanges_with(f"http://127.0.0.1:{port}/") as http,
         trio.open_nursery() as nursery,
     ):
         for _ in range(150):
@@ -354,11 +363,9 @@ async def test_redirects_end() -> None:
 
 
 @pytest.mark.parametrize("location", ["http://[", "\x7f", "javascript:x", "mailto:a@b", "http://" + "a" * 70000])
-async def test_a_redirect_to_nowhere_is_no_redirect(location: str) -> None:
-    async with http_to(ok) as (http, _):
-        response = httpx2.Response(307, headers={"location": location}, request=httpx2.Request("GET", http.url))
-        target = http.target(response)
-        assert target is None or target.host != "server.test"
+def test_a_redirect_to_nowhere_is_no_redirect(location: str) -> None:
+    target = resolved(location, URL)
+    assert target is None or origin(target) != origin(URL)
 
 
 async def test_a_client_of_ones_own_is_not_closed_and_follows_no_redirects_either() -> None:
@@ -410,7 +417,7 @@ async def test_no_proxy_stands_between_us_and_this_machine(monkeypatch: pytest.M
     monkeypatch.delenv("no_proxy", raising=False)
     async with (
         listening(ok) as (_, port),
-        HttpServer(f"http://127.0.0.1:{port}/").exchanges() as http,
+        exchanges_with(f"http://127.0.0.1:{port}/") as http,
         http.open("GET", {}) as reply,
     ):
         assert reply.status == 200
@@ -442,8 +449,9 @@ async def test_nothing_secret_is_logged_at_any_level(caplog: pytest.LogCaptureFi
         text = caplog.text
         for secret in ("the-session", "the=cookie", "the-key", "the-body"):
             assert secret not in text
-        assert "send_request_body" in text  # it is not that nothing is logged
-        # Other users of the library are logged as ever.
-        async with server.client() as client:
-            await client.get("http://server.test/?x=the-session")
-        assert "the-session" in caplog.text
+        if engine.get() == "httpx2":
+            assert "send_request_body" in text  # it is not that nothing is logged
+            # Other users of the library are logged as ever.
+            async with server.client() as client:
+                await client.get("http://server.test/?x=the-session")
+            assert "the-session" in caplog.text

@@ -13,6 +13,8 @@ from trio.testing import wait_all_tasks_blocked
 from tests.transports.http.scripted import Exchange, event, legacy, receive, request, scripted, shake_hands, welcome
 from trimcp.wire.jsonrpc import Lost, Notification, Response
 
+pytestmark = pytest.mark.usefixtures("on_both_engines")
+
 NOTE = {"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}
 
 

@@ -13,6 +13,7 @@ from tests.transports.http.scripted import (
     Exchange,
     answer,
     cancellation,
+    close_idle,
     event,
     legacy,
     notification,
@@ -24,6 +25,8 @@ from tests.transports.http.scripted import (
 )
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.wire.jsonrpc import Request, Response
+
+pytestmark = pytest.mark.usefixtures("on_both_engines")
 
 CHANGED = notification("notifications/roots/list_changed")
 
@@ -146,7 +149,7 @@ async def test_a_message_that_never_left_is_sent_again(autojump_clock: object) -
         await shake_hands(channel)
         await server.wait_for("GET")
         await wait_all_tasks_blocked()
-        await channel.http._client._transport._pool.aclose()  # type: ignore[attr-defined]
+        await close_idle(channel)
         server.refuse = True
         await channel.send([CHANGED])
         await trio.sleep(0.3)

@@ -7,6 +7,7 @@ import random
 from itertools import pairwise
 from typing import Any
 
+import httpx2
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -16,6 +17,7 @@ from tests.transports.http.scripted import (
     Handler,
     Scripted,
     cancellation,
+    close_idle,
     event,
     legacy,
     receive,
@@ -29,9 +31,12 @@ from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.client.client import Client
 from trimcp.errors import InvalidReply
 from trimcp.transports.http.client.channel import HttpChannel
+from trimcp.transports.http.client.pool import Pool
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Notification, Request, Response, encode_result
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28, Revision
+
+pytestmark = pytest.mark.usefixtures("on_both_engines")
 
 NOTE = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": "x"}}
 JSON = {"content-type": "application/json"}
@@ -279,6 +284,10 @@ async def test_a_probe_without_an_answer_is_lost_and_no_more(handler: Handler, a
     assert message.id == 1
 
 
+def fail(*args: object, **named: object) -> None:
+    raise RuntimeError("a bug")
+
+
 async def test_a_bug_loses_one_request_and_is_logged_whole(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -287,8 +296,8 @@ async def test_a_bug_loses_one_request_and_is_logged_whole(
 
     async with scripted(handle) as server, server.target().connect() as channel:
         assert isinstance(channel, HttpChannel)
-        client = channel.http._client
-        await client.aclose()  # somebody closed the client that was passed in
+        for place, name in ((Pool, "begin"), (httpx2.AsyncClient, "send")):
+            monkeypatch.setattr(place, name, fail)
         await channel.send([request(1)])
         (message,) = await receive(channel)
         assert isinstance(message, Lost)
@@ -416,7 +425,7 @@ async def test_an_unreachable_server_is_tried_patiently_once(autojump_clock: obj
         assert await receive(channel) == [Response(3, {})]
         server.refuse = True
         server.asked.clear()
-        await channel.http._client._transport._pool.aclose()  # type: ignore[attr-defined]
+        await close_idle(channel)
         await channel.send([request(4, "tools/call")])
         await receive(channel)
         assert trio.current_time() > waited + 0.5  # it was reached in between

@@ -32,6 +32,8 @@ from trimcp.transports.http.client.policy import Timeouts
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Notification, Response, parse
 from trimcp.wire.revisions import REVISIONS, V2024_11_05, V2025_06_18, Revision
 
+pytestmark = pytest.mark.usefixtures("on_both_engines")
+
 ENDPOINT = b"event: endpoint\ndata: /messages?session_id=the-session\n\n"
 LEGACY = [revision for revision in REVISIONS if not revision.modern]
 

@@ -14,8 +14,9 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.channel import Incoming, Kind, MessageChannel, OneTask, Outgoing
-from trimcp.transports.http.client.exchanges import ExchangeBroken, Http
+from trimcp.channel import HttpClientStatistics, Incoming, Kind, MessageChannel, OneTask, Outgoing
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.exchanges import Http
 from trimcp.transports.http.client.incoming import Cursor, Inbox
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts, Trouble
 from trimcp.transports.http.client.posts import Notices, Post, PostQueue
@@ -146,6 +147,9 @@ class HttpChannel(MessageChannel):
     def taken(self) -> Hashable:
         """Return a new value: each request has time limits of its own (`Timeouts.write`, `Timeouts.notice`)."""
         return object()
+
+    def http_statistics(self) -> HttpClientStatistics:
+        return self.http.statistics()
 
     def close_reason(self) -> str | None:
         """Return the last failure or the server's last status, for an error message; None if neither is known."""

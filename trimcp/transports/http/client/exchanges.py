@@ -1,67 +1,54 @@
-"""HTTP exchanges with one server over httpx2: bounded replies, one type of failure, one origin, no secrets in logs.
+"""HTTP exchanges with one server: bounded replies, one type of failure, one origin, no secrets in logs.
 
-It knows HTTP and no messages.
+It knows HTTP and no messages. Two engines carry the requests; which one is decided when the client connects:
+`h1` of our own, and httpx2 (`httpx_engine`) for proxies and for a client that the user made.
 """
 
 from __future__ import annotations
 
-import contextvars
+import base64
 import logging
-import socket
+import os
+import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-    suppress,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
-from http.cookiejar import Cookie, CookieJar
 from ipaddress import ip_address
-from typing import Final, Protocol
-from urllib.request import getproxies
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from urllib.parse import unquote, urlsplit
 
 import attrs
-import httpx2
 import trio
 
-from trimcp.errors import AuthorizationError
+from trimcp.channel import HttpClientStatistics
+from trimcp.errors import AuthorizationError, LocalError
 from trimcp.framing.gathering import Gathered
+from trimcp.nurseries import open_service_nursery
 from trimcp.security import security_event
+from trimcp.transports.descriptors import AnySocket
+from trimcp.transports.http.client.engine import ExchangeBroken, HttpEngine, RawReply
+from trimcp.transports.http.client.h1 import H1Engine, keep_alive, tls_context
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
-from trimcp.transports.targets import shown_url, status_text, unreachable
+from trimcp.transports.http.client.pool import Pool
+from trimcp.transports.http.client.urls import PORTS, normal_url, origin, resolved
+from trimcp.transports.targets import dial, shown_url, status_text
 from trimcp.wire.jsonrpc import ErrorResponse
+
+if TYPE_CHECKING:
+    import httpx2
 
 JSON_TEXT: Final = "application/json"
 EVENT_STREAM: Final = "text/event-stream"
 
 _MAX_REDIRECTS: Final = 3
-_LONGEST: Final = 200
+_REDIRECTS: Final = (301, 302, 303, 307, 308)
 _TRUSTING: Final = "name what to trust in SSL_CERT_FILE, or pass an httpx2.AsyncClient of your own"
-# Seconds an idle connection is kept: less than the five after which common servers close it, since a request that is
-# sent while the server closes may be lost.
-_KEPT: Final = 4.0
-_KEPT_CONNECTIONS: Final = 64
 _PIECE: Final = 64 * 1024
-_PIECES: Final = 16  # pieces per turn of the event loop: one read can bring ten thousand chunks of one byte
-_READ_AHEAD: Final = 65_536  # bytes that httpcore2 reads ahead, and so the largest number of pieces
-_MAX_COOKIES: Final = 50
-_MAX_COOKIE_BYTES: Final = 8 * 1024  # of all cookies: what many servers accept for a whole head
+_MOST_CONNECTIONS: Final = 1_024
 
 _log = logging.getLogger("trimcp.http")
-_ours: contextvars.ContextVar[bool] = contextvars.ContextVar("trimcp_http", default=False)
-
-
-class ExchangeBroken(Exception):
-    """An exchange failed below HTTP; `why` is one line of text, `nothing_sent` means that no byte was sent."""
-
-    def __init__(self, why: str, nothing_sent: bool = False) -> None:
-        super().__init__(why)
-        self.why = why
-        self.nothing_sent = nothing_sent
 
 
 class NotAuthorized(ExchangeBroken):
@@ -108,53 +95,50 @@ class TooLarge(Exception):
 
 @attrs.define(eq=False)
 class OpenReply:
-    """The reply to one request. Its body can be read inside the block that opened it."""
+    """The reply to one request. Its body can be read inside the block that opened it.
 
-    _response: httpx2.Response
+    Attributes:
+        url: the URL that sent the reply, after redirects.
+    """
+
+    _raw: RawReply
+    url: str
     _http: Http
-    _asked: httpx2.URL
+    _asked: str
 
     @property
     def status(self) -> int:
         """The status code."""
-        return self._response.status_code
-
-    @property
-    def url(self) -> httpx2.URL:
-        """The URL that sent the reply, after redirects."""
-        return self._response.url
+        return self._raw.status
 
     @property
     def content_type(self) -> str:
         """The media type without parameters, in lower case; "" if there is none."""
-        return self.header("content-type").partition(";")[0].strip().lower()
+        return media_type(self.headers)
 
     @property
     def elsewhere(self) -> str | None:
         """The other origin a redirect points to, or None."""
-        target = self._http.target(self._response)
+        target = redirect_target(self._raw, self.url)
         return None if target is None or origin(target) == origin(self._http.url) else origin(target)
 
     @property
-    def socket(self) -> trio.socket.SocketType | None:
+    def socket(self) -> AnySocket | None:
         """The socket of the reply, for the functions of `descriptors`; None if there is none."""
-        stream = self._response.extensions.get("network_stream")
-        found = None if stream is None else stream.get_extra_info("socket")
-        return found if isinstance(found, trio.socket.SocketType) else None
+        return self._raw.socket
 
     @property
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> Mapping[str, str]:
         """All headers, by name in lower case; the values of a repeated header are joined with ", "."""
-        return {name.lower(): value for name, value in self._response.headers.items()}
+        return self._raw.headers
 
     def header(self, name: str) -> str:
         """Return a header's value, or "" if it is missing."""
-        value: str = self._response.headers.get(name, "")
-        return value
+        return self.headers.get(name, "")
 
     def refusal(self, error: ErrorResponse | None = None) -> str:
         """Return what an error status means. `error` is the error in the body. See `policy.refusal`."""
-        return refusal(self.status, error, self.elsewhere, shown_url(str(self._asked)))
+        return refusal(self.status, error, self.elsewhere, shown_url(self._asked))
 
     @property
     def retry_after(self) -> float | None:
@@ -168,12 +152,12 @@ class OpenReply:
         Raises:
             ExchangeBroken: the connection broke, the reply is not valid HTTP, or it cannot be decompressed.
         """
-        with self._http.cuts():
-            raw = self._response.aiter_raw()
-            try:
-                yield _Pieces(raw, _unpacker(self.header("content-encoding")))
-            finally:
-                await _abandon(raw)
+        unpacker = _unpacker(self.header("content-encoding"))
+        try:
+            pieces = self._raw.pieces()
+            yield pieces if unpacker is None else _Unpacked(pieces, unpacker)
+        finally:
+            await self._raw.abandon()
 
     async def body(self, limit: int) -> bytes:
         """Return the whole body.
@@ -206,23 +190,26 @@ class Http:
     """Exchanges with one server.
 
     Attributes:
-        url: the default URL of requests.
+        url: the default URL of requests, in the form of `normal_url`.
+        engine: what carries the requests.
         authorizer: provides authorization headers; None sends only `headers`.
         max_redirects: redirects that are followed, within the origin.
-        last_status: the status of the last reply, or None before the first one.
+        last_code: the status code of the last reply, or 0 before the first one.
     """
 
-    url: httpx2.URL
-    last_status: str | None = attrs.field(init=False, default=None)
-    _client: httpx2.AsyncClient
+    url: str
+    engine: HttpEngine
     _headers: Mapping[str, str] = attrs.field(repr=False)
-    _timeout: httpx2.Timeout
-    _auth: httpx2.BasicAuth | None = attrs.field(repr=False)
-    _socket: str | None = None
     authorizer: Authorizes | None = attrs.field(default=None, repr=False)
     max_redirects: int = _MAX_REDIRECTS
+    last_code: int = attrs.field(init=False, default=0)
     _warned: bool = attrs.field(init=False, default=False)
-    _moved: dict[httpx2.URL, httpx2.URL] = attrs.field(init=False, factory=dict)
+    _moved: dict[str, str] = attrs.field(init=False, factory=dict)
+
+    @property
+    def last_status(self) -> str | None:
+        """The status of the last reply as text, or None before the first one."""
+        return status_text(self.last_code) if self.last_code else None
 
     @asynccontextmanager
     async def open(
@@ -231,7 +218,7 @@ class Http:
         headers: Mapping[str, str],
         content: bytes | None = None,
         *,
-        url: httpx2.URL | None = None,
+        url: str | None = None,
         written: Callable[[], object] | None = None,
     ) -> AsyncIterator[OpenReply]:
         """Send a request and yield the reply once its head has arrived; leaving closes what was not read.
@@ -247,19 +234,15 @@ class Http:
             ExchangeBroken: no reply was received.
             NotAuthorized: the server requires a token that cannot be obtained.
         """
-        token = _ours.set(True)
+        asked = url or self.url
+        send = self._send if self.authorizer is None else partial(self._authorized, self.authorizer)
+        raw, place = await send(method, {**self._headers, **headers}, content, asked, written)
         try:
-            with self.cuts():
-                send = self._send if self.authorizer is None else partial(self._authorized, self.authorizer)
-                response = await send(method, {**self._headers, **headers}, content, url or self.url, written)
-            try:
-                self.last_status = status_text(response.status_code)
-                self._note_version(response)
-                yield OpenReply(response, self, url or self.url)
-            finally:
-                await response.aclose()
+            self.last_code = raw.status
+            self._note_version(raw)
+            yield OpenReply(raw, place, self, asked)
         finally:
-            _ours.reset(token)
+            await raw.abandon()
 
     async def _authorized(
         self,
@@ -267,22 +250,19 @@ class Http:
         method: str,
         headers: Mapping[str, str],
         content: bytes | None,
-        url: httpx2.URL,
+        url: str,
         written: Callable[[], object] | None,
-    ) -> httpx2.Response:
+    ) -> tuple[RawReply, str]:
         """Send a request with authorization, and again if the server requires a different one."""
         tries = 0
         try:
             while True:
-                sent = await authorizer.headers(method, str(url))
-                response = await self._send(method, {**headers, **sent}, content, url, written)
-                if response.status_code < 400:
-                    return response
-                said = {name.lower(): value for name, value in response.headers.items()}
-                if not authorizer.helps(response.status_code, said):
-                    return response
-                await response.aclose()
-                await authorizer.refused(response.status_code, said, sent, tries)
+                sent = await authorizer.headers(method, url)
+                raw, place = await self._send(method, {**headers, **sent}, content, url, written)
+                if raw.status < 400 or not authorizer.helps(raw.status, raw.headers):
+                    return raw, place
+                await raw.abandon()
+                await authorizer.refused(raw.status, raw.headers, sent, tries)
                 tries += 1
         except AuthorizationError as error:
             raise NotAuthorized(str(error), error.code) from error
@@ -292,38 +272,30 @@ class Http:
         method: str,
         headers: Mapping[str, str],
         content: bytes | None,
-        url: httpx2.URL,
+        url: str,
         written: Callable[[], object] | None,
-    ) -> httpx2.Response:
-        async def trace(name: str, info: object) -> None:
-            if written is not None and name.endswith("send_request_body.complete"):
-                written()
-
+    ) -> tuple[RawReply, str]:
+        """Send a request and return its reply, with the URL that sent it after redirects."""
         url = self._moved.get(url, url)
-        extensions = {} if written is None else {"trace": trace}
         redirects = 0
         while True:
-            request = self._client.build_request(
-                method, url, headers=headers, content=content, timeout=self._timeout, extensions=extensions
-            )
-            auth = httpx2.USE_CLIENT_DEFAULT if self._auth is None else self._auth
-            response = await self._client.send(request, stream=True, auth=auth, follow_redirects=False)
-            target = self.target(response)
+            raw = await self.engine.request(method, url, headers, content, written)
+            target = redirect_target(raw, url)
             if target is not None and origin(target) != origin(url):
                 security_event("redirect_refused", server=origin(url), to=origin(target))
-                return response
+                return raw, url
             if target is None or redirects == self.max_redirects:
-                return response
-            if method != "GET" and response.status_code not in (301, 307, 308):
-                return response  # these require a GET instead, or many servers use them so
-            await response.aclose()
-            if response.status_code in (301, 308) and len(self._moved) < 8:
+                return raw, url
+            if method != "GET" and raw.status not in (301, 307, 308):
+                return raw, url  # these require a GET instead, or many servers use them so
+            await raw.abandon()
+            if raw.status in (301, 308) and len(self._moved) < 8:
                 self._moved[url] = target
             url = target
             redirects += 1
 
-    def _note_version(self, response: httpx2.Response) -> None:
-        if response.http_version == "HTTP/2" and not self._warned:
+    def _note_version(self, raw: RawReply) -> None:
+        if raw.http2 and not self._warned:
             self._warned = True
             _log.warning(
                 "%s is reached over HTTP/2, where httpx2 does not say that a stream was given up: calls that are "
@@ -331,37 +303,29 @@ class Http:
                 origin(self.url),
             )
 
-    def target(self, response: httpx2.Response) -> httpx2.URL | None:
-        """Return the URL a redirect points to, without credentials in it; None for any other reply."""
-        location = response.headers.get("location")
-        if location is None or response.status_code not in (301, 302, 303, 307, 308):
-            return None
-        return self.resolve(location, response.url)
+    def resolve(self, reference: str, base: str | None = None) -> str | None:
+        """Return the URL that a server means by `reference`, or None if it is invalid."""
+        return resolved(reference, base or self.url)
 
-    def resolve(self, reference: str, base: httpx2.URL | None = None) -> httpx2.URL | None:
-        """Return the URL that a server means by `reference`, or None if it is invalid.
+    def statistics(self) -> HttpClientStatistics:
+        """Return a snapshot of the connections."""
+        return self.engine.statistics()
 
-        Credentials in it are removed: a server could use them to read them in its own logs.
-        """
-        try:
-            url = (base or self.url).join(reference).copy_with(userinfo=b"", fragment=None)
-        except (httpx2.InvalidURL, ValueError, TypeError):
-            return None
-        return url if url.scheme in ("http", "https") and url.host else None
 
-    @contextmanager
-    def cuts(self) -> Iterator[None]:
-        """Convert exceptions of httpx2 into `ExchangeBroken`."""
-        try:
-            yield
-        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout) as error:
-            where = origin(self.url) if self._socket is None else f"the socket {self._socket!r:.200}"
-            why = unreachable(error, _TRUSTING) or _reason(error)
-            raise ExchangeBroken(f"cannot connect to {where}: {why}", nothing_sent=True) from error
-        except httpx2.ReadTimeout as error:
-            raise ExchangeBroken(f"{origin(self.url)} was silent for too long") from error
-        except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL) as error:
-            raise ExchangeBroken(f"the connection to {origin(self.url)} broke: {_reason(error)}") from error
+def media_type(headers: Mapping[str, str]) -> str:
+    """Return the media type in headers without parameters, in lower case; "" if there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def redirect_target(raw: RawReply, url: str) -> str | None:
+    """Return the URL that a redirect from `url` points to, without credentials in it; None for any other reply."""
+    if raw.status not in _REDIRECTS:
+        return None
+    location = raw.headers.get("location")
+    return None if location is None else resolved(location, url)
+
+
+Dial: TypeAlias = Callable[[], Awaitable[trio.abc.Stream]]
 
 
 @asynccontextmanager
@@ -372,18 +336,65 @@ async def opened_http(
     uds: str | None = None,
     client: httpx2.AsyncClient | None = None,
     authorizer: Authorizes | None = None,
+    most: int = _MOST_CONNECTIONS,
+    dialed: Dial | None = None,
 ) -> AsyncIterator[Http]:
     """Yield exchanges with the server at `address`, all with `headers`.
 
-    They use the user's own `client`, which is not closed, or a new one.
+    They use the user's own `client`, which is not closed, or connections of their own.
+
+    Args:
+        most: connections at a time that are kept idle, and as many more as subscriptions and streams may need.
+        dialed: opens a connection in another way than to the address.
+
+    Raises:
+        LocalError: the address is no URL of a server.
     """
-    url = httpx2.URL(address)
-    auth = httpx2.BasicAuth(url.username, url.password) if url.userinfo else None
+    url = normal_url(address)
+    if url is None:
+        raise LocalError("this is no URL of a server")
+    parts = urlsplit(address)
+    auth = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
     headers = {"user-agent": "trimcp", "accept-encoding": "gzip", **headers}
-    timeout = httpx2.Timeout(connect=timeouts.connect, write=timeouts.write, read=timeouts.silence, pool=None)
-    used = client or _client(url, uds)
+    if client is not None or (uds is None and _is_proxied(url)):
+        async with _over_httpx2(url, timeouts, client, auth) as engine:
+            yield Http(url, engine, headers, authorizer)
+        return
+    if auth is not None:
+        headers["authorization"] = "Basic " + base64.b64encode(":".join(auth).encode()).decode()
+    place = origin(url) if uds is None else f"the socket {uds!r:.200}"
+    pool = Pool(dialed or _dialing(url, timeouts, uds), origin(url), place, timeouts, _MOST_CONNECTIONS + most, most)
+    async with open_service_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            yield Http(url, H1Engine(pool), headers, authorizer)
+        finally:
+            pool.close()
+
+
+def _dialing(url: str, timeouts: Timeouts, uds: str | None) -> Dial:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
+    # Without TLS no certificates are loaded: loading them takes longer than all other steps.
+    tls = tls_context() if parts.scheme == "https" else None
+
+    async def open() -> trio.abc.Stream:
+        stream = await dial(host, port, path=uds, tls=tls, timeout=timeouts.connect, trusting=_TRUSTING)
+        keep_alive(stream)
+        return stream
+
+    return open
+
+
+@asynccontextmanager
+async def _over_httpx2(
+    url: str, timeouts: Timeouts, client: httpx2.AsyncClient | None, auth: tuple[str, str] | None
+) -> AsyncIterator[HttpEngine]:
+    from trimcp.transports.http.client.httpx_engine import HttpxEngine, proxied_client  # imports httpx2
+
+    used = client or proxied_client(url)
     try:
-        yield Http(url.copy_with(userinfo=b""), used, headers, timeout, auth, uds, authorizer)
+        yield HttpxEngine.of(used, timeouts, auth)
     finally:
         if client is None:
             # Closing idle sockets does not wait, so it is also done when cancelled.
@@ -391,67 +402,42 @@ async def opened_http(
                 await used.aclose()
 
 
-def origin(url: httpx2.URL) -> str:
-    """Return a URL's scheme, host and port, which contain no secret."""
-    return f"{url.scheme}://{url.netloc.decode('ascii')}"
+def _is_proxied(url: str) -> bool:
+    """Return whether the environment names a proxy for a URL. Which hosts need none, httpx2 knows."""
+    parts = urlsplit(url)
+    if _is_this_machine(parts.hostname or ""):
+        return False
+    if sys.platform in ("win32", "darwin"):
+        from urllib.request import getproxies  # which asks the system; elsewhere it reads the environment
+
+        return bool(getproxies())
+    names = (f"{parts.scheme}_proxy", "all_proxy")
+    return any(value and name.lower() in names for name, value in os.environ.items())
 
 
-def _client(url: httpx2.URL, uds: str | None) -> httpx2.AsyncClient:
-    # Unbounded here: a call may need another request to be answered. The senders bound the number of requests.
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=_KEPT_CONNECTIONS, keepalive_expiry=_KEPT)
-    # Without TLS no certificates are loaded: loading them takes longer than all other steps.
-    verify = url.scheme == "https"
-    if uds is None and not _is_this_machine(url.host) and getproxies():
-        return httpx2.AsyncClient(verify=verify, limits=limits, cookies=BoundedCookieJar())
-    options = _KEEP_ALIVE if uds is None else None
-    transport = httpx2.AsyncHTTPTransport(verify=verify, limits=limits, uds=uds, socket_options=options)
-    return httpx2.AsyncClient(transport=transport, cookies=BoundedCookieJar())
-
-
-class BoundedCookieJar(CookieJar):
-    """A cookie jar of at most 50 cookies and 8 KiB. A cookie beyond that is dropped; existing ones can be replaced.
-
-    Load balancers use a cookie to find the server that has a session, so cookies are kept. But each is sent with every
-    request, and a server may set any number in every response. (RFC 6265 section 6.1.)
-    """
-
-    def set_cookie(self, cookie: Cookie) -> None:
-        """Keep a cookie if there is room for it."""
-        key = _cookie_key(cookie)
-        others = [kept for kept in self if _cookie_key(kept) != key]
-        if len(others) < _MAX_COOKIES and sum(map(_cookie_size, others)) + _cookie_size(cookie) <= _MAX_COOKIE_BYTES:
-            super().set_cookie(cookie)
-
-
-def _cookie_key(cookie: Cookie) -> tuple[str, str, str]:
-    return cookie.domain, cookie.path, cookie.name
-
-
-def _cookie_size(cookie: Cookie) -> int:
-    return len(cookie.name) + len(cookie.value or "") + len(cookie.path)
+def _is_this_machine(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 @attrs.define(eq=False)
-class _Pieces:
-    """A body, decompressed, piece by piece. Not a generator, because closing one costs more."""
+class _Unpacked:
+    """A compressed body, decompressed piece by piece."""
 
-    _raw: AsyncIterator[bytes]
-    _unpacker: zlib._Decompress | None
+    _packed: AsyncIterator[bytes]
+    _unpacker: zlib._Decompress
     _tail: bytes = attrs.field(init=False, default=b"")
-    _left: int = attrs.field(init=False, default=_PIECES)
 
-    def __aiter__(self) -> _Pieces:
+    def __aiter__(self) -> _Unpacked:
         return self
 
     async def __anext__(self) -> bytes:
         while True:
-            self._left -= 1
-            if not self._left:
-                self._left = _PIECES
-                await trio.lowlevel.checkpoint()  # httpx2 has no checkpoint between the chunks of one read
-            packed = self._tail or await anext(self._raw)
-            if self._unpacker is None:
-                return packed
+            if self._tail:
+                await trio.lowlevel.checkpoint()  # a few bytes can stand for a thousand pieces
+            packed = self._tail or await anext(self._packed)
             try:
                 piece = self._unpacker.decompress(packed, _PIECE)
             except zlib.error as error:
@@ -464,7 +450,7 @@ class _Pieces:
 def _unpacker(coding: str) -> zlib._Decompress | None:
     """Return the decompressor of a Content-Encoding, None if there is none.
 
-    httpx2 would undo any number of nested codings, with which a few bytes can stand for a terabyte.
+    A library would undo any number of nested codings, with which a few bytes can stand for a terabyte.
     """
     coding = coding.strip().lower()
     if coding in ("", "identity"):
@@ -472,62 +458,3 @@ def _unpacker(coding: str) -> zlib._Decompress | None:
     if coding not in ("gzip", "x-gzip"):
         raise ExchangeBroken(f"the server compressed its reply with {coding!r:.100}, which was not asked for")
     return zlib.decompressobj(16 + zlib.MAX_WBITS)
-
-
-async def _abandon(raw: AsyncIterator[bytes]) -> None:
-    """Close a body that may not have been read to its end.
-
-    httpx2 does not close its innermost generator when the outer ones are closed, and Trio warns of that. A cancellation
-    closes all of them at the next read that waits, after the few bytes that were read ahead.
-    """
-    with trio.CancelScope() as scope, suppress(httpx2.HTTPError, httpx2.StreamError):
-        scope.cancel(reason="the rest of the reply is of no interest")
-        pieces = 0
-        async for _ in raw:
-            pieces += 1
-            if pieces > _READ_AHEAD:
-                break
-            if not pieces % _PIECES:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-
-
-# The system detects within two minutes that the peer of a silent connection is gone.
-_KEEP_ALIVE: Final = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-        if hasattr(socket, name)
-    ),
-]
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _reason(error: BaseException) -> str:
-    """Return why an exchange failed. Bytes of the server that the library quotes are cut and escaped."""
-    told: BaseException | None = error
-    while told is not None and not str(told):
-        told = told.__cause__ or told.__context__  # the error of TLS is some causes down
-    text = type(error).__name__ if told is None else str(told)
-    return text[:_LONGEST].encode("ascii", "backslashreplace").decode().replace("\n", " ")
-
-
-class _OwnRequestsFilter(logging.Filter):
-    """Drops what httpx2 logs about our own requests: URLs and headers, which contain session ids.
-
-    Requests of other users of httpx2 in this process are logged as before.
-    """
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        told = record.name == "httpx2" or "receive_response_headers.complete" in str(record.msg)
-        return not (told and _ours.get())
-
-
-for _name in ("httpx2", "httpcore2.http11", "httpcore2.http2"):
-    logging.getLogger(_name).addFilter(_OwnRequestsFilter())

@@ -14,7 +14,8 @@ import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, OneTask
 from trimcp.framing.sse import Event, EventDecoder
-from trimcp.transports.http.client.exchanges import ExchangeBroken, OpenReply
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.exchanges import OpenReply
 from trimcp.wire.jsonrpc import Message, parse
 
 _LONGEST_PAUSE = 300.0

@@ -14,17 +14,18 @@ import math
 from typing import Final
 
 import attrs
-import httpx2
 import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
 from trimcp.transports.descriptors import over_or_hung_up
-from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, ExchangeBroken, OpenReply, origin
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
 from trimcp.transports.http.client.policy import Trouble, error_in
 from trimcp.transports.http.client.state import LISTEN, ClientState, method_of
+from trimcp.transports.http.client.urls import origin
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, Response
 
@@ -49,7 +50,7 @@ class SseConnection:
     why: str | None = attrs.field(init=False, default=None)
     _over: trio.Event = attrs.field(init=False, factory=trio.Event)
     _reply: OpenReply | None = attrs.field(init=False, default=None)
-    _endpoint: httpx2.URL | None = attrs.field(init=False, default=None, repr=False)
+    _endpoint: str | None = attrs.field(init=False, default=None, repr=False)
     _handshake: RequestId | None = attrs.field(init=False, default=None)
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _under_way: int = attrs.field(init=False, default=0)
@@ -110,7 +111,7 @@ class SseConnection:
             return f"the server named no endpoint in {self._state.timeouts.endpoint:g} s"
         return "the server ended its event stream" if broken is None else broken.why
 
-    def _begin(self, event: Event, base: httpx2.URL) -> str | None:
+    def _begin(self, event: Event, base: str) -> str | None:
         """Take the first event, which names the URL to POST to; return what is wrong with it, or None."""
         if event.event != "endpoint":
             return "the server's first event does not name an endpoint"

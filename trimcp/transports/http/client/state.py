@@ -17,10 +17,10 @@ import trio
 
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.sse import Event
+from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import (
     EVENT_STREAM,
     JSON_TEXT,
-    ExchangeBroken,
     Http,
     NotAuthorized,
     OpenReply,

@@ -22,7 +22,7 @@ from trimcp.transports.trace import Write, traced
 if TYPE_CHECKING:
     import httpx2
 
-    from trimcp.transports.http.client.exchanges import ClientAuth, Http
+    from trimcp.transports.http.client.exchanges import ClientAuth, Dial, Http
 
 _UNIX: Final = "http+unix"
 
@@ -131,6 +131,13 @@ class HttpServer:
         authorized = nullcontext() if self.auth is None else self.auth.connected(self.address)
         async with (
             authorized as authorizer,
-            opened_http(self.address, self.headers, self.timeouts, self.socket, self.client, authorizer) as http,
+            opened_http(
+                *(self.address, self.headers, self.timeouts, self.socket, self.client, authorizer, self.max_posts),
+                dialed=self._dialed(),
+            ) as http,
         ):
             yield http
+
+    def _dialed(self) -> Dial | None:
+        """Return how connections are opened if not to the address, as in tests."""
+        return None

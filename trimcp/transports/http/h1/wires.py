@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import select
 import socket
 import struct
 import sys
@@ -19,7 +20,7 @@ from typing import Final
 
 import trio
 
-from trimcp.transports.descriptors import hung_up, progress_of, socket_under, unread_bytes
+from trimcp.transports.descriptors import AnySocket, hung_up, progress_of, socket_under, unread_bytes
 
 _PIECE: Final = 64 * 1024
 RESET: Final = struct.pack("ii", 1, 0)
@@ -49,6 +50,10 @@ class Wire(ABC):
     async def read(self, max_bytes: int) -> bytes | None:
         """Wait for input and return it: b"" once the peer has closed, None after `wake`. Cancelling loses nothing."""
 
+    @abstractmethod
+    def is_quiet(self) -> bool:
+        """Return whether nothing waits to be read, not even the peer's end, as far as that is known at once."""
+
     async def hung_up(self) -> bool:
         """Wait, without reading, until the peer is known to send no more: True. False after `wake`.
 
@@ -56,7 +61,7 @@ class Wire(ABC):
         """
         with trio.CancelScope() as self._scope:
             try:
-                self._note(await hung_up(self._socket()))
+                self._note(await hung_up(self.socket))
                 return True
             finally:
                 self._scope = None
@@ -111,8 +116,10 @@ class Wire(ABC):
             reset: send a reset instead of an end of file, and drop what was not delivered.
         """
 
+    @property
     @abstractmethod
-    def _socket(self) -> socket.socket | trio.socket.SocketType | None: ...
+    def socket(self) -> AnySocket | None:
+        """Its socket, for the functions of `descriptors`; None without one."""
 
     def _note(self, error: int | None) -> None:
         """Record the system's error that ended the connection."""
@@ -149,6 +156,15 @@ class SocketWire(Wire):
             return b""
         finally:
             self._reading = False
+
+    def is_quiet(self) -> bool:
+        try:
+            self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def wake(self) -> None:
         super().wake()
@@ -201,7 +217,8 @@ class SocketWire(Wire):
         trio.lowlevel.notify_closing(self._fd)
         self._sock.close()
 
-    def _socket(self) -> socket.socket:
+    @property
+    def socket(self) -> AnySocket:
         return self._sock
 
 
@@ -236,6 +253,15 @@ class StreamWire(Wire):
             finally:
                 self._scope = None
         return None
+
+    def is_quiet(self) -> bool:
+        """The socket is asked: what has arrived there may be no data of the peer's, but is nothing to build on."""
+        sock = socket_under(self._stream)
+        if sys.platform == "win32" or sock is None:
+            return True
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
     def try_write(self, data: bytes | bytearray) -> int:
         return 0
@@ -280,8 +306,17 @@ class StreamWire(Wire):
                 scope.deadline = trio.current_time() + 1
                 await self._stream.aclose()
 
-    def _socket(self) -> trio.socket.SocketType | None:
+    @property
+    def socket(self) -> AnySocket | None:
         return socket_under(self._stream)
+
+
+def wire_over(stream: trio.abc.Stream) -> Wire:
+    """Return the wire over a stream, which it takes over."""
+    if not isinstance(stream, trio.SocketStream):
+        return StreamWire(stream)
+    family, kind, protocol = stream.socket.family, stream.socket.type, stream.socket.proto
+    return SocketWire(socket.socket(family, kind, protocol, fileno=stream.socket.detach()))
 
 
 def _errno_of(error: BaseException | None) -> int | None:

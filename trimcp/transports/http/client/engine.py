@@ -1,0 +1,77 @@
+"""What carries HTTP requests for a client: the interface that its two engines share, and how an exchange fails."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Protocol
+
+from trimcp.channel import HttpClientStatistics
+from trimcp.transports.descriptors import AnySocket
+
+
+class ExchangeBroken(Exception):
+    """An exchange failed below HTTP; `why` is one line of text, `nothing_sent` means that no byte was sent."""
+
+    def __init__(self, why: str, nothing_sent: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.nothing_sent = nothing_sent
+
+
+class RawReply(Protocol):
+    """A reply whose head has arrived, with its body as it was sent."""
+
+    @property
+    def status(self) -> int:
+        """The status code."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """All headers, by name in lower case; the values of a repeated header are joined with ", "."""
+        ...
+
+    @property
+    def http2(self) -> bool:
+        """Whether it came over HTTP/2."""
+        ...
+
+    @property
+    def socket(self) -> AnySocket | None:
+        """The socket that it comes from, for the functions of `descriptors`; None if there is none."""
+        ...
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Return the pieces of the body. They raise `ExchangeBroken`."""
+        ...
+
+    async def abandon(self) -> None:
+        """Read no more: the connection is closed unless the reply was received to its end. Safe to call twice."""
+        ...
+
+
+class HttpEngine(Protocol):
+    """Sends requests to one server, any number at a time, over connections that it keeps."""
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        content: bytes | None,
+        written: Callable[[], object] | None,
+    ) -> RawReply:
+        """Send a request and return its reply once its head has arrived. Cancelling closes the connection.
+
+        Args:
+            method, url, headers, content: of the request; names of headers in lower case.
+            written: called when the last byte of the request was written.
+
+        Raises:
+            ExchangeBroken: no reply was received.
+        """
+        ...
+
+    def statistics(self) -> HttpClientStatistics:
+        """Return a snapshot of the connections."""
+        ...
