@@ -23,6 +23,7 @@ from tests.peers.http1 import HttpWire, http_request
 from tests.peers.tls import certificate_file, client_context
 from tests.transports.http.support import DummyFace
 from trimcp.errors import LocalError
+from trimcp.transports.http.h1 import listener
 from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.h1.sockets import tls_context
 from trimcp.transports.http.h1.wires import SocketWire
@@ -30,6 +31,12 @@ from trimcp.transports.http.seams import HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 
 HELLO = b'{"hello": 1}'
+
+
+@pytest.fixture(autouse=True, params=[pytest.param(1_000, id="trio"), pytest.param(0, id="poller")])
+def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let connections be woken by Trio, or by the poller from the first one on."""
+    monkeypatch.setattr(listener, "_FEW", request.param)
 
 
 def open_descriptors() -> int:
@@ -218,10 +225,10 @@ async def test_a_reader_that_takes_nothing_is_reset(steady_clock: trio.abc.Clock
 async def test_a_client_that_leaves_is_noticed_while_its_request_runs() -> None:
     face = DummyFace()
     async with serving(face) as (url,):
-        for reset in (False, True):
+        for number, reset in enumerate((False, True), 1):
             client = await connect(url)
             await client.request("POST", "/wait", body=HELLO)
-            await until(lambda: face.handlers and face.handlers[-1].body is not None)
+            await until(lambda number=number: len(face.handlers) == number and face.handlers[-1].body is not None)
             assert isinstance(client.stream, trio.SocketStream)
             if reset:
                 client.stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

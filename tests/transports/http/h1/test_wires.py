@@ -14,7 +14,8 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 
 from tests.peers.tls import client_context, server_context
 from trimcp.transports.http.h1 import wires
-from trimcp.transports.http.h1.wires import PrefixedStream, SocketWire, StreamWire, Wire
+from trimcp.transports.http.h1.poller import Poller
+from trimcp.transports.http.h1.wires import PolledWire, PrefixedStream, SocketWire, StreamWire, Wire
 
 
 def unix_socket() -> tuple[Wire, trio.socket.SocketType]:
@@ -29,13 +30,21 @@ def tcp_socket() -> tuple[Wire, trio.socket.SocketType]:
     return SocketWire(ours), trio.socket.from_stdlib_socket(theirs)
 
 
+def polled() -> tuple[Wire, trio.socket.SocketType]:
+    ours, theirs = socket.socketpair()
+    poller = Poller()
+    trio.lowlevel.spawn_system_task(poller.run)
+    return PolledWire(ours, poller), trio.socket.from_stdlib_socket(theirs)
+
+
 def stream() -> tuple[Wire, trio.socket.SocketType]:
     ours, theirs = socket.socketpair()
     return StreamWire(trio.SocketStream(trio.socket.from_stdlib_socket(ours))), trio.socket.from_stdlib_socket(theirs)
 
 
-EVERY = pytest.mark.parametrize("make", [unix_socket, tcp_socket, stream])
-SOCKETS = pytest.mark.parametrize("make", [unix_socket, tcp_socket])
+_POLLED = pytest.param(polled, marks=pytest.mark.skipif(sys.platform != "linux", reason="there is no epoll"))
+EVERY = pytest.mark.parametrize("make", [unix_socket, tcp_socket, _POLLED, stream])
+SOCKETS = pytest.mark.parametrize("make", [unix_socket, tcp_socket, _POLLED])
 Make = Callable[[], tuple[Wire, trio.socket.SocketType]]
 
 
@@ -50,6 +59,41 @@ async def test_it_reads_until_the_end(make: Make) -> None:
     assert await wire.read(100) == b""
     await wire.close()
     await wire.close()
+
+
+@EVERY
+async def test_an_end_that_comes_with_the_last_bytes_is_read_after_them(make: Make) -> None:
+    wire, peer = make()
+    await peer.send(b"last words")
+    peer.shutdown(socket.SHUT_WR)
+    for _ in range(3):
+        await wait_all_tasks_blocked()
+    with trio.fail_after(5):
+        assert await wire.read(100) == b"last words"
+        assert await wire.read(100) == b""
+    await wire.close()
+    peer.close()
+
+
+@EVERY
+async def test_what_comes_while_nobody_reads_is_read_piece_by_piece(make: Make) -> None:
+    wire, peer = make()
+    await peer.send(b"0123456789")
+    assert await wire.read(4) == b"0123"
+    await peer.send(b"abcdef")
+    for _ in range(3):
+        await wait_all_tasks_blocked()
+    with trio.fail_after(5):
+        assert await wire.read(12) == b"456789abcdef"  # all there is, and as much as was asked for
+        with trio.move_on_after(0):
+            while await wire.read(12) is None:
+                pass
+        await peer.send(b"more")
+        while (data := await wire.read(12)) is None:
+            pass
+        assert data == b"more"
+    await wire.close()
+    peer.close()
 
 
 @EVERY

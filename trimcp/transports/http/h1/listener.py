@@ -8,8 +8,9 @@ import math
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Final
 
 import attrs
@@ -17,8 +18,9 @@ import trio
 
 from trimcp.budget import owner_of
 from trimcp.transports.http.h1.connection import H1Connection, Hosting, PushWebSocket, UpgradeWebSocket
+from trimcp.transports.http.h1.poller import Poller
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
-from trimcp.transports.http.h1.wires import SocketWire, StreamWire, Wire
+from trimcp.transports.http.h1.wires import PolledWire, SocketWire, StreamWire, Wire
 from trimcp.transports.http.seams import Face
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.shares import Shares
@@ -26,6 +28,8 @@ from trimcp.transports.http.shares import Shares
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _AT_ONCE: Final = 64  # connections accepted before other tasks run
+# Connections that Trio itself wakes, which is quicker for one request alone. The others are woken by a `Poller`.
+_FEW: Final = 4
 _PAUSE: Final = 1.0
 _QUIET: Final = 60.0
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -77,7 +81,8 @@ async def serve_http1(
     stop = trio.Event() if stop is None else stop
     if port is None and path is None and not sockets:
         raise ValueError("say where to listen: a port, a path or sockets")
-    with ExitStack() as stack:
+    polled = sys.platform == "linux" and ssl_context is None
+    with Poller() if polled else nullcontext() as poller, ExitStack() as stack:
         listening: list[socket.socket] = []
         urls: list[str] = []
         for sock in sockets:
@@ -91,8 +96,10 @@ async def serve_http1(
             listening.append(stack.enter_context(open_unix(path, backlog=limits.backlog)))
             urls.append(f"unix:{os.fspath(path)}")
         async with trio.open_nursery() as nursery:
+            if poller is not None:
+                nursery.start_soon(poller.run)
             hosting = Hosting(face, limits, nursery, upgrade_websocket, push_websocket)
-            listener = _Listener(hosting, ssl_context)
+            listener = _Listener(hosting, ssl_context, poller)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:
                 for sock in listening:
@@ -132,6 +139,7 @@ class _Listener:
 
     _hosting: Hosting
     _ssl_context: ssl.SSLContext | None
+    _poller: Poller | None
     _connections: set[H1Connection] = attrs.field(init=False, factory=set)
     _waiting: dict[_Accepted, None] = attrs.field(init=False, factory=dict)
     _shares: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(2))
@@ -230,7 +238,9 @@ class _Listener:
 
     def _wire(self, sock: socket.socket) -> Wire:
         if self._ssl_context is None:
-            return SocketWire(sock)
+            if self._poller is None or len(self._connections) < _FEW:
+                return SocketWire(sock)
+            return PolledWire(sock, self._poller)
         sock.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         return StreamWire(trio.SSLStream(stream, self._ssl_context, server_side=True))

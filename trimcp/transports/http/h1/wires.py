@@ -14,13 +14,14 @@ import socket
 import struct
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Final
+from typing import Final, NoReturn
 
 import trio
 
 from trimcp.transports.descriptors import AnySocket, hung_up, progress_of, socket_under, unread_bytes
+from trimcp.transports.http.h1.poller import Poller
 
 _PIECE: Final = 64 * 1024
 RESET: Final = struct.pack("ii", 1, 0)
@@ -220,6 +221,68 @@ class SocketWire(Wire):
     @property
     def socket(self) -> AnySocket:
         return self._sock
+
+
+class PolledWire(SocketWire):
+    """A connected socket whose reader is woken by a `Poller`, which has to run."""
+
+    __slots__ = ("_ended", "_has_input", "_poller", "_waiting")
+
+    def __init__(self, sock: socket.socket, poller: Poller) -> None:
+        super().__init__(sock)
+        self._waiting: trio.lowlevel.Task | None = None
+        self._has_input = False  # whether there may be input about which the poller says nothing any more
+        self._ended = False  # whether the peer has ended the connection, perhaps after unread input
+        self._poller = poller
+        poller.add(self._fd, self)
+
+    def input_came(self, *, ended: bool) -> None:
+        self._has_input = True
+        self._ended = self._ended or ended
+        self._resume()
+
+    async def read(self, max_bytes: int) -> bytes | None:
+        if self._has_input:
+            await trio.lowlevel.checkpoint()
+        else:
+            self._waiting = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._stop_waiting)
+            if not self._has_input:
+                return None
+        try:
+            data = self._sock.recv(max_bytes)
+        except BlockingIOError:
+            self._has_input = False
+            return None
+        except OSError as error:
+            self._note(error.errno)
+            return b""
+        # Less than asked for was all there is (epoll(7)), except for an end, and the poller says when there is more.
+        self._has_input = self._ended or len(data) == max_bytes
+        return data
+
+    def wake(self) -> None:
+        self._resume()
+        super().wake()
+
+    def into_stream(self) -> trio.abc.Stream:
+        self._poller.remove(self._fd)
+        return super().into_stream()
+
+    async def close(self, *, reset: bool = False) -> None:
+        """Close without waiting."""
+        self._poller.remove(self._fd)
+        await super().close(reset=reset)
+
+    def _resume(self) -> None:
+        """Let the waiting reader go on."""
+        task, self._waiting = self._waiting, None
+        if task is not None:
+            trio.lowlevel.reschedule(task)
+
+    def _stop_waiting(self, cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        self._waiting = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
 
 class StreamWire(Wire):
