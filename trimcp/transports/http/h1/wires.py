@@ -349,7 +349,7 @@ class StreamWire(Wire):
                 await self._stream.send_eof()
 
     def lift_timeout(self) -> None:
-        if (sock := self._socket()) is not None:
+        if (sock := self.socket) is not None:
             _lift_timeout(sock)
 
     def into_stream(self) -> trio.abc.Stream:
