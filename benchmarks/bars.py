@@ -65,6 +65,12 @@ class Verdict:
     reason: str = ""
     saturated: bool = False
 
+    @property
+    def spare(self) -> float:
+        """By which share of the limit it is better; less than 0 where the bar is missed."""
+        share = self.ratio.median / self.bar.limit if self.ratio is not None else 1.0
+        return share - 1 if self.bar.more else 1 - share
+
 
 def judge(bar: Bar, results: Results) -> Verdict:
     """Hold a run against a bar."""
@@ -109,70 +115,72 @@ def _why_not(bar: Bar, results: Results, *peers: str) -> str:
     return "; ".join(reasons) or "not in this run"
 
 
-def _same(what: str, cells: dict[str, str], figure: str, limit: float, against: tuple[str, ...] = PEERS) -> list[Bar]:
-    return [Bar(f"{what}, {name}", cell, figure, limit, against) for name, cell in cells.items()]
+def _each(what: str, figure: str, *limits: tuple[str, str, float, tuple[str, ...]], more: bool = False) -> list[Bar]:
+    return [Bar(f"{what}, {name}", cell, figure, limit, against, more=more) for name, cell, limit, against in limits]
 
 
-BOTH = {"2025-11-25": "stdio-2025", "2026-07-28": "stdio-2026"}
+def _holding_up(what: str, windows: str, least: float, against: tuple[str, ...] = ()) -> Bar:
+    few, many = f"window-{windows}-16", f"window-{windows}-256"
+    what = f"calls per second, 256 {what} over 16"
+    return Bar(what, many, "rate", least, against, more=True, over=few, alone=not against)
+
+
+OLD, NEW = "2025-11-25", "2026-07-28"
 
 BARS: list[Bar] = [
-    *_same(
-        "tools/call over Streamable HTTP, JSON reply",
-        {"2025-11-25": "http-2025-json", "2026-07-28": "http-2026-json"},
+    *_each(
+        "tools/call by a client",
         "cpu",
-        1 / 3,
+        (f"Streamable HTTP {NEW}, 64 under way", "client-http-2026-64", 0.25, PEERS),
+        (f"Streamable HTTP {NEW}, one under way", "client-http-2026-1", 0.35, PEERS),
+        (f"Streamable HTTP {OLD}, 64 under way", "client-http-2025-64", 0.15, (MCP,)),
+        ("stdio, 64 under way", "client-stdio-64", 0.6, (TYPESCRIPT,)),
+        ("stdio, one under way", "client-stdio-1", 0.9, (TYPESCRIPT,)),
     ),
-    *_same(
-        "tools/call over Streamable HTTP, SSE reply",
-        {"2025-11-25": "http-2025-sse", "2026-07-28": "http-2026-sse"},
+    *_each(
+        "tools/call",
         "cpu",
-        1 / 3,
+        (f"Streamable HTTP {NEW}, JSON", "http-2026-json", 0.14, (MCP,)),
+        (f"Streamable HTTP {NEW}, JSON", "http-2026-json", 0.1, (TYPESCRIPT,)),
+        (f"Streamable HTTP {OLD}, JSON", "http-2025-json", 0.13, PEERS),
+        (f"Streamable HTTP {OLD}, SSE", "http-2025-sse", 0.16, PEERS),
+        (f"Streamable HTTP {NEW}, SSE", "http-2026-sse", 0.11, PEERS),
+        ("HTTP+SSE", "sse", 0.35, PEERS),
+        ("WebSocket, 64 connections", "websocket-64", 0.3, (MCP_1,)),
+        (f"stdio {OLD}", "stdio-2025", 0.6, (TYPESCRIPT,)),
+        (f"stdio {NEW}", "stdio-2026", 0.6, (TYPESCRIPT,)),
+        (f"stdio {OLD}", "stdio-2025", 1 / 15, (MCP,)),
+        (f"stdio {NEW}", "stdio-2026", 1 / 15, (MCP,)),
     ),
-    Bar("tools/call over HTTP+SSE", "sse", "cpu", 4 / 5),
-    *_same("tools/call over stdio", BOTH, "cpu", 1.0, (TYPESCRIPT,)),
-    *_same("tools/call over stdio", BOTH, "cpu", 1 / 15, (MCP,)),
-    Bar("tools/call over WebSocket", "websocket", "cpu", 1 / 2, (MCP_1,)),
-    *_same(
+    *_each(
         "a progress notification",
-        {
-            "stdio": "progress-stdio",
-            "Streamable HTTP 2025-11-25": "progress-http-2025",
-            "Streamable HTTP 2026-07-28": "progress-http-2026",
-        },
         "cpu",
-        1 / 2,
+        ("stdio", "progress-stdio", 0.25, PEERS),
+        (f"Streamable HTTP {OLD}", "progress-http-2025", 0.25, PEERS),
+        (f"Streamable HTTP {NEW}", "progress-http-2026", 0.3, PEERS),
     ),
-    Bar(
-        "calls per second, 256 under way over 16, stdio",
-        "window-stdio-256",
+    _holding_up("connections of Streamable HTTP", "http", 1.0, (FLOOR,)),
+    _holding_up("connections of WebSocket", "connections", 0.9),
+    _holding_up("calls on one WebSocket", "websocket", 0.9),
+    _holding_up("calls over stdio", "stdio", 0.9),
+    Bar("calls per second, two workers over one", "workers-2", "rate", 1.8, more=True, over="workers-1", alone=True),
+    *_each(
+        "calls per second of CPU within one process",
         "rate",
-        0.9,
+        ("one under way", "memory-1", 3.0, (MCP,)),
+        ("one under way", "memory-1", 1.0, (TYPESCRIPT,)),
+        ("64 under way", "memory-64", 4.0, (MCP,)),
+        ("64 under way", "memory-64", 1.25, (TYPESCRIPT,)),
         more=True,
-        over="window-stdio-16",
-        alone=True,
     ),
-    Bar(
-        "calls per second, 256 under way over 16, WebSocket",
-        "window-websocket-256",
-        "rate",
-        0.9,
-        more=True,
-        over="window-websocket-16",
-        alone=True,
+    Bar("memory of an idle session, Streamable HTTP", "sessions-1000", "memory", 1 / 2),
+    Bar("memory of an idle session, WebSocket", "sessions-websocket-1000", "memory", 0.25, (MCP_1,)),
+    *(
+        Bar(f"KiB that a fourth round of 1,000 sessions adds to each, {name}", cell, "growth", 0.2, alone=True)
+        for name, cell in (("Streamable HTTP", "sessions-1000"), ("WebSocket", "sessions-websocket-1000"))
     ),
-    Bar(
-        "calls per second, 256 under way over 16, Streamable HTTP",
-        "window-http-256",
-        "rate",
-        1.0,
-        (FLOOR,),
-        more=True,
-        over="window-http-16",
-    ),
-    Bar("memory of an idle session with an open stream", "sessions-1000", "memory", 1 / 2),
-    Bar("KiB that a fourth round of 1,000 sessions adds to each", "sessions-1000", "growth", 0.5, alone=True),
-    Bar("calls per second within one process", "memory-64", "rate", 3.0, more=True),
     Bar("tools/list of 1,000 tools, 2nd time on", "list-1000", "cpu", 1 / 20),
     Bar("import, CPU", "cold-start", "import", 1 / 4, (MCP,)),
-    Bar("spawn to first answer, CPU", "cold-start", "first-answer", 1 / 3, (MCP,)),
+    Bar("spawn to first answer, CPU", "cold-start", "first-answer", 1.0, (TYPESCRIPT,)),
+    Bar("p99 in ms, WebSocket, 64 connections", "websocket-64", "p99", 15.0, alone=True),
 ]

@@ -10,21 +10,21 @@ from typing import Literal
 import attrs
 from names import FASTMCP, FLOOR, HYPERCORN, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
 
-__all__ = ["CELLS", "SECTIONS", "WINDOWS", "Cell", "Figure", "Section", "cell"]
+__all__ = ["CELLS", "COMPARED", "SECTIONS", "WINDOWS", "Cell", "Figure", "Section", "cell"]
 
 LEGACY = "2025-11-25"
 MODERN = "2026-07-28"
 UNDER_WAY = 64
 WINDOWS = (1, 4, 16, 64, 256, 1024)
+COMPARED = (16, 256)
 REPORTS = 1000
 
-Kind = Literal["load", "memory", "cold start", "sessions", "slow reader", "idle"]
+Kind = Literal["load", "client", "memory", "cold start", "sessions", "slow reader", "idle"]
 Road = Literal["stdio", "http", "sse", "websocket"]
 
 # The quickest of them are known; one of a kind has nobody to stand in.
-_QUICK = dict.fromkeys(("stdio", "http", "sse"), (OURS, HYPERCORN, MCP, TYPESCRIPT, FLOOR)) | {
-    "websocket": (OURS, MCP_1)
-}
+_RIVALS = dict.fromkeys(("stdio", "http", "sse"), (OURS, MCP, TYPESCRIPT, FLOOR)) | {"websocket": (OURS, MCP_1)}
+_OTHERS_ROUNDS = 2
 # A compiler that works while the program runs needs a few thousand.
 _WARM = 6000
 _ECHO = ("--tool", "echo", "--arg", "text=hello {n}", "--expect", "hello {n}")
@@ -38,11 +38,16 @@ class Cell:
         name: in results and on the command line.
         title: in tables.
         section: where it is shown.
-        kind: who measures it; `load` is `trimcp bench`.
+        kind: who measures it; `load` is `trimcp bench`, and `client` the client of each peer.
         road, revision, reply: how a server is reached, and what it has to answer with over Streamable HTTP.
         serve: how it is told to answer, if not so; "auto" is JSON until there is something to tell before the result.
+        server: whose server all clients call, where clients are measured.
         words: what `trimcp bench` is told to do.
-        under_way: at the same time.
+        under_way: at the same time, on each connection; over Streamable HTTP each has a connection of its own.
+        connections: of the load, each a session.
+        workers: processes that serve, by `trimcp run --workers`. They and the load share as many cores.
+        beside: cells of one name here take their turns in the same rounds, since they are compared.
+        collected: whether to note the share of its CPU that a server spends collecting garbage.
         payload: bytes of the text that is echoed instead, where there is one; `words` are not used then.
         least_bytes: a reply shorter than this cannot be right.
         reports: progress notifications in each call, if they are what is counted.
@@ -50,8 +55,9 @@ class Cell:
         peers: who takes part, if it offers this.
         seconds: measured for each turn, after `warm_up` seconds not measured; or after `warm_calls`, where a server is
             started for the turn (a slow peer gets fewer), so that its start is over by then.
+        rivals: whom the bars are about. The others have at most two rounds.
         rounds: how often each peer has its turn.
-        quick: whether it is part of the quick form, with `quick_rounds` of `quick_peers`.
+        quick: whether it is part of the quick form, with `quick_rounds` of `rivals`.
         overhead: seconds a turn takes beside those: starting, connecting, ending.
     """
 
@@ -63,30 +69,39 @@ class Cell:
     revision: str = LEGACY
     reply: Literal["json", "sse"] | None = None
     serve: str | None = attrs.field(default=attrs.Factory(lambda cell: cell.reply, takes_self=True), kw_only=True)
+    server: str = FLOOR
     words: tuple[str, ...] = _ECHO
     under_way: int = UNDER_WAY
+    connections: int = 1
+    workers: int = 0
+    beside: str = ""
+    collected: bool = False
     payload: int = 0
     least_bytes: int = 0
     reports: int = 0
     environment: dict[str, str] = attrs.field(factory=dict)
     peers: tuple[str, ...] = ORDER
-    seconds: float = 1.2
-    warm_up: float = 0.4
+    seconds: float = 1.0
+    warm_up: float = 0.3
     warm_calls: int = attrs.field(
         default=attrs.Factory(lambda cell: _WARM if cell.road == "stdio" else 0, takes_self=True)
     )
-    rounds: int = 3
-    quick: bool = True
-    quick_peers: tuple[str, ...] = attrs.field(
+    rounds: int = 5
+    rivals: tuple[str, ...] = attrs.field(
         default=attrs.Factory(
-            lambda cell: tuple(peer for peer in cell.peers if peer in _QUICK[cell.road]), takes_self=True
+            lambda cell: tuple(peer for peer in cell.peers if peer in _RIVALS[cell.road]), takes_self=True
         )
     )
+    quick: bool = True
     quick_rounds: int = 1
     # Over stdio the generator starts a server twice, the first time to see what it is.
     overhead: float = attrs.field(
-        default=attrs.Factory(lambda cell: 2.8 if cell.road == "stdio" else 1.0, takes_self=True)
+        default=attrs.Factory(lambda cell: 2.2 if cell.road == "stdio" else 1.0, takes_self=True)
     )
+
+    def rounds_of(self, peer: str, rounds: int) -> int:
+        """Return how many of the rounds a peer takes part in."""
+        return rounds if peer in self.rivals else min(rounds, _OTHERS_ROUNDS)
 
     def turn(self, *, quick: bool) -> float:
         """Return how many seconds one turn is expected to take."""
@@ -132,6 +147,7 @@ P99 = Figure("p99", "latency, p99, ms")
 P999 = Figure("p99.9", "latency, p99.9, ms")
 GENERATOR = Figure("generator", "how busy the load generator was, share of its core", compared=False)
 PEAK = Figure("memory", "memory of the server at its most, MiB")
+COLLECTED = Figure("collected", "share of the server's CPU that went into collecting garbage", compared=False)
 
 SECTIONS = (
     Section(
@@ -143,6 +159,21 @@ SECTIONS = (
             "cpu": ("cpu-per-call", "CPU time per call, for each transport"),
             "p50": ("latency", "Latency percentiles, for each transport"),
         },
+    ),
+    Section(
+        "clients",
+        "The client's side",
+        "The same call by each implementation's own client, to one server that is the same for all of them: the minimal"
+        " one, or where it says so another's. What is counted is the client's process alone.",
+        (
+            Figure("cpu", "CPU µs of the client per call"),
+            RATE,
+            P50,
+            P99,
+            Figure("memory", "memory of the client at its most, MiB"),
+            Figure("server", "how busy the server was, share of its core", compared=False),
+        ),
+        {"cpu": ("client-cpu", "CPU time of the client per call")},
     ),
     Section(
         "in memory",
@@ -164,13 +195,22 @@ SECTIONS = (
         "windows",
         "More at a time",
         "The same call with 1 to 1,024 under way. A server that is in order answers no fewer when more is asked of it.",
-        (RATE, CPU, P99),
+        (RATE, CPU, P99, COLLECTED),
         {"rate": ("windows", "Calls per second against calls under way")},
+    ),
+    Section(
+        "workers",
+        "More processes",
+        "One worker on one core, which it shares with the load, and two workers on two: whoever scales has twice as"
+        " many calls per second (Streamable HTTP, 2026-07-28, JSON).",
+        (RATE, CPU, P99),
+        {"rate": ("workers", "Calls per second with one worker and with two")},
     ),
     Section(
         "sessions",
         "Sessions",
-        "Sessions that do nothing, each with an open stream: over Streamable HTTP (2025-11-25) that of its GET.",
+        "Sessions that do nothing, each with an open stream: over Streamable HTTP (2025-11-25) that of its GET, over"
+        " WebSocket the connection itself.",
         (
             Figure("memory", "a session with an open stream, KiB"),
             Figure("opening", "opening one, CPU ms"),
@@ -258,6 +298,42 @@ _CALLS = [
     ),
     Cell("sse", "HTTP+SSE, 2024-11-05", "calls", road="sse", revision="2024-11-05"),
     Cell("websocket", f"WebSocket, {LEGACY}", "calls", road="websocket"),
+    Cell(
+        f"websocket-{UNDER_WAY}",
+        f"WebSocket, {LEGACY}, {UNDER_WAY} connections",
+        "calls",
+        road="websocket",
+        under_way=1,
+        connections=UNDER_WAY,
+    ),
+]
+
+_CLIENTS = [
+    Cell(
+        f"client-{name}-{under_way}",
+        f"{title}, {under_way} under way",
+        "clients",
+        kind="client",
+        road=road,
+        revision=revision,
+        reply="json" if road == "http" else None,
+        server=server,
+        under_way=under_way,
+        peers=peers,
+        seconds=1.0,
+        warm_up=0.0,
+        warm_calls=_WARM if road == "stdio" else _WARM // 4,
+        overhead=1.5 if road == "stdio" else 0.6,
+    )
+    for name, title, road, revision, server, peers in (
+        ("http-2026", _http(MODERN), "http", MODERN, FLOOR, _FEW),
+        ("http-2025", _http(LEGACY), "http", LEGACY, FLOOR, (*_FEW, MCP_1)),
+        ("http-foreign", f"{_http(MODERN)}, server of the TypeScript SDK", "http", MODERN, TYPESCRIPT, _FEW),
+        ("stdio", f"stdio, {LEGACY}", "stdio", LEGACY, FLOOR, (*_FEW, MCP_1)),
+        ("stdio-foreign", f"stdio, {LEGACY}, server of the TypeScript SDK", "stdio", LEGACY, TYPESCRIPT, _FEW),
+        ("websocket", f"WebSocket, {LEGACY}, server of trimcp", "websocket", LEGACY, OURS, (OURS,)),
+    )
+    for under_way in ((UNDER_WAY,) if "foreign" in name else (UNDER_WAY, 1))
 ]
 
 _MEMORY = [
@@ -286,28 +362,47 @@ _PROGRESS = [
     )
 ]
 
-_WINDOWED: tuple[tuple[Road, str, tuple[str, ...]], ...] = (
-    ("stdio", "stdio", _FEW),
-    ("http", f"{_http(LEGACY)}, JSON", (*_FEW, FLOOR)),
-    ("websocket", "WebSocket", (OURS, MCP_1)),
+_WINDOWED: tuple[tuple[str, Road, str, tuple[str, ...]], ...] = (
+    ("stdio", "stdio", "stdio", _FEW),
+    ("http", "http", f"{_http(LEGACY)}, JSON", (*_FEW, FLOOR)),
+    ("websocket", "websocket", "WebSocket, one connection", (OURS, MCP_1)),
+    ("connections", "websocket", "WebSocket, a connection for each", (OURS, MCP_1)),
 )
 _WINDOWS = [
     Cell(
-        f"window-{road}-{window}",
+        f"window-{name}-{window}",
         f"{title}: {window:,}",
         "windows",
         road=road,
         reply="json" if road == "http" else None,
-        under_way=window,
+        under_way=window if name != "connections" else 1,
+        connections=window if name == "connections" else 1,
         peers=peers,
         # The bars compare these two.
-        rounds=3 if window in (16, 256) else 2,
-        seconds=1.0 if window in (16, 256) else 0.6,
+        beside=f"window-{name}" if window in COMPARED else "",
+        collected=window in COMPARED,
+        rounds=5 if window in COMPARED else 1,
+        seconds=1.0 if window in COMPARED else 0.6,
         warm_up=0.3,
-        quick=window in (16, 256),
+        quick=window in COMPARED,
     )
-    for road, title, peers in _WINDOWED
-    for window in WINDOWS
+    for name, road, title, peers in _WINDOWED
+    for window in (COMPARED if name == "websocket" else WINDOWS)
+]
+
+_WORKERS = [
+    Cell(
+        f"workers-{workers}",
+        f"{workers} worker{'s' * (workers > 1)}",
+        "workers",
+        road="http",
+        revision=MODERN,
+        reply="json",
+        workers=workers,
+        beside="workers",
+        peers=(OURS,),
+    )
+    for workers in (1, 2)
 ]
 
 _SESSIONS = [
@@ -316,10 +411,21 @@ _SESSIONS = [
         "1,000 sessions",
         "sessions",
         kind="sessions",
-        peers=(OURS, MCP, FASTMCP, TYPESCRIPT),
+        peers=_FEW,
         rounds=4,
         quick_rounds=2,
-        overhead=10.0,
+        overhead=7.0,
+    ),
+    Cell(
+        "sessions-websocket-1000",
+        "1,000 sessions of WebSocket",
+        "sessions",
+        kind="sessions",
+        road="websocket",
+        peers=(OURS, MCP_1),
+        rounds=4,
+        quick_rounds=2,
+        overhead=7.0,
     ),
     Cell(
         "sessions-5000",
@@ -329,7 +435,7 @@ _SESSIONS = [
         peers=_FEW,
         rounds=1,
         quick=False,
-        overhead=45.0,
+        overhead=16.0,
     ),
     Cell(
         "sessions-sse-1000",
@@ -339,7 +445,7 @@ _SESSIONS = [
         peers=_FEW,
         rounds=1,
         quick=False,
-        overhead=10.0,
+        overhead=4.0,
     ),
 ]
 
@@ -356,7 +462,7 @@ _LISTS = [
         least_bytes=count * 60,
         environment={"BENCH_TOOLS": str(count - 3)},  # beside those that are there anyway
         peers=_PEERS if count == 1000 else _COMMON,
-        rounds=2 if count < 1000 else 3,
+        rounds=1 if count < 1000 else 5,
         seconds=1.0 if count < 1000 else 2.0,
         # A thousand tools take their time to register.
         overhead=1.0 if count < 1000 else 1.5,
@@ -426,7 +532,7 @@ _OTHERS = [
         reply="sse",
         under_way=16,
         peers=_COMMON,
-        rounds=2,
+        rounds=1,
         overhead=6.0,
     ),
     Cell("idle", "Streamable HTTP", "idle", kind="idle", road="http", peers=_COMMON, rounds=1, seconds=1.0),
@@ -434,7 +540,7 @@ _OTHERS = [
 
 # What bars are about comes first: where time runs short, it is the end that gets fewer rounds.
 CELLS: list[Cell] = sorted(
-    [*_CALLS, *_MEMORY, *_PROGRESS, *_WINDOWS, *_SESSIONS, *_LISTS, *_PAYLOADS, *_OTHERS],
+    [*_CALLS, *_CLIENTS, *_MEMORY, *_PROGRESS, *_WINDOWS, *_WORKERS, *_SESSIONS, *_LISTS, *_PAYLOADS, *_OTHERS],
     key=lambda cell: cell.rounds < 3,
 )
 

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,6 +56,8 @@ _LEGACY_HTTP = ("http 2025-11-25 json", "http 2025-11-25 sse")
 _MODERN_HTTP = ("http 2026-07-28 json", "http 2026-07-28 auto")
 _ALL_HTTP = (*_LEGACY_HTTP, *_MODERN_HTTP, "http 2026-07-28 sse")
 _SSE = ("sse 2024-11-05",)
+_CALLS_LEGACY = ("stdio 2025-11-25", "http 2025-11-25")
+_CALLS = (*_CALLS_LEGACY, "stdio 2026-07-28", "http 2026-07-28")
 
 
 @attrs.frozen
@@ -66,6 +68,7 @@ class Peer:
         name: what tables call it.
         program: the interpreter and the file in `peers/`; `command` says how to start it.
         ways: how it can be reached.
+        calls: how its client can reach a server (`program` with `client REVISION TARGET...`).
         memory: its client can call its server within one process (`program` with `memory COUNT UNDER_WAY`).
         environment: variables it is started with, beside ours.
         words: the command line's end when it serves over a network.
@@ -79,6 +82,7 @@ class Peer:
     name: str
     program: tuple[str, ...]
     ways: tuple[Way, ...]
+    calls: tuple[Way, ...] = ()
     memory: bool = True
     environment: dict[str, str] = attrs.field(factory=dict)
     words: tuple[str, ...] = ()
@@ -102,9 +106,15 @@ class Peer:
 
     def can(self, mode: str, revision: str | None = None, reply: str | None = None) -> bool:
         """Tell whether it can be reached so."""
-        return any(
-            way.mode == mode and revision in (None, way.revision) and reply in (None, way.reply) for way in self.ways
-        )
+        return _among(self.ways, mode, revision, reply)
+
+    def can_call(self, mode: str, revision: str | None = None) -> bool:
+        """Tell whether its client can reach a server so."""
+        return _among(self.calls, mode, revision, None)
+
+
+def _among(ways: Iterable[Way], mode: str, revision: str | None, reply: str | None) -> bool:
+    return any(way.mode == mode and revision in (None, way.revision) and reply in (None, way.reply) for way in ways)
 
 
 def find_peers(names: Sequence[str] | None = None) -> list[Peer]:
@@ -135,6 +145,7 @@ def _ours() -> Peer:
         OURS,
         (str(python), str(HERE / "peers" / "ours.py")),
         _ways(*_STDIO, *_ALL_HTTP, *_SSE, "websocket 2025-11-25", "websocket 2026-07-28"),
+        _ways(*_CALLS, "websocket 2025-11-25", "websocket 2026-07-28"),
         distribution="trimcp",
         home=_site_packages(python),
         package="import trimcp",
@@ -153,6 +164,7 @@ def _mcp() -> Peer:
         MCP,
         (str(python), str(HERE / "peers" / "official.py")),
         _ways(*_STDIO, *_LEGACY_HTTP, *_MODERN_HTTP, *_SSE),
+        _ways(*_CALLS),
         weight=10,
         distribution="mcp",
         home=_site_packages(python),
@@ -193,6 +205,7 @@ def _mcp_1() -> Peer:
         MCP_1,
         (str(python), str(HERE / "peers" / "official_1.py")),
         _ways("stdio 2025-11-25", *_LEGACY_HTTP, *_SSE, "websocket 2025-11-25"),
+        _ways(*_CALLS_LEGACY),
         memory=False,
         weight=10,
         distribution="mcp",
@@ -208,6 +221,7 @@ def _typescript() -> Peer:
         TYPESCRIPT,
         (str(_node()), str(HERE / "peers" / "typescript.mjs")),
         _ways(*_STDIO, *_ALL_HTTP, *_SSE),
+        _ways(*_CALLS),
         environment={"BENCH_NODE_MODULES": str(modules), "NODE_ENV": "production"},
         collecting=("--expose-gc",),
         distribution="@modelcontextprotocol/server",

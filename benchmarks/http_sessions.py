@@ -1,6 +1,7 @@
-"""Opens, uses and closes sessions over HTTP, as cheaply as Python can, and checks every reply.
+"""Opens, uses and closes sessions over a network, as cheaply as Python can, and checks every reply.
 
-Two kinds: Streamable HTTP of 2025-11-25 with a GET stream, and HTTP+SSE of 2024-11-05, which is all stream.
+Three kinds: Streamable HTTP of 2025-11-25 with a GET stream, HTTP+SSE of 2024-11-05, which is all stream, and a
+WebSocket.
 
 What the load costs must not hide what a server costs, so this is no client: it sends by what `trimcp bench` sends with,
 and an open stream is a socket in a list that nobody reads.
@@ -18,19 +19,27 @@ from urllib.parse import urlsplit
 import attrs
 import orjson
 import trio
+from check_far_end import frame
 
 from trimcp.bench.h1 import LoadConnection, Site, events_in
 from trimcp.bench.plan import Plan
 from trimcp.bench.supply import INITIALIZED, Load, Supply
 from trimcp.bench.tally import Tally
+from trimcp.bench.websocket import FrameReader
 from trimcp.framing.sse import EventDecoder
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.revisions import LATEST_LEGACY
 
-__all__ = ["Connection", "Session", "SseSession", "StreamableSession", "call", "each", "echo"]
+__all__ = ["Connection", "Session", "SseSession", "StreamableSession", "WebSocketSession", "call", "each", "echo"]
 
 STREAMABLE, SSE = "2025-11-25", "2024-11-05"
 EVENTS = b"text/event-stream"
+UPGRADE = (
+    b"GET %b HTTP/1.1\r\nHost: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: mcp\r\n\r\n"
+)
+CLOSE_FRAME = b"\x88\x82\0\0\0\0\x03\xe8"  # code 1000, masked with the key 0
+MAX_MESSAGE = 1 << 20
 _ids = count(1)
 
 
@@ -194,6 +203,54 @@ class SseSession:
         accepted = await connection.request("POST", {}, body, self.path)
         if accepted.status not in (200, 202):
             raise AssertionError(f"POST: {accepted}")
+
+
+@attrs.define(eq=False)
+class WebSocketSession:
+    """A session of 2025-11-25 on a WebSocket of its own, on which nobody reads but for an answer."""
+
+    stream: Connection
+    _socket: trio.SocketStream = attrs.field(init=False)
+    _frames: FrameReader = attrs.field(factory=lambda: FrameReader(MAX_MESSAGE))
+
+    async def open(self, connection: Connection) -> None:
+        """Connect, and initialize."""
+        place = urlsplit(self.stream.url)
+        self._socket = await trio.open_tcp_stream(place.hostname, place.port)
+        await self._socket.send_all(UPGRADE % (place.path.encode(), place.netloc.encode()))
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += await self._some()
+        if not head.startswith(b"HTTP/1.1 101 "):
+            raise AssertionError(f"upgrade: {head[:200]!r}")
+        _accept(await self.ask(connection, "initialize", _offer(STREAMABLE)), STREAMABLE)
+        await self._socket.send_all(frame(INITIALIZED))
+
+    async def ask(self, connection: Connection, method: str, params: dict[str, Any]) -> Answer:
+        """Send a request, and return the next message, which has to answer it."""
+        id = next(_ids)
+        await self._socket.send_all(frame(_request(id, method, params)))
+        messages: list[bytes] = []
+        while not messages:
+            messages = self._frames.feed(await self._some())
+        answer = Answer(200, None, orjson.loads(messages[0]))
+        if answer.message is None or answer.message.get("id") != id:
+            raise AssertionError(f"{method}: {answer}")
+        return answer
+
+    async def close(self, connection: Connection) -> None:
+        """Close the connection, as the protocol of WebSockets wants it, and see it end."""
+        await self._socket.send_all(CLOSE_FRAME)
+        with suppress(trio.BrokenResourceError):
+            while await self._socket.receive_some():
+                pass
+        await self._socket.aclose()
+
+    async def _some(self) -> bytes:
+        data = bytes(await self._socket.receive_some())
+        if not data:
+            raise AssertionError("the server closed the connection")
+        return data
 
 
 def _offer(revision: str) -> dict[str, Any]:

@@ -27,9 +27,9 @@ SERVER_CORE, LOAD_CORE = 0, 1
 START_LIMIT = 60.0
 
 
-def on_core(core: int) -> list[str]:
-    """Return what keeps a command on one core, where there are two to choose from."""
-    return ["taskset", "-c", str(CORES[core])] if len(CORES) > 1 else []
+def on_core(*cores: int) -> list[str]:
+    """Return what keeps a command on these cores, where there are two to choose from."""
+    return ["taskset", "-c", ",".join(str(CORES[core]) for core in cores)] if len(CORES) > 1 else []
 
 
 @contextmanager

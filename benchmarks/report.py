@@ -72,7 +72,7 @@ def _bar_row(verdict: Verdict) -> list[str]:
     if verdict.ratio is None:
         return [bar.what, "", "", limit, f"not measured: {_plain(verdict.reason)}"]
     mark = f" {MARK}" if verdict.saturated else ""
-    said = f"**{verdict.said}**" if verdict.said == "missed" else verdict.said
+    said = f"**missed** by {-verdict.spare:.0%}" if verdict.said == "missed" else f"met, {verdict.spare:.0%} to spare"
     # The range may reach over the bar while the median does not.
     said += "" if verdict.steady else ", not in every round"
     return [bar.what, verdict.against or "itself", ratio(verdict.ratio) + mark, limit, said]

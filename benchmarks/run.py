@@ -1,10 +1,12 @@
 """Measures every implementation in every cell, and writes the page about it: `nox -s bench`.
 
-    python benchmarks/run.py [--quick] [--only CELL]... [--peers NAME]... [--rounds N] [--minutes M] [--out FOLDER]
+    python benchmarks/run.py [--quick] [--bars] [--only CELL]... [--peers NAME]... [--rounds N] [--minutes M]
+        [--out FOLDER]
 
 In a round every implementation has its turn. Servers over a network are started once for a cell, and live through its
-rounds; servers over stdio are started for each turn, as is the load generator. `--out` is the folder of the page;
-without it a whole run writes into docs/, and any other into build/bench/.
+rounds; servers over stdio are started for each turn, as is the load generator, and so it is with clients under
+measurement. `--out` is the folder of the page; without it a whole run writes into docs/, and any other into
+build/bench/.
 """
 
 from __future__ import annotations
@@ -19,21 +21,25 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import attrs
+import clients
 import report
 import slow_reader
+from bars import BARS
 from cells import CELLS, Cell
+from clients import Calling, calling
 from environments import ROOT, Peer, find_peers
 from machine import Stolen, load_average, machine, pulse_ms
 from names import FLOOR, ORDER, OURS
 from results import BUSY, Results
-from servers import Failed, Serving, ask, floor, serving
+from servers import Failed, Serving, ask, command_of, floor, serving
 
 __all__ = ["Budget", "Run", "main"]
 
@@ -45,6 +51,8 @@ OPEN_FILES = 4096
 FIRST_CALLS = 4_000
 # Longer than that a failing turn may take only once.
 PATIENCE = 15.0
+BARRED = {name for bar in BARS for name in (bar.cell, bar.over)}
+T = TypeVar("T")
 
 
 class Budget:
@@ -106,6 +114,7 @@ class Run:
         quick: less time for each turn, fewer rounds.
         rounds: instead of the cells' own numbers.
         minutes: all there is.
+        far: whose servers clients are measured with, where they do not take part.
         say: where to tell how far it is.
     """
 
@@ -117,6 +126,7 @@ class Run:
         quick: bool,
         rounds: int | None,
         minutes: float,
+        far: Sequence[Peer] = (),
         say: Callable[[str], None] = print,
     ) -> None:
         self.results = Results()
@@ -126,9 +136,10 @@ class Run:
         self._rounds = rounds
         self._say = say
         self._python = next(peer.program[0] for peer in peers if peer.name == OURS)
-        expected = {cell.name: self._expected(cell) for cell in cells}
+        self._far = {peer.name: peer for peer in (*peers, *far)}
+        expected = {cell.name: self._expected(cell, self._wanted(cell)) for cell in cells}
         # No bar depends on those with few rounds.
-        least = {cell.name: expected[cell.name] / self._wanted(cell) for cell in cells if cell.rounds < 3}
+        least = {cell.name: self._expected(cell, 1) for cell in cells if cell.rounds < 3}
         self._budget = Budget(minutes * 60, expected, least)
 
     def run(self) -> Results:
@@ -139,14 +150,18 @@ class Run:
         self.results.machine = machine()
         self.results.versions = versions(self._peers)
         self._say(f"{len(self._cells)} cells, about {_minutes(self._budget.left)}")
-        for number, cell in enumerate(self._cells, 1):
+        number = 0
+        for cells in self._together():
             pulses.append(pulse_ms())
-            rounds = self._budget.rounds(cell.name, self._wanted(cell))
-            self._say(f"[{number}/{len(self._cells)}] {cell.name}, {self._told(cell, rounds)}")
-            KINDS[cell.kind](self, cell, rounds)
-            self._budget.done(cell.name, rounds / self._wanted(cell))
-            self._say(self._found(cell))
-            taken[cell.name] = round(self._budget.spent - sum(taken.values()), 1)
+            names, first = ", ".join(cell.name for cell in cells), cells[0]
+            rounds = self._budget.rounds(first.name, self._wanted(first))
+            number += len(cells)
+            self._say(f"[{number}/{len(self._cells)}] {names}, {self._told(first, rounds)}")
+            KINDS[first.kind](self, cells, rounds)
+            for cell in cells:
+                self._budget.done(cell.name, rounds / self._wanted(cell))
+                self._say(self._found(cell))
+            taken[names] = round(self._budget.spent - sum(taken.values()), 1)
         loads.append(load_average())
         made.update(pulse_ms=pulses, load_average=loads, stolen=stolen.share())
         made.update(seconds=round(self._budget.spent, 1), seconds_of_each_cell=taken)
@@ -154,18 +169,15 @@ class Run:
 
     # Each kind of cell
 
-    def load(self, cell: Cell, rounds: int) -> None:
+    def load(self, cells: Sequence[Cell], rounds: int) -> None:
         """Let `trimcp bench` ask each server."""
-        seconds, warm_up = self._times(cell)
         with ExitStack() as stack:
-            servers: dict[str, Serving | None] = {}
-            for peer in self.able(cell):
-                try:
-                    servers[peer.name] = None if cell.road == "stdio" else stack.enter_context(serving(peer, cell))
-                except Failed as error:
-                    self._fail(cell.name, peer.name, str(error))
 
-            def turn(peer: Peer, first: bool) -> None:
+            def start(cell: Cell, peer: Peer) -> Serving | None:
+                return None if cell.road == "stdio" else stack.enter_context(serving(peer, cell))
+
+            def turn(cell: Cell, peer: Peer, server: Serving | None, first: bool) -> None:
+                seconds, warm_up = self._times(cell)
                 warm = f"{warm_up:g}"
                 # A server that listens has done nothing yet, and compilers that work meanwhile need their calls: Node's
                 # first thousand over HTTP cost twice what the fifth thousand does.
@@ -173,71 +185,133 @@ class Run:
                 fresh = first and cell.road != "stdio" and not cell.payload and not cell.least_bytes
                 calls = FIRST_CALLS // (cell.reports or 1) if fresh else cell.warm_calls
                 if calls:
-                    warm = f"{max(calls // peer.weight, cell.under_way)}x"
-                found = ask(self._python, peer, cell, servers[peer.name], seconds=seconds, warm_up=warm)
-                for figure, (unit, value) in figures(found, cell).items():
-                    self.results.add(cell.name, figure, peer.name, unit, [value])
+                    warm = f"{max(calls // peer.weight, cell.under_way * cell.connections)}x"
+                spent, collected = (server.cpu, server.collected) if server is not None else (0.0, None)
+                found = ask(self._python, peer, cell, server, seconds=seconds, warm_up=warm)
+                self._note(cell, peer, figures(found, cell))
+                if server is not None and server.collected is not None and collected is not None:
+                    share = (server.collected - collected) / (server.cpu - spent)
+                    self._note(cell, peer, {"collected": ("share of its CPU", share)})
 
-            self._turns(cell, [peer for peer in self.able(cell) if peer.name in servers], rounds, turn)
+            self._turns(self._each(cells, start), rounds, turn)
 
-    def slow_reader(self, cell: Cell, rounds: int) -> None:
+    def client(self, cells: Sequence[Cell], rounds: int) -> None:
+        """Let each client call the same server; one over stdio starts its own."""
+        with ExitStack() as stack:
+            servers = {
+                cell.name: stack.enter_context(serving(self._far[cell.server], cell))
+                for cell in cells
+                if cell.road != "stdio"
+            }
+
+            def target(cell: Cell) -> list[str]:
+                server = servers.get(cell.name)
+                return command_of(self._far[cell.server], cell) if server is None else [server.url]
+
+            def start(cell: Cell, peer: Peer) -> Calling | None:
+                return None if cell.road == "stdio" else stack.enter_context(calling(peer, cell, target(cell)))
+
+            def turn(cell: Cell, peer: Peer, client: Calling | None, first: bool) -> None:
+                server = servers.get(cell.name)
+                with calling(peer, cell, target(cell)) if client is None else nullcontext(client) as connected:
+                    spent = server.cpu if server is not None else 0.0
+                    found = connected.turn(f"{self._times(cell)[0]:g}")
+                self._note(cell, peer, clients.figures(found))
+                if server is not None:
+                    self._note(cell, peer, {"server": ("share of a core", (server.cpu - spent) / found["wall"])})
+
+            self._turns(self._each(cells, start), rounds, turn)
+
+    def slow_reader(self, cells: Sequence[Cell], rounds: int) -> None:
         """Ask each server beside somebody who does not read."""
-        seconds, warm_up = self._times(cell)
 
-        def turn(peer: Peer, first: bool) -> None:
-            found = slow_reader.measure(self._python, peer, cell, seconds=seconds, warm_up=warm_up)
-            for figure, (unit, value) in found.items():
-                self.results.add(cell.name, figure, peer.name, unit, [value])
+        def turn(cell: Cell, peer: Peer, started: None, first: bool) -> None:
+            seconds, warm_up = self._times(cell)
+            self._note(cell, peer, slow_reader.measure(self._python, peer, cell, seconds=seconds, warm_up=warm_up))
 
-        self._turns(cell, self.able(cell), rounds, turn)
+        self._turns(self._each(cells, lambda cell, peer: None), rounds, turn)
 
-    def idle(self, cell: Cell, rounds: int) -> None:
+    def idle(self, cells: Sequence[Cell], rounds: int) -> None:
         """Leave all servers alone at the same time."""
         seconds = IDLE_SECONDS * (QUICK_TIME if self._quick else 1)
         with ExitStack() as stack:
-            servers: dict[str, Serving] = {}
-            for peer in self.able(cell):
-                try:
-                    server = stack.enter_context(serving(peer, cell))
-                    stack.enter_context(slow_reader.session(server.url))
-                    servers[peer.name] = server
-                except Failed as error:
-                    self._fail(cell.name, peer.name, str(error))
+
+            def start(cell: Cell, peer: Peer) -> Serving:
+                server = stack.enter_context(serving(peer, cell))
+                stack.enter_context(slow_reader.session(server.url))
+                return server
+
+            servers = self._each(cells, start)
             time.sleep(1.0)  # what they do after a session was opened is not idleness
             for _ in range(rounds):
-                before = {name: server.cpu for name, server in servers.items()}
+                before = [server.cpu for _, _, server in servers]
                 time.sleep(seconds)
-                for name, server in servers.items():
-                    spent = (server.cpu - before[name]) / seconds * 60_000
-                    self.results.add(cell.name, "cpu", name, "ms per minute", [spent])
+                for (cell, peer, server), spent in zip(servers, before, strict=True):
+                    self._note(cell, peer, {"cpu": ("ms per minute", (server.cpu - spent) / seconds * 60_000)})
 
-    def elsewhere(self, cell: Cell, rounds: int) -> None:
+    def elsewhere(self, cells: Sequence[Cell], rounds: int) -> None:
         """Let a module of its own measure all peers."""
+        (cell,) = cells
         module = importlib.import_module(cell.kind.replace(" ", "_"))
         peers = self.able(cell)
-        try:
-            found = module.measure(peers, rounds=rounds, quick=self._quick, cells=[cell.name])
-        except Exception as error:
-            # Whoever it was: without the others' figures there is nothing to compare.
-            traceback.print_exc()
-            for peer in peers:
-                self._fail(cell.name, peer.name, f"{type(error).__name__}: {error}"[:300])
-            return
-        for one in found:
-            self.results.add(cell.name, one["figure"], one["peer"], one["unit"], one["values"])
+        times = {peer.name: cell.rounds_of(peer.name, rounds) for peer in peers}
+        for number in sorted(set(times.values())):
+            some = [peer for peer in peers if times[peer.name] == number]
+            try:
+                found = module.measure(some, rounds=number, quick=self._quick, cells=[cell.name])
+            except Exception as error:
+                # Whoever it was: without the others' figures there is nothing to compare.
+                traceback.print_exc()
+                for peer in some:
+                    self._fail(cell.name, peer.name, f"{type(error).__name__}: {error}"[:300])
+                continue
+            for one in found:
+                self.results.add(cell.name, one["figure"], one["peer"], one["unit"], one["values"])
 
     # Parts
 
-    def _turns(self, cell: Cell, peers: list[Peer], rounds: int, turn: Callable[[Peer, bool], None]) -> None:
+    def _together(self) -> Iterator[Sequence[Cell]]:
+        """Yield each cell, or all that take their turns beside each other."""
+        left = list(self._cells)
+        while left:
+            some = [cell for cell in left if cell is left[0] or (cell.beside and cell.beside == left[0].beside)]
+            yield some
+            left = [cell for cell in left if cell not in some]
+
+    def _each(self, cells: Sequence[Cell], start: Callable[[Cell, Peer], T]) -> list[tuple[Cell, Peer, T]]:
+        """Start something for each peer that is able, and return those for which it could be started."""
+        found = []
+        for cell in cells:
+            for peer in self.able(cell):
+                try:
+                    found.append((cell, peer, start(cell, peer)))
+                except Failed as error:
+                    self._fail(cell.name, peer.name, str(error))
+        # One peer after the other in all cells, since these are compared.
+        return sorted(found, key=lambda one: ORDER.index(one[1].name))
+
+    def _turns(
+        self,
+        started: Sequence[tuple[Cell, Peer, T]],
+        rounds: int,
+        turn: Callable[[Cell, Peer, T, bool], None],
+    ) -> None:
+        given_up = set()
         for number in range(rounds):
-            for peer in list(peers):
+            for place, (cell, peer, one) in enumerate(started):
+                if place in given_up or number >= cell.rounds_of(peer.name, rounds):
+                    continue
                 began = time.monotonic()
                 try:
-                    turn(peer, number == 0)
+                    turn(cell, peer, one, number == 0)
                 except Failed as error:
                     self._fail(cell.name, peer.name, str(error))
                     if time.monotonic() - began > PATIENCE:
-                        peers.remove(peer)
+                        given_up.add(place)
+
+    def _note(self, cell: Cell, peer: Peer, found: Mapping[str, tuple[str, float]]) -> None:
+        for figure, (unit, value) in found.items():
+            self.results.add(cell.name, figure, peer.name, unit, [value])
 
     def _fail(self, cell: str, peer: str, reason: str) -> None:
         # Where it was run is nobody's business, and would be different elsewhere.
@@ -245,10 +319,12 @@ class Run:
 
     def able(self, cell: Cell) -> list[Peer]:
         """Return who takes part and offers this."""
-        wanted = cell.quick_peers if self._quick else cell.peers
+        wanted = cell.rivals if self._quick else cell.peers
         there = [peer for peer in self._peers if peer.name in wanted]
         if cell.kind in ELSEWHERE:
             return there
+        if cell.kind == "client":
+            return [peer for peer in there if peer.can_call(cell.road, cell.revision)]
         return [peer for peer in there if peer.can(cell.road, cell.revision, cell.serve)]
 
     def _times(self, cell: Cell) -> tuple[float, float]:
@@ -258,8 +334,9 @@ class Run:
     def _wanted(self, cell: Cell) -> int:
         return self._rounds or (cell.quick_rounds if self._quick else cell.rounds)
 
-    def _expected(self, cell: Cell) -> float:
-        return self._wanted(cell) * len(self.able(cell)) * cell.turn(quick=self._quick)
+    def _expected(self, cell: Cell, rounds: int) -> float:
+        turns = sum(cell.rounds_of(peer.name, rounds) for peer in self.able(cell))
+        return turns * cell.turn(quick=self._quick)
 
     def _told(self, cell: Cell, rounds: int) -> str:
         wanted = self._wanted(cell)
@@ -281,8 +358,9 @@ class Run:
         return "\n".join(lines)
 
 
-KINDS: dict[str, Callable[[Run, Cell, int], None]] = {
+KINDS: dict[str, Callable[[Run, Sequence[Cell], int], None]] = {
     "load": Run.load,
+    "client": Run.client,
     "slow reader": Run.slow_reader,
     "idle": Run.idle,
     **dict.fromkeys(ELSEWHERE, Run.elsewhere),
@@ -335,12 +413,18 @@ def _open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
+def _means(word: str, cell: Cell) -> bool:
+    """Tell whether a word of the command line means a cell: "http-2025-json", "http", "*json"."""
+    return fnmatch.fnmatch(cell.name, word) or cell.name.startswith(f"{word}-")
+
+
 def main() -> None:
     """Do what the command line says."""
     _open_files()
     parser = argparse.ArgumentParser(description="Measure every implementation in every cell.")
     parser.add_argument("--quick", action="store_true", help="fewer cells and rounds, in under five minutes")
-    parser.add_argument("--only", action="append", metavar="CELL", help="a cell, or a pattern such as 'http-*'")
+    parser.add_argument("--bars", action="store_true", help="only what the bars are about, cells and peers")
+    parser.add_argument("--only", action="append", metavar="CELL", help="cells: a name, its beginning, or a pattern")
     parser.add_argument("--peers", action="append", metavar="NAME", help=f"one of: {', '.join(ORDER)}")
     parser.add_argument("--rounds", type=int, help="how often each has its turn")
     parser.add_argument("--minutes", type=float, help=f"all there is ({MINUTES:g}; {QUICK_MINUTES:g} with --quick)")
@@ -350,22 +434,25 @@ def main() -> None:
     cells = [
         cell
         for cell in CELLS
-        if (any(fnmatch.fnmatch(cell.name, only) for only in options.only) if options.only else True)
-        and (cell.quick or options.only or not options.quick)
+        if (cell.name in BARRED or not options.bars)
+        and (any(_means(only, cell) for only in options.only) if options.only else cell.quick or not options.quick)
     ]
     if options.list:
         print("\n".join(f"{cell.name:22} {cell.section}: {cell.title}" for cell in cells))
         return
+    cells = [attrs.evolve(cell, peers=cell.rivals) for cell in cells] if options.bars else cells
     names = list(options.peers or ORDER)
     if not cells or not set(names) <= set(ORDER):
         parser.error("no such cell" if not cells else f"the peers are {', '.join(ORDER)}")
     # The generator is ours.
-    installed = {peer.name: peer for peer in find_peers([name for name in ORDER if name in {*names, OURS} - {FLOOR}])}
+    needed = {*names, OURS, *(cell.server for cell in cells if cell.kind == "client")}
+    installed = {peer.name: peer for peer in find_peers([name for name in ORDER if name in needed - {FLOOR}])}
     installed[FLOOR] = floor(installed[OURS])
-    whole = not (options.quick or options.only or options.peers or options.rounds)
+    whole = not (options.quick or options.bars or options.only or options.peers or options.rounds)
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
     peers = [installed[name] for name in ORDER if name in names]
-    results = Run(peers, cells, quick=options.quick, rounds=options.rounds, minutes=minutes).run()
+    far = list(installed.values())
+    results = Run(peers, cells, quick=options.quick, rounds=options.rounds, minutes=minutes, far=far).run()
     results.made["whole"] = whole
     words = [word for word in sys.argv[1:] if options.out is None or word not in ("--out", str(options.out))]
     results.made["command"] = " ".join(["nox -s bench", *(["--", shlex.join(words)] if words else [])])

@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shlex
+import struct
 import subprocess
 import tempfile
 import time
@@ -22,12 +23,13 @@ import attrs
 from cells import Cell
 from environments import Peer, Way
 from names import FLOOR
-from processes import LOAD_CORE, SERVER_CORE, on_core
+from processes import CORES, LOAD_CORE, SERVER_CORE, on_core
 
 from trimcp.bench.cost import cpu_seconds, memory_of
 
-__all__ = ["Failed", "Serving", "ask", "check", "floor", "serving", "words_for"]
+__all__ = ["Failed", "Program", "Serving", "ask", "check", "command_of", "floor", "serving", "words_for"]
 
+HERE = Path(__file__).parent
 START_LIMIT = 30.0
 # Beside the seconds that a turn takes: starting both, connecting, the last replies.
 SLACK = 45.0
@@ -43,7 +45,7 @@ def floor(ours: Peer) -> Peer:
         *(Way("stdio", revision) for revision in ("2025-11-25", "2026-07-28")),
         *(Way("http", revision, "json") for revision in ("2025-11-25", "2026-07-28")),
     )
-    program = (ours.program[0], str(Path(__file__).parent / "floor" / "minimal.py"))
+    program = (ours.program[0], str(HERE / "floor" / "minimal.py"))
     return Peer(FLOOR, program, ways, memory=False)
 
 
@@ -56,6 +58,13 @@ class Serving:
 
     url: str
     pid: int
+    collecting: Path | None = None
+
+    @property
+    def collected(self) -> float | None:
+        """CPU seconds that it has spent collecting garbage, if that is noted (`hooks/sitecustomize.py`)."""
+        noted = self.collecting.read_bytes() if self.collecting is not None else b""
+        return struct.unpack("d", noted)[0] if noted else None
 
     @property
     def cpu(self) -> float:
@@ -75,38 +84,80 @@ def serving(peer: Peer, cell: Cell) -> Iterator[Serving]:
     Raises:
         Failed: it ended, or said nothing, before it listened.
     """
-    command = [*on_core(SERVER_CORE), *peer.command(cell.road, reply=cell.serve)]
-    environment = {**os.environ, **peer.environment, **cell.environment}
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=environment
-        )
-        try:
-            yield Serving(_first_line(process, errors), process.pid)
-        finally:
-            process.terminate()
+    words = ["--workers", str(cell.workers)] if cell.workers else []
+    command = [*_core(cell, SERVER_CORE), *peer.command(cell.road, reply=cell.serve), *words]
+    environment = {**peer.environment, **cell.environment}
+    with tempfile.TemporaryDirectory() as folder:
+        collecting = Path(folder, "collected") if cell.collected else None
+        if collecting is not None:
+            collecting.touch()
+            paths = [str(HERE / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
+            environment |= {"BENCH_COLLECTED": str(collecting), "PYTHONPATH": os.pathsep.join(paths)}
+        with Program.started(command, environment) as program:
+            url = program.line("before it listened").removeprefix("listening on ")
+            yield Serving(url, program.pid, collecting)
+
+
+def _core(cell: Cell, core: int) -> list[str]:
+    return on_core(*range(min(cell.workers, len(CORES)))) if cell.workers else on_core(core)
+
+
+@attrs.frozen
+class Program:
+    """A process that says what it has to say in lines of its standard output."""
+
+    process: subprocess.Popen[bytes]
+    errors: Any
+
+    @classmethod
+    @contextmanager
+    def started(cls, command: Sequence[str], environment: Mapping[str, str]) -> Iterator[Program]:
+        """Start a command with these variables beside ours, and end it with the block."""
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env={**os.environ, **environment}
+            )
             try:
-                process.wait(timeout=3)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+                yield cls(process, errors)
+            finally:
+                process.terminate()
+                try:
+                    process.wait(timeout=3)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+                for pipe in (process.stdin, process.stdout):
+                    assert pipe is not None
+                    pipe.close()
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self.process.pid
 
-def _first_line(process: subprocess.Popen[bytes], errors: Any) -> str:
-    assert process.stdout is not None
-    deadline = time.monotonic() + START_LIMIT
-    line = b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))
-        data = os.read(process.stdout.fileno(), 4096) if ready else b""
-        if not data:
-            errors.seek(0)
-            why = errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise Failed(f"{'ended' if ready else 'said nothing'} before it listened: {why or 'without a word'}"[:300])
-        line += data
-    return line.decode().split("\n", 1)[0].strip()
+    def tell(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self.process.stdin is not None
+        os.write(self.process.stdin.fileno(), line.encode() + b"\n")
+
+    def line(self, before: str, limit: float = START_LIMIT) -> str:
+        """Return the next line it writes.
+
+        Raises:
+            Failed: it ended, or said nothing, "before ...".
+        """
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + limit
+        line = b""
+        while not line.endswith(b"\n"):
+            ready, _, _ = select.select([self.process.stdout], [], [], max(deadline - time.monotonic(), 0))
+            data = os.read(self.process.stdout.fileno(), 4096) if ready else b""
+            if not data:
+                self.errors.seek(0)
+                why = self.errors.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+                raise Failed(f"{'ended' if ready else 'said nothing'} {before}: {why or 'without a word'}"[:300])
+            line += data
+        return line.decode().split("\n", 1)[0].strip()
 
 
 # Turns
@@ -131,10 +182,10 @@ def ask(python: str, peer: Peer, cell: Cell, server: Serving | None, *, seconds:
         if cell.payload:
             text = "x" * cell.payload
             script.write_text(json.dumps([{"tool": "echo", "arguments": {"text": text}, "expect": text}]))
-        target = _target(peer, cell) if server is None else [server.url, "--pid", str(server.pid)]
+        target = [shlex.join(command_of(peer, cell))] if server is None else [server.url, "--pid", str(server.pid)]
         words = words_for(cell, target, script, seconds=seconds, warm_up=warm_up)
         # -P: of what is installed, not of a tree that somebody may be working in.
-        command = [*on_core(LOAD_CORE), python, "-P", "-m", "trimcp.cli", "bench", *words, "--save", str(report)]
+        command = [*_core(cell, LOAD_CORE), python, "-P", "-m", "trimcp.cli", "bench", *words, "--save", str(report)]
         try:
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds + SLACK
@@ -155,7 +206,8 @@ def words_for(cell: Cell, target: Sequence[str], script: Path, *, seconds: float
     return [
         *target,
         *(["--script", str(script)] if cell.payload else cell.words),
-        *("--under-way", str(cell.under_way), "--seconds", f"{seconds:g}", "--warm-up", warm_up),
+        *("--sessions", str(cell.connections), "--under-way", str(cell.under_way)),
+        *("--seconds", f"{seconds:g}", "--warm-up", warm_up),
         *("--revision", cell.revision),
         *reached,
         *(["--reply", cell.reply] if cell.reply else []),
@@ -163,10 +215,10 @@ def words_for(cell: Cell, target: Sequence[str], script: Path, *, seconds: float
     ]
 
 
-def _target(peer: Peer, cell: Cell) -> list[str]:
-    # By `env`, since a client hands only a few harmless variables on to a server that it starts.
+def command_of(peer: Peer, cell: Cell) -> list[str]:
+    """Return what starts a peer's server over stdio, for a client that hands only a few harmless variables on."""
     variables = [f"{name}={value}" for name, value in {**peer.environment, **cell.environment}.items()]
-    return [shlex.join(["env", *variables, *on_core(SERVER_CORE), *peer.command("stdio")])]
+    return ["env", *variables, *on_core(SERVER_CORE), *peer.command("stdio")]
 
 
 def check(found: Mapping[str, Any], code: int, cell: Cell) -> None:
@@ -179,7 +231,7 @@ def check(found: Mapping[str, Any], code: int, cell: Cell) -> None:
     if found["revision"] != cell.revision:
         raise Failed(f"the server speaks {found['revision']}")
     # Calls begin before the time that is measured, and are under way at its end.
-    whole = calls - cell.under_way
+    whole = calls - cell.under_way * cell.connections
     if whole > 0 and found["bytes_in"] / whole < cell.least_bytes:
         raise Failed(f"{found['bytes_in'] / whole:.0f} bytes are no reply to that")
     if cell.reports:

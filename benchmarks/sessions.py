@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 import trio
 from environments import Peer
-from http_sessions import Connection, Session, SseSession, StreamableSession, call, each, echo
+from http_sessions import Connection, Session, SseSession, StreamableSession, WebSocketSession, call, each, echo
 from processes import LOAD_CORE, SERVER_CORE, descriptors, kept_on, listening, on_core
 from rows import Rows, command_line
 
@@ -30,25 +30,28 @@ __all__ = ["CELLS", "Cell", "measure"]
 UNDER_WAY = 32
 WARM = 5
 PHASE_LIMIT = 240.0
+KINDS = {"http": StreamableSession, "sse": SseSession, "websocket": WebSocketSession}
 SETTLE_LIMIT, QUICK_SETTLE_LIMIT = 12.0, 2.0  # some things are kept for a while, such as a connection's deadline
 
 
 @attrs.frozen
 class Cell:
-    """So many sessions of a kind: over Streamable HTTP ("http"), or HTTP+SSE ("sse")."""
+    """So many sessions of a kind: over Streamable HTTP ("http"), HTTP+SSE ("sse"), or WebSocket."""
 
     mode: str
     sessions: int
 
     def session(self, url: str) -> Session:
         """Return a session that is not open yet."""
-        return StreamableSession(Connection(url)) if self.mode == "http" else SseSession(Connection(url))
+        # The address is that of the upgrade, which is a request of HTTP.
+        return KINDS[self.mode](Connection(f"http{url.removeprefix('ws')}" if url.startswith("ws") else url))
 
 
 CELLS = {
     "sessions-1000": Cell("http", 1_000),
     "sessions-5000": Cell("http", 5_000),
     "sessions-sse-1000": Cell("sse", 1_000),
+    "sessions-websocket-1000": Cell("websocket", 1_000),
 }
 
 
@@ -96,25 +99,27 @@ class Round:
 
 @attrs.define(eq=False)
 class Under:
-    """A server under measurement, with a session in which it is asked for its counts."""
+    """A server under measurement."""
 
     cell: Cell
     url: str
     process: int
-    control: Session
     settle_limit: float
 
     async def counts(self) -> Counts:
         """Return what it has now."""
-        # A connection of its own, since servers close those on which nothing happens.
-        connection = Connection(self.url)
-        try:
-            text = await call(self.control, connection, "counts", {})
-            blocks, objects, tasks = map(int, text.split())
+        # In a session of its own, since servers close connections on which nothing happens.
+        found: list[Counts] = []
+
+        async def ask(session: Session, connection: Connection) -> None:
+            await session.open(connection)
+            blocks, objects, tasks = map(int, (await call(session, connection, "counts", {})).split())
             resident, peak = memory_of(self.process)
-            return Counts(resident, peak, blocks, objects, tasks, descriptors(self.process))
-        finally:
-            connection.close()
+            found.append(Counts(resident, peak, blocks, objects, tasks, descriptors(self.process)))
+            await session.close(connection)
+
+        await each([self.cell.session(self.url)], ask, 1)
+        return found[0]
 
     async def settled(self, base: Counts, blocks: float) -> Counts:
         """Return the counts once no task, no descriptor and few blocks are left, or after a while as they are."""
@@ -162,14 +167,11 @@ async def _close(session: Session, connection: Connection) -> None:
 
 @asynccontextmanager
 async def serving(peer: Peer, cell: Cell, settle_limit: float) -> AsyncIterator[Under]:
-    """Start a server on a port of the system's choice, greet it, and stop it in the end."""
+    """Start a server on a port of the system's choice, and stop it in the end."""
     environment = {**os.environ, **peer.environment, "BENCH_COUNTS": "1"}
     command = [*on_core(SERVER_CORE), *peer.counting(cell.mode)]
     async with listening(command, environment) as (url, pid):
-        control = cell.session(url)
-        await each([control], _open, 1)
-        yield Under(cell, url, pid, control, settle_limit)
-        await each([control], _close, 1)
+        yield Under(cell, url, pid, settle_limit)
 
 
 async def rounds_of(peers: Sequence[Peer], cell: Cell, rounds: int, settle_limit: float) -> dict[str, list[Round]]:
@@ -208,7 +210,7 @@ def measure(
     """
     rows = Rows()
     for name, cell in CELLS.items():
-        if name not in (cells if cells is not None else ("sessions-1000", "sessions-sse-1000")):
+        if name not in (cells if cells is not None else set(CELLS) - {"sessions-5000"}):
             continue
         able = [peer for peer in peers if peer.can(cell.mode)]
         with kept_on(LOAD_CORE), _open_files(cell.sessions + 500):

@@ -15,7 +15,7 @@ os.environ.setdefault("FASTMCP_CHECK_FOR_UPDATES", "off")
 
 from fastmcp import Context, FastMCP
 from fastmcp.tools import Tool
-from serving import COUNTED, TOOLS, call, counts, option, serve
+from serving import COUNTED, TOOLS, counts, option, serve
 
 server = FastMCP("bench", version="1.0")
 
@@ -69,6 +69,7 @@ if __name__ == "__main__":
         server.run("stdio", show_banner=False)
     elif sys.argv[1] == "memory":
         import anyio
+        from calling import call
         from fastmcp import Client
 
         anyio.run(call, Client(server), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,6 +1,6 @@
 """The measured tools on the MCPServer of the official Python SDK, version 2.
 
-official.py stdio | sse | http [--reply json|sse] | memory COUNT UNDER_WAY
+official.py stdio | sse | http [--reply json|sse] | memory COUNT UNDER_WAY | client REVISION TARGET...
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from mcp.server.mcpserver import Context, MCPServer
-from serving import BODIES, COUNTED, TOOLS, call, counts, option, serve
+from serving import BODIES, COUNTED, TOOLS, counts, option, serve
 
 server = MCPServer("bench", version="1.0", log_level="WARNING")
 
@@ -67,6 +67,10 @@ if __name__ == "__main__":
         serve(server.sse_app(**sizes), "/sse")
     else:
         import anyio
+        from calling import REVISION, call, called, target
         from mcp import Client
 
-        anyio.run(call, Client(server), int(sys.argv[2]), int(sys.argv[3]))
+        if sys.argv[1] == "client":
+            anyio.run(called, Client(target(), mode="legacy" if REVISION < "2026" else REVISION))
+        else:
+            anyio.run(call, Client(server), int(sys.argv[2]), int(sys.argv[3]))

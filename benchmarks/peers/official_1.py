@@ -1,12 +1,14 @@
 """The measured tools on FastMCP of the official Python SDK, version 1.
 
-official_1.py stdio | sse | websocket | http [--reply json|sse]
+official_1.py stdio | sse | websocket | http [--reply json|sse] | client REVISION TARGET...
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from mcp.server.fastmcp import Context, FastMCP
@@ -77,8 +79,26 @@ def websocket_app() -> Any:
     return Starlette(routes=[WebSocketRoute("/ws", endpoint)])
 
 
+@asynccontextmanager
+async def connected(target: Any) -> AsyncIterator[Any]:
+    """Connect a client to a server, and yield its session."""
+    from mcp.client.session import ClientSession
+    from mcp.client.stdio import stdio_client
+    from mcp.client.streamable_http import streamable_http_client
+
+    opened = streamable_http_client(target) if isinstance(target, str) else stdio_client(target)
+    async with opened as (read, write, *_), ClientSession(read, write) as session:
+        await session.initialize()
+        yield session
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "stdio":
+    if sys.argv[1] == "client":
+        import anyio
+        from calling import called, target
+
+        anyio.run(called, connected(target()))
+    elif sys.argv[1] == "stdio":
         server.run("stdio")
     elif sys.argv[1] == "http":
         serve(server.streamable_http_app(), "/mcp")

@@ -12,7 +12,7 @@ from typing import Any
 
 import mcp_types as types
 from mcp.server.lowlevel import Server
-from serving import BODIES, COUNTED, TOOLS, call, counts, option, serve
+from serving import BODIES, COUNTED, TOOLS, counts, option, serve
 
 
 def tool(name: str, description: str, **arguments: str) -> types.Tool:
@@ -98,6 +98,7 @@ if __name__ == "__main__":
     elif sys.argv[1] == "http":
         serve(server.streamable_http_app(json_response=option("--reply", "sse") == "json", **sizes), "/mcp")
     else:
+        from calling import call
         from mcp import Client
 
         anyio.run(call, Client(server), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,6 +1,7 @@
 """The measured tools on trimcp.
 
-ours.py stdio | sse | websocket | http [--reply json|sse|auto] [--server own|hypercorn] | memory COUNT UNDER_WAY
+ours.py stdio | sse | websocket | http [--reply json|sse|auto] [--server own|hypercorn | --workers N]
+ours.py memory COUNT UNDER_WAY | client REVISION TARGET...
 """
 
 from __future__ import annotations
@@ -72,6 +73,15 @@ def over_stdio() -> None:
     trimcp.run_stdio(server)
 
 
+def by_workers(number: str) -> None:
+    """Serve as the command does, which says where on standard error."""
+    import os
+
+    os.dup2(1, 2)
+    words = ["-P", "-m", "trimcp.cli", "run", __file__, "--http", "--port", "0", "--workers", number]
+    os.execv(sys.executable, [sys.executable, *words, "--reply", option("--reply", "auto")])
+
+
 def over_network(mode: str) -> None:
     from trimcp.transports.http.settings import HttpSettings
 
@@ -86,35 +96,38 @@ def over_network(mode: str) -> None:
 
 
 async def in_memory(calls: int, under_way: int) -> None:
-    import time
-
-    import trio
+    from calling import turn
 
     async with trimcp.Client("bench", version="1.0").connect(trimcp.in_process(server)) as session:
+        await turn(partial(echo_by, session), trio.open_nursery, iter(range(calls // 8)), under_way)
+        found = await turn(partial(echo_by, session), trio.open_nursery, iter(range(calls)), under_way)
+        print(found["wall"], found["cpu"])
 
-        async def caller(share: int) -> None:
-            for number in range(share):
-                result = await session.call_tool("echo", {"text": f"hello {number}"})
-                if result.content[0].text != f"hello {number}":
-                    raise AssertionError(result)
 
-        async def callers(calls: int) -> None:
-            async with trio.open_nursery() as nursery:
-                for _ in range(under_way):
-                    nursery.start_soon(caller, calls // under_way)
+async def by_client() -> None:
+    from calling import REVISION, TARGET, take_turns
 
-        await callers(calls // 8)
-        wall, cpu = time.perf_counter(), time.process_time()
-        await callers(calls)
-        print(time.perf_counter() - wall, time.process_time() - cpu)
+    target = TARGET[0] if len(TARGET) == 1 else trimcp.stdio(*TARGET)
+    async with trimcp.Client("bench", version="1.0").connect(target, revision=REVISION) as session:
+        await take_turns(partial(echo_by, session), trio.open_nursery, trio.to_thread.run_sync)
+
+
+async def echo_by(session: trimcp.ClientSession, text: str) -> str:
+    result = await session.call_tool("echo", {"text": text})
+    return result.content[0].text
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "stdio":
         over_stdio()
-    elif sys.argv[1] == "memory":
+    elif sys.argv[1] in ("memory", "client"):
+        from functools import partial
+
         import trio
 
-        trio.run(in_memory, int(sys.argv[2]), int(sys.argv[3]))
+        main = by_client if sys.argv[1] == "client" else partial(in_memory, *map(int, sys.argv[2:]))
+        trio.run(main)
+    elif number := option("--workers", ""):
+        by_workers(number)
     else:
         over_network(sys.argv[1])

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["BODIES", "COUNTED", "TOOLS", "call", "counts", "option", "serve"]
+__all__ = ["BODIES", "COUNTED", "TOOLS", "counts", "option", "serve"]
 
 TOOLS = int(os.environ.get("BENCH_TOOLS", "0"))
 """How many tools that do nothing are offered beside the others."""
@@ -59,27 +59,3 @@ async def counts() -> str:
 
     gc.collect()
     return f"{sys.getallocatedblocks()} {len(gc.get_objects())} {len(asyncio.all_tasks())}"
-
-
-async def call(client: Any, calls: int, under_way: int) -> None:
-    """Let a client in this process call `echo` so often, and print the wall-clock and CPU seconds that took."""
-    import time
-
-    import anyio
-
-    async def caller(share: int) -> None:
-        for number in range(share):
-            result = await client.call_tool("echo", {"text": f"hello {number}"})
-            if result.content[0].text != f"hello {number}":
-                raise AssertionError(result)
-
-    async def callers(calls: int) -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(under_way):
-                group.start_soon(caller, calls // under_way)
-
-    async with client:
-        await callers(calls // 8)
-        wall, cpu = time.perf_counter(), time.process_time()
-        await callers(calls)
-        print(time.perf_counter() - wall, time.process_time() - cpu)

@@ -1,6 +1,6 @@
 // The measured tools on the official TypeScript SDK, from the `node_modules` folder that BENCH_NODE_MODULES names.
 //
-//     typescript.mjs stdio | sse | http [--reply json|sse|auto] | memory COUNT UNDER_WAY
+//     typescript.mjs stdio | sse | http [--reply json|sse|auto] | memory COUNT UNDER_WAY | client REVISION TARGET...
 //
 // `http` serves both eras at once: 2025-11-25 with sessions, as the SDK's guide "Sessions, state, and scaling" shows,
 // and 2026-07-28 as its guide "Serve over HTTP" does, on plain node:http with the guards it recommends.
@@ -133,32 +133,68 @@ async function whole(req) {
   return JSON.parse(Buffer.concat(chunks).toString());
 }
 
+// Calls `echo` for each number, so many at a time; returns seconds of CPU and on the clock, and latencies in ms.
+async function turn(client, numbers, underWay) {
+  const took = [];
+  async function caller() {
+    for (const number of numbers) {
+      const text = `hello ${number}`;
+      const began = performance.now();
+      const result = await client.callTool({ name: "echo", arguments: { text } });
+      took.push(performance.now() - began);
+      if (result.content[0].text !== text) throw new Error(JSON.stringify(result));
+    }
+  }
+  const before = process.cpuUsage();
+  const began = performance.now();
+  await Promise.all(Array.from({ length: underWay }, caller));
+  const wall = (performance.now() - began) / 1e3;
+  const { user, system } = process.cpuUsage(before);
+  took.sort((one, other) => one - other);
+  const share = (percent) => took[Math.ceil((took.length * percent) / 100) - 1];
+  const latency = { p50: share(50), p99: share(99), "p99.9": share(99.9) };
+  return { calls: took.length, cpu: (user + system) / 1e6, wall, ...latency };
+}
+
+// For each number less than `most`; without it until the time is over.
+function* numbers(most, seconds = Infinity) {
+  const end = performance.now() + seconds * 1e3;
+  for (let number = 0; number < most && performance.now() <= end; number++) yield number;
+}
+
 async function inMemory(count, underWay) {
   const { Client, InMemoryTransport } = require("@modelcontextprotocol/client");
   const [near, far] = InMemoryTransport.createLinkedPair();
   const client = new Client({ name: "bench", version: "1.0" });
   await Promise.all([build().connect(far), client.connect(near)]);
+  await turn(client, numbers(Math.floor(count / 8)), underWay);
+  const { wall, cpu } = await turn(client, numbers(count), underWay);
+  console.log(wall, cpu);
+  await client.close();
+}
 
-  async function caller(share) {
-    for (let number = 0; number < share; number++) {
-      const result = await client.callTool({ name: "echo", arguments: { text: `hello ${number}` } });
-      if (result.content[0].text !== `hello ${number}`) throw new Error(JSON.stringify(result));
-    }
+async function byClient(revision, target) {
+  const { Client, StreamableHTTPClientTransport } = require("@modelcontextprotocol/client");
+  const { StdioClientTransport } = require("@modelcontextprotocol/client/stdio");
+  const { createInterface } = require("node:readline");
+  const [command, ...args] = target;
+  const mode = revision < "2026" ? "legacy" : { pin: revision };
+  const client = new Client({ name: "bench", version: "1.0" }, { versionNegotiation: { mode } });
+  const overHttp = target.length === 1;
+  await client.connect(
+    overHttp ? new StreamableHTTPClientTransport(new URL(command)) : new StdioClientTransport({ command, args }),
+  );
+  console.log("ready");
+  for await (const line of createInterface({ input: process.stdin })) {
+    const [amount, underWay] = line.split(" ");
+    const some = amount.endsWith("x") ? numbers(parseInt(amount)) : numbers(Infinity, Number(amount));
+    console.log(JSON.stringify(await turn(client, some, Number(underWay))));
   }
-  const callers = (calls) =>
-    Promise.all(Array.from({ length: underWay }, () => caller(Math.floor(calls / underWay))));
-
-  await callers(Math.floor(count / 8));
-  const cpu = process.cpuUsage();
-  const wall = process.hrtime.bigint();
-  await callers(count);
-  const seconds = Number(process.hrtime.bigint() - wall) / 1e9;
-  const { user, system } = process.cpuUsage(cpu);
-  console.log(seconds, (user + system) / 1e6);
   await client.close();
 }
 
 if (mode === "stdio") overStdio();
 else if (mode === "http") overHttp();
 else if (mode === "sse") overSse();
+else if (mode === "client") await byClient(words[0], words.slice(1));
 else await inMemory(Number(words[0]), Number(words[1]));

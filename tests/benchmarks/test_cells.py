@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cells import CELLS, SECTIONS, WINDOWS, cell
-from names import ORDER, OURS
+from names import FASTMCP, FLOOR, ORDER, OURS, TYPESCRIPT
 
 
 def test_names_are_unique() -> None:
@@ -21,8 +21,28 @@ def test_we_take_part_everywhere() -> None:
 
 
 def test_every_window_is_measured_on_every_road() -> None:
-    for road in ("stdio", "http", "websocket"):
-        assert [cell(f"window-{road}-{window}").under_way for window in WINDOWS] == list(WINDOWS)
+    for road in ("stdio", "http", "connections"):
+        cells = [cell(f"window-{road}-{window}") for window in WINDOWS]
+        assert [one.under_way * one.connections for one in cells] == list(WINDOWS)
+
+
+def test_what_is_compared_takes_its_turns_in_the_same_rounds() -> None:
+    for name in {one.beside for one in CELLS if one.beside}:
+        together = [one for one in CELLS if one.beside == name]
+        assert len(together) == 2
+        assert len({(one.kind, one.road, one.rounds, one.quick) for one in together}) == 1
+
+
+def test_those_no_bar_is_about_have_fewer_rounds() -> None:
+    one = cell("http-2025-json")
+    assert (one.rounds_of(OURS, 5), one.rounds_of(TYPESCRIPT, 5), one.rounds_of(FASTMCP, 5)) == (5, 5, 2)
+    assert (one.rounds_of(OURS, 1), one.rounds_of(FASTMCP, 1)) == (1, 1)
+
+
+def test_every_client_calls_a_server_that_can_be_called() -> None:
+    for one in CELLS:
+        if one.kind == "client":
+            assert one.server in (FLOOR, OURS, TYPESCRIPT)
 
 
 def test_a_server_is_told_to_answer_as_it_has_to() -> None:

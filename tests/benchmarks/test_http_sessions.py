@@ -6,10 +6,11 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeAlias
 
 import pytest
 import trio
-from http_sessions import Connection, Session, SseSession, StreamableSession, call, each, echo
+from http_sessions import Connection, Session, SseSession, StreamableSession, WebSocketSession, call, each, echo
 
 import trimcp
 from tests.peers.serving import served
@@ -28,11 +29,12 @@ async def serving() -> AsyncIterator[str]:
         yield place.url.removesuffix("/mcp")
 
 
-KINDS = [(StreamableSession, "/mcp"), (SseSession, "/sse")]
+Kind: TypeAlias = type[StreamableSession | SseSession | WebSocketSession]
+KINDS: list[tuple[Kind, str]] = [(StreamableSession, "/mcp"), (SseSession, "/sse"), (WebSocketSession, "/ws")]
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS)
-async def test_sessions_are_opened_called_and_closed(kind: type[StreamableSession | SseSession], path: str) -> None:
+async def test_sessions_are_opened_called_and_closed(kind: Kind, path: str) -> None:
     async with serving() as url:
         sessions: list[Session] = [kind(Connection(url + path)) for _ in range(5)]
 
@@ -48,7 +50,7 @@ async def test_sessions_are_opened_called_and_closed(kind: type[StreamableSessio
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS)
-async def test_the_right_text_comes_back(kind: type[StreamableSession | SseSession], path: str) -> None:
+async def test_the_right_text_comes_back(kind: Kind, path: str) -> None:
     async with serving() as url:
         session, connection = kind(Connection(url + path)), Connection(url + path)
         await session.open(connection)

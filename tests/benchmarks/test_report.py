@@ -136,8 +136,8 @@ def test_the_bars_are_all_there() -> None:
     listed = rows(bars_table(found()))[1:]
     assert [row[0] for row in listed] == [bar.what for bar in BARS]
     by_peer = {row[1]: row for row in listed if row[2]}
-    assert by_peer[TYPESCRIPT][2:] == ["0.50 (0.50 to 0.55)", "at most 1", "met"]
-    assert by_peer[MCP][2:] == ["0.026 (0.025 to 0.027)", "at most 1/15", "met"]
+    assert by_peer[TYPESCRIPT][2:] == ["0.50 (0.50 to 0.55)", "at most 0.6", "met, 17% to spare"]
+    assert by_peer[MCP][2:] == ["0.026 (0.025 to 0.027)", "at most 1/15", "met, 61% to spare"]
     assert summary(found()) == f"{len(BARS)} bars: 2 met, {len(BARS) - 2} not measured"
 
 
@@ -145,7 +145,7 @@ def test_a_missed_bar_is_hard_to_overlook() -> None:
     results = Results()
     results.add("stdio-2025", "cpu", OURS, "µs", [30.0, 10.0, 31.0])
     results.add("stdio-2025", "cpu", TYPESCRIPT, "µs", [20.0, 20.0, 20.0])
-    assert "| **missed**, not in every round |" in bars_table(results)
+    assert "| **missed** by 150%, not in every round |" in bars_table(results)
 
 
 def test_how_noisy_it_was_is_told() -> None:
