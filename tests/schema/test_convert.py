@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typing_extensions import TypeAliasType
 
-from trimcp.schema.convert import ConversionError, converter_for, to_json
+from trimcp.schema.convert import ConversionError, to_json
+from trimcp.schema.converters import converter_for
 from trimcp.schema.json_schema import schema_of
 from trimcp.schema.validator import Validator
 

@@ -1,4 +1,4 @@
-"""From JSON values that fit their schema to Python values, and back."""
+"""From JSON values that fit their schema to simple Python values, and from all values back."""
 
 from __future__ import annotations
 
@@ -14,22 +14,16 @@ import math
 import pathlib
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal, get_args, get_origin
 
 import attrs
-import cattrs
-from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 
-from trimcp.schema.hints import alias_value, is_alias, is_model, is_union, readable, split
-from trimcp.schema.validator import Validator, validator_for
+from trimcp.schema.hints import is_alias, is_model, is_union, readable, split
 
 Convert = Callable[[Any], Any]
 
 _MAX_DEPTH: Final = 100
-_MOST_PROBLEMS: Final = 10
-_Path = tuple[str | int, ...]
 
 
 class ConversionError(ValueError):
@@ -55,26 +49,6 @@ def without_root(problems: Iterable[str]) -> list[str]:
 # --- JSON to Python ---
 
 
-def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Convert | None:
-    """Return a function that converts a validated JSON value to `hint`, or None if no conversion is needed.
-
-    The function raises ConversionError. `schema_of` returns the schema of a type, which selects the alternative of a
-    union for a value.
-    """
-    if is_plain(hint):
-        return None
-    converter = _make_converter(schema_of)
-    structure = converter.get_structure_hook(hint)
-
-    def convert(value: Any) -> Any:
-        try:
-            return structure(value, hint)
-        except Exception as error:  # a class of the author may raise anything
-            raise ConversionError(_problems(error)) from error
-
-    return convert
-
-
 LISTS: Final = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
 MAPPINGS: Final = (dict, abc.Mapping, abc.MutableMapping)
 _PLAIN: Final = (str, float, bool, type(None), None, Any, object, *LISTS, *MAPPINGS)
@@ -82,7 +56,7 @@ _PLAIN: Final = (str, float, bool, type(None), None, Any, object, *LISTS, *MAPPI
 
 def is_plain(hint: Any) -> bool:
     """Return whether a JSON value that fits the schema of `hint` needs no conversion."""
-    if is_alias(hint) or _is_pydantic(hint):  # an alias may be recursive
+    if is_alias(hint) or is_pydantic(hint):  # an alias may be recursive
         return False
     hint, _ = split(hint)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -97,79 +71,15 @@ def is_plain(hint: Any) -> bool:
     return any(hint is each for each in _PLAIN)
 
 
-def _is_pydantic(hint: Any) -> bool:
+def is_pydantic(hint: Any) -> bool:
     """Return whether Pydantic converts its values: it is a Pydantic type or has an extra that only Pydantic reads."""
     bare, extras = split(hint)
     return is_model(bare) or bool(extras and readable(extras)[1])
 
 
-def _pydantic(hint: Any) -> Callable[[Any, Any], Any]:
-    from trimcp.schema.pydantic_types import loader, with_extras
-
-    bare, extras = split(hint)
-    load = loader(with_extras(bare, readable(extras)[1]))
-    return lambda value, _: load(value)
-
-
 @functools.cache
-def _make_converter(schema_of: Callable[[Any], dict[str, Any]]) -> cattrs.Converter:
-    converter = cattrs.Converter(use_alias=True, detailed_validation=True)
-    for kind, load in _LOADERS.items():
-        converter.register_structure_hook(kind, _hook(load))
-    converter.register_structure_hook(enum.Enum, lambda value, kind: _enumeration(kind)(value))
-    converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
-    converter.register_structure_hook_factory(is_namedtuple, namedtuple_dict_structure_factory)
-    converter.register_structure_hook_factory(is_union, lambda kind: _union(kind, converter, schema_of))
-    converter.register_structure_hook_factory(is_alias, lambda kind: _alias(kind, converter))
-    converter.register_structure_hook_factory(_is_pydantic, _pydantic)
-    return converter
-
-
-def _hook(load: Convert) -> Callable[[Any, Any], Any]:
-    def structure(value: Any, kind: Any) -> Any:
-        # Hooks also apply to subclasses, such as an enumeration of numbers.
-        if isinstance(kind, type) and issubclass(kind, enum.Enum):
-            return _enumeration(kind)(value)
-        return load(value)
-
-    return structure
-
-
-def _alias(hint: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    def convert(value: Any, _: Any) -> Any:  # looked up at the call: an alias may be recursive
-        target = alias_value(hint)
-        return value if is_plain(target) else converter.structure(value, target)
-
-    return convert
-
-
-def _union(
-    hint: Any, converter: cattrs.Converter, schema_of: Callable[[Any], dict[str, Any]]
-) -> Callable[[Any, Any], Any]:
-    """Return a converter to the first alternative whose schema the value satisfies and whose conversion succeeds."""
-    if is_plain(hint):
-        return lambda value, _: value
-    branches: list[tuple[Any, Validator, Callable[[Any, Any], Any] | None]] = []
-
-    def convert(value: Any, _: Any) -> Any:
-        if not branches:  # built at the first call: the type may be recursive
-            for member in get_args(hint):
-                hook = None if is_plain(member) else converter.get_structure_hook(member)
-                branches.append((member, validator_for(schema_of(member)), hook))
-        failure: Exception | None = None
-        for member, validator, hook in branches:
-            if validator.is_valid(value):
-                try:
-                    return value if hook is None else hook(value, member)
-                except Exception as error:  # anything, as above; another alternative may succeed
-                    failure = failure or error
-        raise failure or ValueError("matches no alternative")
-
-    return convert
-
-
-@functools.cache
-def _enumeration(kind: type[enum.Enum]) -> Convert:
+def enumeration(kind: type[enum.Enum]) -> Convert:
+    """Return a function that converts a JSON value to a member of this enumeration."""
     if issubclass(kind, enum.Flag):
         return _checked(kind, f"a combination of {kind.__name__}")
     by_value = {(type(json), repr(json)): member for member in kind for json in (to_json(member),)}
@@ -200,7 +110,7 @@ def _whole_number(value: Any) -> Any:
     return value if type(value) is int else int(value)
 
 
-_LOADERS: Final[dict[Any, Convert]] = {
+LOADERS: Final[dict[Any, Convert]] = {
     str: lambda value: value,
     int: _whole_number,
     float: lambda value: value,
@@ -215,32 +125,7 @@ _LOADERS: Final[dict[Any, Convert]] = {
     pathlib.PurePath: pathlib.PurePath,
     uuid.UUID: _checked(uuid.UUID, "a valid uuid"),
 }
-
-
-def _problems(error: Exception) -> list[str]:
-    """Return the errors of a conversion as texts with paths. Messages of authors' own checks are kept, shortened."""
-    from trimcp.schema.problems import path_text  # only needed for errors
-
-    found = islice(_places(error, (), None), _MOST_PROBLEMS)
-    return [f"{text} @ {path_text(path)}" for path, text in found]
-
-
-def _places(error: BaseException, path: _Path, kind: Any) -> Iterator[tuple[_Path, str]]:
-    if isinstance(error, cattrs.ClassValidationError | cattrs.IterableValidationError):
-        noted, bare = error.group_exceptions()
-        for inner, note in noted:
-            step = note.name if isinstance(note, cattrs.AttributeValidationNote) else note.index
-            yield from _places(inner, (*path, step), note.type)
-        for inner in bare:
-            yield from _places(inner, path, kind)
-        return
-    found: list[tuple[_Path, str]] | None = getattr(error, "found", None)  # from Pydantic, several at once
-    if found is not None:
-        yield from (((*path, *place), text) for place, text in found)
-    elif isinstance(error, ValueError | TypeError) and str(error):
-        yield path, str(error)[:200]
-    else:
-        yield path, f"cannot be made into {getattr(kind, '__name__', 'its type')}"
+"""Converts values of each type that has no members."""
 
 
 # --- Python to JSON ---

@@ -9,7 +9,8 @@ from typing import Any, Final, Generic, Literal, TypeVar, overload
 import attrs
 
 from trimcp.errors import ToolError
-from trimcp.schema.convert import ConversionError, Convert, converter_for, without_root
+from trimcp.schema.convert import ConversionError, Convert, without_root
+from trimcp.schema.converters import converter_for
 from trimcp.schema.hints import Field, is_model, is_record, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 from trimcp.schema.validator import Validator, validator_for

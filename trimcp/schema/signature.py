@@ -14,7 +14,8 @@ from typing import Any, Final, get_args, get_origin
 
 import attrs
 
-from trimcp.schema.convert import ConversionError, Convert, converter_for, is_plain, to_json
+from trimcp.schema.convert import ConversionError, Convert, is_plain, to_json
+from trimcp.schema.converters import converter_for
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, is_union, readable, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of

@@ -14,18 +14,14 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar, overload
 
-import attrs
-from cattrs import ClassValidationError, Converter, IterableValidationError
-
 from trimcp.errors import LocalError
-from trimcp.wire.fields import Problem, Unsupported, is_payload, wire_name
-from trimcp.wire.hooks import MAX_PROBLEMS, Dump, Dumping, Loading
+from trimcp.wire.dumping import Dump, Dumping
+from trimcp.wire.fields import Problem, Unsupported, is_payload
 from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.loading import MAX_PROBLEMS, Hook, Loading, MemberProblems
 from trimcp.wire.revisions import LATEST, Revision
 
 T = TypeVar("T")
-
-_SHOWN = 64  # characters of a peer's key that a problem quotes
 
 
 class WireError(ValueError):
@@ -54,7 +50,7 @@ class WireConverter:
 
     def __init__(self, revision: Revision) -> None:
         self.revision = revision
-        self._loading = Loading(revision, explain=False).converter
+        self._loading = Loading(revision, explain=False)
         self._dumping = Dumping(revision)
         self._loaders: dict[Any, Callable[[Any], Any]] = {}
         self._dumpers: dict[Any, Dump] = {}
@@ -95,24 +91,24 @@ class WireConverter:
         return found
 
     def _make_loader(self, tp: Any) -> Callable[[Any], Any]:
-        hook: Callable[[Any, Any], Any] | None = None
+        hook: Hook | None = None
 
         def load(value: Any) -> Any:
             nonlocal hook
             if hook is None:  # created at first use: a program needs only a few
-                hook = self._loading.get_structure_hook(tp)
+                hook = self._loading.hook(tp)
             try:
-                return hook(value, tp)
-            except Exception:  # any error: the slower converter finds it again, with its place
+                return hook(value)
+            except Exception:  # any error: the slower hook finds it again, with its place
                 return self._explain(value, tp)
 
         return load
 
     def _explain(self, value: Any, tp: Any) -> Any:
         try:
-            return _explaining(self.revision).structure(value, tp)
-        except Exception as error:  # a hook may raise anything; `_problems` describes each
-            raise WireError(list(islice(_problems(error, "$"), MAX_PROBLEMS))) from None
+            return _explaining(self.revision).hook(tp)(value)
+        except Exception as problem:  # a hook may raise anything; `_lines` describes each
+            raise WireError(list(islice(_lines(problem, "$"), MAX_PROBLEMS))) from None
 
     def _make_dumper(self, tp: Any) -> Dump:
         hook: Dump | None = None
@@ -175,24 +171,14 @@ def converter_for(revision: Revision) -> WireConverter:
 
 
 @cache
-def _explaining(revision: Revision) -> Converter:
-    return Loading(revision, explain=True).converter
+def _explaining(revision: Revision) -> Loading:
+    return Loading(revision, explain=True)
 
 
-def _problems(error: BaseException, place: str) -> Iterator[str]:
-    """Yield every problem in an exception of cattrs, with its place in the JSON value."""
-    if isinstance(error, ClassValidationError):
-        names = {attribute.name: wire_name(attribute) for attribute in attrs.fields(error.cl)}
-        noted, bare = error.group_exceptions()
-        for inner, note in noted:
-            yield from _problems(inner, f"{place}.{names[note.name]}")
-        for inner in bare:
-            yield from _problems(inner, place)
-    elif isinstance(error, IterableValidationError):
-        for inner, where in error.group_exceptions()[0]:
-            step = f"[{where.index}]" if isinstance(where.index, int) else f".{where.index[:_SHOWN]}"
-            yield from _problems(inner, place + step)
-    elif isinstance(error, KeyError):
-        yield f"is missing @ {place}"
+def _lines(problem: Exception, place: str) -> Iterator[str]:
+    """Yield every problem with its place in the JSON value."""
+    if isinstance(problem, MemberProblems):
+        for step, inner in problem.found:
+            yield from _lines(inner, place + step)
     else:
-        yield f"{error} @ {place}"
+        yield f"{problem} @ {place}"
