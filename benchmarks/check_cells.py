@@ -18,6 +18,7 @@ import orjson
 import trio
 import trio.testing
 from check_far_end import (
+    CLOSE,
     INITIALIZED,
     LEGACY,
     MODERN,
@@ -36,6 +37,7 @@ from check_far_end import (
     request,
     standard_pipes,
 )
+from floor.minimal import serve_connection
 
 import trimcp
 from trimcp.transports.stdio.streams import FdReceiver, FdSender
@@ -331,18 +333,43 @@ async def calls_of_agents(number: int, **members: str) -> AsyncIterator[Work]:
 # WebSocket
 
 
+async def over_websocket(path: str, revision: str) -> Peer:
+    """Connect to a server, and return the connection when it has been greeted."""
+    peer = dial(path)
+    headers = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    headers += f"Sec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Protocol: mcp\r\n"
+    await peer.send(f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+    assert (await peer.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+    if revision != MODERN:
+        await peer.send(frame(initialize(revision)[1]))
+        assert b'"protocolVersion"' in await message(peer)
+        await peer.send(frame(INITIALIZED))
+    return peer
+
+
+@asynccontextmanager
+async def sessions_over_websocket(revision: str, number: int) -> AsyncIterator[Work]:
+    """Sessions that are opened, used once and closed."""
+    async with listening() as path:
+
+        async def work() -> None:
+            for _ in range(number):
+                peer = await over_websocket(path, revision)
+                id, text, data = echo(revision)
+                await peer.send(frame(data))
+                check(await message(peer), {id: text})
+                await peer.send(CLOSE)
+                assert await peer.exactly(4) == b"\x88\x02\x03\xe8"
+                peer.close()
+            await trio.testing.wait_all_tasks_blocked()
+
+        yield work
+
+
 @asynccontextmanager
 async def calls_over_websocket(revision: str, number: int) -> AsyncIterator[Work]:
     async with listening() as path:
-        peer = dial(path)
-        headers = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        headers += f"Sec-WebSocket-Key: {'A' * 22}==\r\nSec-WebSocket-Protocol: mcp\r\n"
-        await peer.send(f"GET /ws HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
-        assert (await peer.until(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
-        if revision != MODERN:
-            await peer.send(frame(initialize(revision)[1]))
-            assert b'"protocolVersion"' in await message(peer)
-            await peer.send(frame(INITIALIZED))
+        peer = await over_websocket(path, revision)
 
         async def work() -> None:
             for _ in range(number // _UNDER_WAY):
@@ -387,6 +414,22 @@ async def calls_by_http_client(revision: str, number: int) -> AsyncIterator[Work
         target = trimcp.http("http://localhost/mcp", uds=path)
         async with trimcp.Client("check").connect(target, revision=revision) as session:
             yield partial(call, session, number, 1)
+
+
+@asynccontextmanager
+async def calls_by_http_client_alone(revision: str, number: int, under_way: int) -> AsyncIterator[Work]:
+    """A client over HTTP, with a server that does the least it can and is not counted."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/socket"
+        far_end = trio.socket.socket(trio.socket.AF_UNIX)
+        await far_end.bind(path)
+        far_end.listen()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.serve_listeners, serve_connection, [trio.SocketListener(far_end)])
+            target = trimcp.http("http://localhost/mcp", uds=path)
+            async with trimcp.Client("check").connect(target, revision=revision) as session:
+                yield partial(call, session, number, under_way)
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
@@ -448,9 +491,17 @@ CELLS: dict[str, Cell] = {
     "agent tools, in a context": Cell(128, partial(calls_of_agents, 128, context_id="ctx-1")),
     "HTTP+SSE": Cell(128, partial(calls_over_sse, 128), rests=False),
     "WebSocket": Cell(256, partial(calls_over_websocket, LEGACY, 256), rests=False),
+    "WebSocket, a session": Cell(32, partial(sessions_over_websocket, LEGACY, 32)),
     "in memory, one under way": Cell(128, partial(calls_in_memory, 128, 1)),
     "in memory, 64 under way": Cell(256, partial(calls_in_memory, 256, _UNDER_WAY)),
     "client over pipes, 2025-11-25": Cell(256, partial(calls_by_client, LEGACY, 256)),
     "client over pipes, 2026-07-28": Cell(256, partial(calls_by_client, MODERN, 256)),
     "client and server over HTTP": Cell(32, partial(calls_by_http_client, MODERN, 32)),
+    **{
+        f"client over HTTP {revision}, {under_way} under way": Cell(
+            128, partial(calls_by_http_client_alone, revision, 128, under_way), rests=False
+        )
+        for revision in (LEGACY, MODERN)
+        for under_way in (1, _UNDER_WAY)
+    },
 }

@@ -14,6 +14,7 @@ import orjson
 import trio
 
 __all__ = [
+    "CLOSE",
     "INITIALIZED",
     "LEGACY",
     "MODERN",
@@ -254,6 +255,10 @@ def frame(data: bytes) -> bytes:
     size = len(data)
     length = bytes((0x80 | size,)) if size < 126 else b"\xfe" + size.to_bytes(2, "big")
     return b"\x81" + length + bytes(4) + data
+
+
+CLOSE = b"\x88\x82\0\0\0\0\x03\xe8"
+"""A client's Close frame with code 1000, masked with zeros."""
 
 
 async def message(peer: Peer) -> bytes:

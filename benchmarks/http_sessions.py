@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import attrs
 import orjson
 import trio
-from check_far_end import frame
+from check_far_end import CLOSE, frame
 
 from trimcp.bench.h1 import LoadConnection, Site, events_in
 from trimcp.bench.plan import Plan
@@ -38,7 +38,6 @@ UPGRADE = (
     b"GET %b HTTP/1.1\r\nHost: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: mcp\r\n\r\n"
 )
-CLOSE_FRAME = b"\x88\x82\0\0\0\0\x03\xe8"  # code 1000, masked with the key 0
 MAX_MESSAGE = 1 << 20
 _ids = count(1)
 
@@ -240,7 +239,7 @@ class WebSocketSession:
 
     async def close(self, connection: Connection) -> None:
         """Close the connection, as the protocol of WebSockets wants it, and see it end."""
-        await self._socket.send_all(CLOSE_FRAME)
+        await self._socket.send_all(CLOSE)
         with suppress(trio.BrokenResourceError):
             while await self._socket.receive_some():
                 pass
