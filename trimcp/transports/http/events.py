@@ -121,9 +121,14 @@ class _Held(Generic[K]):
     other_weight: int = attrs.field(init=False, default=0)
 
     def put(self, entry: Entry[K]) -> None:
-        if entry.stream not in self.streams:
-            self.streams[entry.stream] = {}
-        self.streams[entry.stream][entry.seq] = entry
+        number, seq = entry.stream, entry.seq
+        stream = self.streams.get(number)
+        if stream is None:
+            self.streams[number] = {seq: entry}
+        elif seq in stream:
+            raise ValueError(f"event {seq} of stream {number} is there already")
+        else:
+            stream[seq] = entry
         if entry.reply:
             self.replies[entry] = None
             self.reply_weight += entry.weight
@@ -191,22 +196,27 @@ class BoundedEvents(EventStore, Generic[K]):
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
         """Add an entry; return the evicted entries, which may include it."""
         bound = self.max_reply_bytes if entry.reply else self.max_bytes
-        weight = entry.weight
+        weight, total = entry.weight, self._total
         if weight > bound or weight > self.max_total_bytes or (not entry.reply and self.max_events < 1):
-            self._total.evicted += 1
+            total.evicted += 1
             return [entry]
         held = self._sessions.get(session)
         if held is None:
             held = self._sessions[session] = _Held()
-        if entry.seq in held.streams.get(entry.stream, ()):
-            raise ValueError(f"event {entry.seq} of stream {entry.stream} is there already")
-        self._change(session, held, entry, put=True)
+        before = held.reply_weight + held.other_weight
+        held.put(entry)
+        total.events += 1
+        total.weight += weight
+        if before.bit_length() != (before + weight).bit_length():
+            self._resized(session, before, before + weight)
         gone: list[Entry[K]] = []
-        while held.reply_weight > self.max_reply_bytes:
-            gone.append(self._evict(session, held, next(iter(held.replies))))
-        while len(held.others) > self.max_events or held.other_weight > self.max_bytes:
-            gone.append(self._evict(session, held, next(iter(held.others))))
-        while self._total.weight > self.max_total_bytes:
+        if entry.reply:
+            while held.reply_weight > bound:
+                gone.append(self._evict(session, held, next(iter(held.replies))))
+        else:
+            while held.other_weight > bound or len(held.others) > self.max_events:
+                gone.append(self._evict(session, held, next(iter(held.others))))
+        while total.weight > self.max_total_bytes:
             largest = next(iter(self._by_size[max(self._by_size)]))
             held = self._sessions[largest]
             gone.append(self._evict(largest, held, next(iter(held.others or held.replies))))
@@ -227,7 +237,7 @@ class BoundedEvents(EventStore, Generic[K]):
         streams = list(held.streams.values()) if stream is None else [held.streams.get(stream, {})]
         gone = [entry for entries in streams for entry in entries.values()]
         for entry in gone:
-            self._change(session, held, entry, put=False)
+            self._take(session, held, entry)
         self._remove([entry.kept for entry in gone])
 
     def _remove(self, kept: list[K]) -> None:
@@ -235,32 +245,29 @@ class BoundedEvents(EventStore, Generic[K]):
 
     def _evict(self, session: str, held: _Held[K], entry: Entry[K]) -> Entry[K]:
         self._total.evicted += 1
-        self._change(session, held, entry, put=False)
+        self._take(session, held, entry)
         return entry
 
-    def _change(self, session: str, held: _Held[K], entry: Entry[K], *, put: bool) -> None:
-        """Add or remove an entry, and update the counts. A session without entries uses no memory."""
-        total, weight = self._total, held.reply_weight + held.other_weight
-        before = weight.bit_length()
-        if put:
-            held.put(entry)
-            total.events += 1
-            change = entry.weight
-        else:
-            held.take(entry)
-            total.events -= 1
-            change = -entry.weight
-        total.weight += change
-        now = (weight + change).bit_length()
-        if now == before:
+    def _take(self, session: str, held: _Held[K], entry: Entry[K]) -> None:
+        """Remove an entry. A session without entries uses no memory."""
+        before = held.reply_weight + held.other_weight
+        held.take(entry)
+        self._total.events -= 1
+        self._total.weight -= entry.weight
+        self._resized(session, before, before - entry.weight)
+
+    def _resized(self, session: str, before: int, now: int) -> None:
+        """Note that the bytes of a session's events have changed."""
+        bits, was = now.bit_length(), before.bit_length()
+        if bits == was:
             return
         if before:
-            same = self._by_size[before]
+            same = self._by_size[was]
             del same[session]
             if not same:
-                del self._by_size[before]
+                del self._by_size[was]
         if now:
-            self._by_size.setdefault(now, OrderedDict())[session] = None
+            self._by_size.setdefault(bits, OrderedDict())[session] = None
         else:
             del self._sessions[session]
 

@@ -166,11 +166,15 @@ class Exchange(Handler, StreamSink):
 
     def post(self, outgoing: Outgoing) -> None:
         """Send a message that belongs to this request; the answer ends it."""
-        if outgoing.kind is Kind.REPLY:
+        kind, stream = outgoing.kind, self._stream
+        if kind is Kind.REPLY:
             self._answer(outgoing)
             return
+        if stream is not None and kind is Kind.NOTIFICATION and not self.at_rest:  # nearly always
+            stream.post(outgoing)
+            return
         stream = None if self.at_rest else self.become_stream()
-        asks = outgoing.kind is Kind.REQUEST
+        asks = kind is Kind.REQUEST
         if stream is not None and (stream.read or stream.events is not None or not asks):
             stream.post(outgoing)
         elif asks:

@@ -114,8 +114,15 @@ class EventStream:
     on_lapse: Callable[[], object] | None = attrs.field(init=False, default=None)
     ended: bool = attrs.field(init=False, default=False)  # whether its last event was written
     written: bool = attrs.field(init=False, default=True)  # whether anything was written since `keep_alive`
+    latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)  # held back for a slow or absent reader
     _seq: int = attrs.field(init=False, default=0)
-    _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
+    _before: bytes = attrs.field(init=False)  # an event's bytes until its number, or until its data if it has none
+    _after: bytes = attrs.field(init=False)  # and from its number to its data
+
+    def __attrs_post_init__(self) -> None:
+        event = b"data: " if self.event is None else b"event: %b\ndata: " % self.event.encode()
+        kept = self.events is not None
+        self._before, self._after = (b"id: %d-" % self.number, b"\n" + event) if kept else (event, b"")
 
     # The reader
 
@@ -126,7 +133,8 @@ class EventStream:
     @property
     def full(self) -> bool:
         """Whether senders should wait for the reader."""
-        return self.reply is not None and self.reply.waiting >= self.open_streams.bound
+        reply = self.reply
+        return reply is not None and reply.waiting >= self.open_streams.bound
 
     async def room(self) -> None:
         """Wait until the reader has read enough, or has left. Always a checkpoint: hosts have other bounds."""
@@ -184,51 +192,53 @@ class EventStream:
 
     def take(self, data: bytes, *, reply: bool = False) -> bytes:
         """Return a message as an event, after storing it if events are kept."""
-        self._seq += 1
-        if (tracer := self.open_streams.tracer) is not None:
+        tracer, events = self.open_streams.tracer, self.events
+        if tracer is not None:
             tracer.note("-->", data)
-        if self.events is not None:
-            self.events.append(self.number, self._seq, data, reply=reply)
-        return self._encode(data, self._seq)
+        if events is None:
+            return b"".join((self._before, data, b"\n\n"))
+        self._seq = seq = self._seq + 1
+        events.append(self.number, seq, data, reply=reply)
+        return self._encode(data, seq)
 
     def post(self, outgoing: Outgoing) -> None:
         """Write a message. Without a reader it is only kept, or dropped and counted if events are not kept."""
         if self.ended:
             return
-        event = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY)
-        if self.reply is not None:
+        event, reply = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY), self.reply
+        if reply is not None:
             self.written = True
-            self.reply.write(event)
+            reply.write(event)
         elif self.events is None and self.counts is not None:
             self.counts.drop(lane_of(outgoing))
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Write a message. If the reader is slow or gone, keep it until later, only the latest for each key."""
-        if self.reply is not None and not self.full and not self._latest:
+        if self.reply is not None and not self.full and not self.latest:
             self.post(outgoing)
             return
-        if key in self._latest and self.counts is not None:
+        if key in self.latest and self.counts is not None:
             self.counts.merge(lane_of(outgoing))
-        self._latest[key] = outgoing
+        self.latest[key] = outgoing
 
     def withheld(self) -> list[tuple[Hashable, Outgoing]]:
         """Return the messages that were held back, and forget them."""
-        kept, self._latest = self._latest, {}
+        kept, self.latest = self.latest, {}
         return list(kept.items())
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        outgoing = self._latest.pop(key, None)
+        outgoing = self.latest.pop(key, None)
         if outgoing is not None and keep:
             self.post(outgoing)
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
-        return list(self._latest.values()), 0 if self.reply is None else self.reply.waiting
+        return list(self.latest.values()), 0 if self.reply is None else self.reply.waiting
 
     def writable(self) -> None:
         """Write the messages that were held back, now that the reader has room."""
-        while self._latest and self.reply is not None and not self.full:
-            key = next(iter(self._latest))
-            self.post(self._latest.pop(key))
+        while self.latest and self.reply is not None and not self.full:
+            key = next(iter(self.latest))
+            self.post(self.latest.pop(key))
 
     def end(self, data: bytes | None = None) -> None:
         """Write the last message, if there is one, and end the stream."""
@@ -236,7 +246,7 @@ class EventStream:
             return
         event = b"" if data is None else self.take(data, reply=True)
         self.ended = True
-        self._latest.clear()
+        self.latest.clear()
         self._leave(event)
 
     def _leave(self, data: bytes = b"") -> None:
@@ -247,9 +257,8 @@ class EventStream:
             reply.finish(data)
 
     def _encode(self, data: bytes, seq: int) -> bytes:
-        if self.events is None:
-            return encode_event(data, event=self.event)
-        return encode_event(data, id=event_id(self.number, seq), event=self.event)
+        """Return a kept message as an event. It has no line break, see `Outgoing`."""
+        return b"".join((self._before, b"%d" % seq, self._after, data, b"\n\n"))
 
 
 class StreamSink(Sink):
@@ -261,7 +270,8 @@ class StreamSink(Sink):
 
     @property
     def full(self) -> bool:
-        return self._stream is not None and self._stream.full
+        stream = self._stream
+        return stream is not None and stream.full
 
     async def room(self) -> None:
         """Wait for the reader of this stream only."""
@@ -277,8 +287,9 @@ class StreamSink(Sink):
             self._stream.post_latest(key, outgoing)
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        if self._stream is not None:
-            self._stream.settle_latest(key, keep=keep)
+        stream = self._stream
+        if stream is not None and stream.latest:
+            stream.settle_latest(key, keep=keep)
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         return ((), 0) if self._stream is None else self._stream.waiting()

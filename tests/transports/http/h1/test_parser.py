@@ -471,3 +471,13 @@ def test_a_head_that_is_known_says_what_it_says_to_a_new_parser(
     pieces = [data + body for data, body in zip(heads, [b"hello", *bodies], strict=False)]
     whole = events_of_whole(pieces, limits)
     assert whole[-1] == "cut" or whole == events_of([b"".join(pieces)], limits)
+
+
+@pytest.mark.parametrize("kind", [b"Content-Length: 80", b"Transfer-Encoding: chunked"])
+def test_what_belongs_to_a_body_is_no_request(kind: bytes) -> None:
+    parser = RequestParser(LIMITS)
+    for first in (head(b"A: b"), head(kind)):
+        parser.feed(first)
+        assert parser.next_head() is not None
+        assert parser.next_whole(head(b"A: b")) is None or kind not in first
+    assert parser.next_whole(head(kind)) is None

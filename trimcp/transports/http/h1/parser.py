@@ -164,7 +164,9 @@ class RequestParser:
         the objects that were returned for the request before.
         """
         known = self._known
-        if known is None or not (data.startswith(known.raw) or _differs_in_length(known, data)):
+        if known is None or self._left or self._chunks is not None:
+            return None  # it belongs to the body before
+        if not data.startswith(known.raw) and not _differs_in_length(known, data):
             return None
         request, start = known.request, len(known.raw)
         if len(data) - start != request.length:

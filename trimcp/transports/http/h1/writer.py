@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
@@ -83,6 +83,9 @@ class H1Writer:
     _pending: bytearray = attrs.field(init=False, factory=bytearray)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
+    _now: Callable[[], float] = attrs.field(  # Trio's clock, asked directly, because each event asks
+        init=False, factory=lambda: trio.lowlevel.current_clock().current_time
+    )
     _began: float = attrs.field(init=False, default=-math.inf)  # when the burst began, on Trio's clock
     _scheduled: bool = attrs.field(init=False, default=False)  # whether a task is going to write the waiting bytes
     blocked: bool = attrs.field(init=False, default=False)  # the wire accepted less than all: only that task writes
@@ -117,16 +120,17 @@ class H1Writer:
         The first piece of a burst is written at once. Later pieces are written when the turn ends. If the caller does
         not yield, they are written after a millisecond, with the next piece.
         """
-        if self.blocked or len(data) >= _GATHERED:
+        if self.blocked or self.broken or not data or len(data) >= _GATHERED:
             self.write(data)
-        elif data and not self.broken:
-            self._pending += data
-            now = trio.current_time()
-            if now - self._began >= _BURST or len(self._pending) >= _GATHERED:
-                self._began = now
-                self._flush()
-            else:
-                self._schedule()
+            return
+        pending = self._pending
+        pending += data
+        now = self._now()
+        if now - self._began >= _BURST or len(pending) >= _GATHERED:
+            self._began = now
+            self._flush()
+        elif not self._scheduled:
+            self._schedule()
 
     def write_later(self) -> None:
         """Call the owner's `drained` when this turn of Trio's loop ends, or once no bytes wait any more."""
@@ -242,6 +246,7 @@ class H1Reply:
     ended: bool = False  # whether it is complete
     aborted: bool = False  # whether the connection is to be closed at once
     _chunked: bool = False
+    _streams: bool = False  # whether it has begun, in chunks of a body, and has not ended
     _bodiless: bool = False
 
     def send(self, response: HttpResponse) -> None:
@@ -266,17 +271,20 @@ class H1Reply:
             return
         self._chunked = not self.request.http10 and response.status not in _BODILESS
         head = self._begin(owner, response, "Transfer-Encoding: chunked\r\n" if self._chunked else "")
+        self._streams = self._chunked and not self._bodiless
         for piece in self._framed(head, response.body, b""):
             owner.writer.gather(piece)
 
     def write(self, data: bytes) -> None:
         """Send more of the body: at once, or with other pieces in this turn of Trio's loop."""
-        owner = self._owner
-        if owner is None or not self.status or self.ended or self._bodiless or not data:
+        owner, size = self._owner, len(data)
+        if owner is None or not size:
             return
-        if self._chunked and len(data) <= _GATHERED:  # nearly always: an event
-            self.sent += len(data)
-            owner.writer.gather(b"%x\r\n%b\r\n" % (len(data), data))
+        if self._streams and size <= _GATHERED:  # nearly always: an event
+            self.sent += size
+            owner.writer.gather(b"%x\r\n%b\r\n" % (size, data))
+            return
+        if not self.status or self.ended or self._bodiless:
             return
         for piece in self._framed(b"", data, b""):
             owner.writer.gather(piece)
@@ -285,7 +293,7 @@ class H1Reply:
         owner = self._owner
         if owner is None or not self.status or self.ended:
             return
-        self.ended = True
+        self.ended, self._streams = True, False
         end = b"0\r\n\r\n" if self._chunked and not self._bodiless else b""
         for piece in self._framed(b"", data, end):
             owner.writer.write(piece)
