@@ -13,7 +13,7 @@ from tests.peers.http1 import HttpWire
 from trimcp.budget import Budget
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.connection import H1Connection, Hosting, UpgradeWebSocket
-from trimcp.transports.http.h1.wires import StreamWire
+from trimcp.transports.http.h1.wires import StreamWire, Take, Wire
 from trimcp.transports.http.seams import Admitted, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
 
@@ -113,19 +113,32 @@ async def _never(channel: object) -> None:
     raise AssertionError("nobody opens this channel")
 
 
+class OfferingWire(StreamWire):
+    """A wire that offers what it reads before it wakes its reader, as that of a socket with a poller does."""
+
+    __slots__ = ()
+
+    async def read(self, max_bytes: int, take: Take | None = None) -> bytes | None:
+        while True:
+            data = await super().read(max_bytes)
+            if not data or take is None or not take(data):
+                return data
+
+
 @attrs.define(eq=False)
 class Memory:
     """Connections in memory to one face."""
 
     face: DummyFace
     hosting: Hosting
+    wire: Callable[[trio.abc.Stream], Wire] = StreamWire
     connections: list[H1Connection] = attrs.field(factory=list)
     ended: int = 0
     over: trio.Event = attrs.field(factory=trio.Event)
 
     def connect(self, pair: Callable[[], tuple[trio.abc.Stream, trio.abc.Stream]] = memory_stream_pair) -> HttpWire:
         ours, theirs = pair()
-        connection = H1Connection(self.hosting, StreamWire(theirs), peer="test")
+        connection = H1Connection(self.hosting, self.wire(theirs), peer="test")
         self.connections.append(connection)
         self.hosting.nursery.start_soon(self._run, connection)
         return HttpWire(ours)
@@ -142,11 +155,12 @@ async def memory(
     face: DummyFace | None = None,
     limits: HttpLimits | None = None,
     upgrade_websocket: UpgradeWebSocket | None = None,
+    wire: Callable[[trio.abc.Stream], Wire] = StreamWire,
 ) -> AsyncIterator[Memory]:
     """Open a face that connections in memory lead to; leaving cuts them off."""
     async with trio.open_nursery() as nursery:
         face = DummyFace() if face is None else face
         hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, upgrade_websocket)
         nursery.start_soon(face.deadlines.run)
-        yield Memory(face, hosting)
+        yield Memory(face, hosting, wire)
         nursery.cancel_scope.cancel()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import random
+from functools import partial
 
 import pytest
 import trio
 from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.peers.http1 import HttpWire, http_request
-from tests.transports.http.support import DummyFace, memory
+from tests.transports.http import support
+from tests.transports.http.support import DummyFace, OfferingWire
 from trimcp.budget import Budget
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.parser import RequestParser
@@ -22,6 +24,16 @@ from trimcp.transports.http.settings import HttpLimits
 LIMITS = HttpLimits()
 HELLO = b'{"hello": 1}'
 
+
+@pytest.fixture(
+    autouse=True, params=[pytest.param(StreamWire, id="reads"), pytest.param(OfferingWire, id="is offered")]
+)
+def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let connections read, or be offered what came for as long as they wait."""
+    monkeypatch.setitem(globals(), "memory", partial(support.memory, wire=request.param))
+
+
+memory = support.memory
 
 # Requests and responses
 
@@ -75,6 +87,74 @@ async def test_only_the_length_may_differ_in_a_head_that_is_not_judged_again(
         assert site.face.judged == (1 if change == "nothing" else 2)
         last = site.face.handlers[-1].head.headers
         assert last["origin"] == ("http://b" if change == "a header" else "http://a")
+
+
+async def test_a_request_that_is_like_the_one_before_may_take_its_time(autojump_clock: MockClock) -> None:
+    async with memory() as site:
+        client = site.connect()
+        for _ in range(2):
+            await client.send(http_request("POST", "/wait", body=HELLO))
+            await trio.sleep(LIMITS.idle_timeout + LIMITS.head_timeout + LIMITS.body_timeout)
+            site.face.handlers[-1].reply.send(HttpResponse(200))
+            assert (await client.answer()).status == 200
+        assert site.face.judged == 1
+
+
+@pytest.mark.parametrize("how", ["leaves", "half closes", "is drained", "gives way", "says more"])
+async def test_what_happens_during_a_request_that_is_like_the_one_before(how: str, autojump_clock: MockClock) -> None:
+    """Happens to it as to any other."""
+    async with memory() as site:
+        client = site.connect()
+        for _ in range(2):
+            await client.send(http_request("POST", "/wait", body=HELLO))
+            await wait_all_tasks_blocked()
+            if len(site.face.handlers) == 1:
+                site.face.handlers[0].reply.send(HttpResponse(200))
+                await client.answer()
+        handler, [connection] = site.face.handlers[-1], site.connections
+        if how == "leaves":
+            await client.stream.aclose()
+        elif how == "half closes":
+            assert isinstance(client.stream, trio.StapledStream)
+            await client.stream.send_eof()
+        elif how == "is drained":
+            site.hosting.draining = True
+            connection.wake()
+        elif how == "gives way":
+            connection.give_way("for the test")
+        else:
+            await client.send(http_request("POST", "/echo", body=HELLO)[:-1])
+        await wait_all_tasks_blocked()
+        assert handler.gone == (how in ("leaves", "half closes", "gives way"))
+        assert site.ended == handler.gone
+        if not handler.gone:
+            handler.reply.send(HttpResponse(200))
+            answer = await client.answer()
+            assert answer.headers.get("connection") == ("close" if how == "is drained" else None)
+        if how == "says more":
+            await client.send(HELLO[-1:])
+            assert (await client.answer()).body == HELLO
+        elif how == "is drained":
+            await wait_all_tasks_blocked()
+            await client.stream.aclose()
+            await site.over.wait()
+
+
+async def test_a_bug_in_what_admits_a_head_again_ends_one_connection(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with memory() as site:
+        client, other = site.connect(), site.connect()
+
+        def crash(head: Head) -> None:
+            raise RuntimeError("the face's bug")
+
+        await client.fetch("POST", "/echo", body=HELLO)
+        site.face.handlers[0].head.again = crash
+        await client.send(http_request("POST", "/echo", body=HELLO))
+        await site.over.wait()
+        assert [record.message for record in caplog.records] == ["serving a connection from test crashed"]
+        assert (await other.fetch("POST", "/echo", body=HELLO)).body == HELLO
 
 
 async def test_bytes_may_come_one_by_one(autojump_clock: MockClock) -> None:

@@ -122,6 +122,82 @@ async def test_a_reader_is_woken_and_nothing_is_lost(make: Make, nursery: trio.N
     peer.close()
 
 
+class Taker:
+    """Takes what begins with "t", raises for what begins with "r", and notes everything."""
+
+    def __init__(self) -> None:
+        self.offered: list[bytes] = []
+        self.then: Callable[[], object] = list
+
+    def __call__(self, data: bytes) -> bool:
+        self.offered.append(data)
+        self.then()
+        if data.startswith(b"r"):
+            raise RuntimeError("the taker's bug")
+        return data.startswith(b"t")
+
+
+async def read_into(results: list[bytes | str | None], wire: Wire, take: Taker) -> None:
+    try:
+        results.append(await wire.read(4, take))
+    except RuntimeError as error:
+        results.append(str(error))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no epoll")
+@pytest.mark.parametrize(
+    ("sent", "offered", "read"),
+    [
+        ([b"t1", b"t2", b"no"], [b"t1", b"t2", b"no"], b"no"),
+        ([b"t1", b"raise"], [b"t1", b"rais"], "the taker's bug"),
+        ([b"t234"], [b"t234"], None),  # there may be more
+        ([b"t1", b""], [b"t1"], b""),
+        ([b""], [], b""),
+    ],
+)
+async def test_input_is_offered_while_the_reader_waits(
+    sent: list[bytes], offered: list[bytes], read: bytes | str | None, nursery: trio.Nursery
+) -> None:
+    wire, peer = polled()
+    take, results = Taker(), list[bytes | str | None]()
+    nursery.start_soon(read_into, results, wire, take)
+    await wait_all_tasks_blocked()
+    for data in sent:
+        assert results == []
+        if data:
+            await peer.send(data)
+        else:
+            peer.shutdown(socket.SHUT_WR)
+        for _ in range(3):
+            await wait_all_tasks_blocked()
+    assert (take.offered, results) == (offered, [read])
+    await wire.close()
+    peer.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no epoll")
+@pytest.mark.parametrize("data", [b"t1", b"no", b"r"])
+async def test_who_is_offered_input_may_wake_the_reader(data: bytes, nursery: trio.Nursery) -> None:
+    wire, peer = polled()
+    take, results = Taker(), list[bytes | str | None]()
+    take.then = wire.wake
+    nursery.start_soon(read_into, results, wire, take)
+    await wait_all_tasks_blocked()
+    await peer.send(data)
+    for _ in range(3):
+        await wait_all_tasks_blocked()
+    assert results == [{b"t1": None, b"no": b"no", b"r": "the taker's bug"}[data]]
+    take.then = list
+    nursery.start_soon(read_into, results, wire, take)
+    await wait_all_tasks_blocked()
+    await peer.send(b"more")
+    for _ in range(3):
+        await wait_all_tasks_blocked()
+    assert (take.offered, results[1:]) == ([data, b"more"], [b"more"])
+    await wire.close()
+    peer.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="others do not tell")
 @EVERY
 async def test_that_the_peer_hung_up_is_known_before_what_it_said_is_read(

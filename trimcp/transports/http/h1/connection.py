@@ -241,22 +241,23 @@ class H1Connection:
                 del body  # otherwise it would stay in memory, beside its parsed form, until the response is there
                 await self._read_on()
 
-    def _input(self, data: bytes) -> None:
-        """Take input that follows a whole request.
+    def _answer(self, data: bytes) -> bool:
+        """Begin to answer input that is one whole request with a head like the one before, as nearly always.
 
-        If it is one whole request with a head like the one before, as nearly always, it is answered at once.
+        Returns False if it is anything else, or cannot be answered now; then nothing has happened.
         """
-        parser = self._parser
-        if self._reply is None and not self._closing and not parser.buffered:
-            found = parser.next_whole(data)
-            if found is not None:
-                request, body = found
-                head = request.head
-                handler = None if head.again is None or len(body) >= LARGE else head.again(head)
-                if handler is not None and len(body) <= handler.max_body:
-                    self._start(request, handler, body)
-                    return
-        parser.feed(data)
+        if self._reply is not None or self._closing or self._parser.buffered:
+            return False
+        found = self._parser.next_whole(data)
+        if found is None:
+            return False
+        request, body = found
+        head = request.head
+        handler = None if head.again is None or len(body) >= LARGE else head.again(head)
+        if handler is None or len(body) > handler.max_body:
+            return False
+        self._start(request, handler, body)
+        return True
 
     def _start(self, request: H1Request, handler: Handler, body: bytes) -> None:
         reply = self._reply = H1Reply(self, request, handler)
@@ -366,6 +367,8 @@ class H1Connection:
             RequestRefused: it took too long.
         """
         while True:
+            if idle and self._reply is not None:
+                return True  # to a request that came whole
             if self._deadline.passed:
                 if idle or answered:
                     self._lost = True
@@ -374,15 +377,13 @@ class H1Connection:
             if self.writer.broken or (idle and self._hosting.draining):
                 self._lost = True
                 return False
-            data = await self._wire.read(_READ_SIZE)
+            data = await self._wire.read(_READ_SIZE, self._answer if idle else None)
             self._yielded = True
             if data:
-                if idle:
-                    self._input(data)
-                else:
+                if not (idle and self._answer(data)):
                     self._parser.feed(data)
                 return True
-            if data is not None:
+            if data is not None and not (idle and self._reply is not None):
                 self._lost = True
                 if not idle:
                     log.debug("%s left in the middle of a request", self._peer)
@@ -399,9 +400,10 @@ class H1Connection:
             elif parser.buffered >= self._limits.max_pipelined:
                 if await self._wire.hung_up():
                     self._input_ended()
-            elif data := await self._wire.read(_READ_SIZE):
+            elif data := await self._wire.read(_READ_SIZE, self._answer):
                 self._yielded = True
-                self._input(data)
+                if not self._answer(data):
+                    parser.feed(data)
                 del data
             elif data is None or self._reply is None:
                 self._lost = self._lost or data is not None

@@ -16,7 +16,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeAlias
 
 import trio
 
@@ -26,6 +26,10 @@ from trimcp.transports.http.h1.poller import Poller
 _PIECE: Final = 64 * 1024
 RESET: Final = struct.pack("ii", 1, 0)
 """The value of SO_LINGER (on, 0 seconds) with which closing resets a connection."""
+
+
+Take: TypeAlias = Callable[[bytes], bool]
+"""Takes input at once and returns True, or returns False and leaves it to the reader."""
 
 
 class Wire(ABC):
@@ -48,8 +52,12 @@ class Wire(ABC):
         return None
 
     @abstractmethod
-    async def read(self, max_bytes: int) -> bytes | None:
-        """Wait for input and return it: b"" once the peer has closed, None after `wake`. Cancelling loses nothing."""
+    async def read(self, max_bytes: int, take: Take | None = None) -> bytes | None:
+        """Wait for input and return it: b"" once the peer has closed, None after `wake`. Cancelling loses nothing.
+
+        A wire may offer input to `take` at once instead of waking the reader. If `take` returns True, it has taken the
+        input, and the reader waits on. What it raises is raised here.
+        """
 
     @abstractmethod
     def is_quiet(self) -> bool:
@@ -143,7 +151,7 @@ class SocketWire(Wire):
         self._fd = sock.fileno()
         self._reading = False
 
-    async def read(self, max_bytes: int) -> bytes | None:
+    async def read(self, max_bytes: int, take: Take | None = None) -> bytes | None:
         """Wait for input and return it. Always lets other tasks run first, also if input is there."""
         self._reading = True
         try:
@@ -224,31 +232,57 @@ class SocketWire(Wire):
 
 
 class PolledWire(SocketWire):
-    """A connected socket whose reader is woken by a `Poller`, which has to run."""
+    """A connected socket whose reader is woken by a `Poller`, which has to run, unless `take` takes the input."""
 
-    __slots__ = ("_ended", "_has_input", "_poller", "_waiting")
+    __slots__ = ("_ended", "_error", "_has_input", "_input", "_max_bytes", "_poller", "_take", "_waiting")
 
     def __init__(self, sock: socket.socket, poller: Poller) -> None:
         super().__init__(sock)
         self._waiting: trio.lowlevel.Task | None = None
         self._has_input = False  # whether there may be input about which the poller says nothing any more
         self._ended = False  # whether the peer has ended the connection, perhaps after unread input
+        self._take: Take | None = None
+        self._max_bytes = 0
+        self._input: bytes | None = None  # for the reader, once it goes on
+        self._error: Exception | None = None  # raised by `take`
         self._poller = poller
         poller.add(self._fd, self)
 
     def input_came(self, *, ended: bool) -> None:
         self._has_input = True
-        self._ended = self._ended or ended
+        if ended:
+            self._ended = True
+        if self._waiting is None:
+            return
+        try:
+            data, take = self._receive(self._max_bytes), self._take
+            if data is None:
+                return
+            if data and take is not None and take(data):
+                if not self._has_input:
+                    return
+                data = None
+        except Exception as error:  # it belongs to the reader, not to the task of all connections
+            self._error = error
+        else:
+            self._input = data
         self._resume()
 
-    async def read(self, max_bytes: int) -> bytes | None:
+    async def read(self, max_bytes: int, take: Take | None = None) -> bytes | None:
         if self._has_input:
             await trio.lowlevel.checkpoint()
-        else:
-            self._waiting = trio.lowlevel.current_task()
-            await trio.lowlevel.wait_task_rescheduled(self._stop_waiting)
-            if not self._has_input:
-                return None
+            return self._receive(max_bytes)
+        self._max_bytes, self._take = max_bytes, take
+        self._waiting = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(self._stop_waiting)
+        data, self._input = self._input, None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return data
+
+    def _receive(self, max_bytes: int) -> bytes | None:
+        """Return input that is there, or None if there is none, as `read` does."""
         try:
             data = self._sock.recv(max_bytes)
         except BlockingIOError:
@@ -304,7 +338,7 @@ class StreamWire(Wire):
             self._certificate = digest.rstrip(b"=").decode()
         return self._certificate or None
 
-    async def read(self, max_bytes: int) -> bytes | None:
+    async def read(self, max_bytes: int, take: Take | None = None) -> bytes | None:
         with trio.CancelScope() as self._scope:
             try:
                 data = bytes(await self._stream.receive_some(max_bytes))
