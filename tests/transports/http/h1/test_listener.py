@@ -10,7 +10,7 @@ import stat
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,6 +121,16 @@ async def test_it_serves_on_sockets_of_others_and_beside_others() -> None:
                 assert (await client.fetch("POST", body=HELLO)).body == HELLO
                 await client.stream.aclose()
         assert theirs.fileno() == -1
+
+
+async def test_two_that_share_a_socket_share_a_burst() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as shared, ExitStack() as clients:
+        for _ in range(64):
+            clients.enter_context(socket.create_connection(shared.getsockname()))
+        faces = DummyFace(), DummyFace()
+        async with serving(faces[0], sockets=[shared.dup()]), serving(faces[1], sockets=[shared.dup()]):
+            await until(lambda: faces[0].connections + faces[1].connections == 64)
+            assert min(face.connections for face in faces) >= 24
 
 
 async def test_a_port_that_is_taken_is_refused() -> None:

@@ -27,7 +27,10 @@ from trimcp.transports.http.shares import Shares
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
-_AT_ONCE: Final = 64  # connections accepted before other tasks run
+_AT_ONCE: Final = 64  # connections accepted before other tasks run; fewer while there are few
+# Other processes may accept from the same socket. Whoever wakes first takes no more than its share: one connection, and
+# one for each so many that it has already.
+_ONE_FOR: Final = 16
 # Connections that Trio itself wakes, which is quicker for one request alone. The others are woken by a `Poller`.
 _FEW: Final = 4
 _PAUSE: Final = 1.0
@@ -151,7 +154,7 @@ class _Listener:
         """Accept connections until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(sock)
-            for _ in range(_AT_ONCE):
+            for _ in range(min(_AT_ONCE, 1 + len(self._connections) // _ONE_FOR)):
                 try:
                     accepted, address = sock.accept()
                 except BlockingIOError:
