@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from names import FASTMCP, FLOOR, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
+from cells import CELLS, UNDER_WAY
+from names import BEFORE, FASTMCP, FLOOR, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
 from results import Results, Spread, paired_ratio
 
-__all__ = ["BARS", "Bar", "Verdict", "judge"]
+__all__ = ["BARS", "Bar", "Verdict", "judge", "verdicts"]
 
 PEERS = (MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT)
 
@@ -183,4 +184,18 @@ BARS: list[Bar] = [
     Bar("import, CPU", "cold-start", "import", 1 / 4, (MCP,)),
     Bar("spawn to first answer, CPU", "cold-start", "first-answer", 1.0, (TYPESCRIPT,)),
     Bar("p99 in ms, WebSocket, 64 connections", "websocket-64", "p99", 15.0, alone=True),
+    *(
+        Bar(f"p99, {one.title}", one.name, "p99", 1.0, (BEFORE,))
+        for one in CELLS
+        if one.kind in ("load", "client")
+        and one.section in ("calls", "clients")
+        and one.under_way * one.connections == UNDER_WAY
+        and one.server != TYPESCRIPT
+    ),
 ]
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """Hold a run against every bar; against an earlier trimcp only where one took part."""
+    before = any(one.peer == BEFORE for one in results.series)
+    return [judge(bar, results) for bar in BARS if before or bar.against != (BEFORE,)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from names import FASTMCP, FLOOR, HYPERCORN, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, HYPERCORN, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
 
 __all__ = ["CELLS", "COMPARED", "SECTIONS", "WINDOWS", "Cell", "Figure", "Section", "cell"]
 
@@ -80,7 +80,7 @@ class Cell:
     least_bytes: int = 0
     reports: int = 0
     environment: dict[str, str] = attrs.field(factory=dict)
-    peers: tuple[str, ...] = ORDER
+    peers: tuple[str, ...] = tuple(peer for peer in ORDER if peer != BEFORE)
     seconds: float = 1.0
     warm_up: float = 0.3
     warm_calls: int = attrs.field(
@@ -98,6 +98,10 @@ class Cell:
     overhead: float = attrs.field(
         default=attrs.Factory(lambda cell: 2.2 if cell.road == "stdio" else 1.0, takes_self=True)
     )
+
+    def beside_before(self) -> Cell:
+        """Return the same cell, in which an earlier trimcp takes part."""
+        return attrs.evolve(self, peers=(*self.peers, BEFORE), rivals=(*self.rivals, BEFORE))
 
     def rounds_of(self, peer: str, rounds: int) -> int:
         """Return how many of the rounds a peer takes part in."""
@@ -180,6 +184,7 @@ SECTIONS = (
         "Client and server in one process",
         "The same call between an implementation's own client and server, without bytes in between where it can.",
         (Figure("rate", "calls per second of CPU, both sides", more=True),),
+        {"rate": ("in-memory", "Calls per second of CPU within one process")},
     ),
     Section(
         "progress",
@@ -277,7 +282,7 @@ def _http(revision: str) -> str:
     return f"Streamable HTTP, {revision}{' session' if revision == LEGACY else ''}"
 
 
-_PEERS = tuple(peer for peer in ORDER if peer not in (HYPERCORN, FLOOR))
+_PEERS = tuple(peer for peer in ORDER if peer not in (BEFORE, HYPERCORN, FLOOR))
 _COMMON = (OURS, MCP, FASTMCP, MCP_1, TYPESCRIPT)
 _FEW = (OURS, MCP, TYPESCRIPT)
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import os
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
-from names import FASTMCP, HYPERCORN, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, HYPERCORN, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
 
-__all__ = ["Peer", "Way", "find_peers"]
+__all__ = ["Peer", "Way", "find_before", "find_peers"]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -134,6 +137,27 @@ def find_peers(names: Sequence[str] | None = None) -> list[Peer]:
     }
     with _alone():
         return [makers[name]() for name in (makers if names is None else names)]
+
+
+def find_before(commit: str) -> Peer:
+    """Return trimcp as it was at a commit of this repository, installing it if it is missing.
+
+    Raises:
+        subprocess.CalledProcessError: there is no such commit, or it could not be installed.
+    """
+    git = ["git", "-C", str(ROOT)]
+    name = subprocess.run([*git, "rev-parse", commit], stdout=subprocess.PIPE, check=True, text=True).stdout.strip()
+    with _alone():
+        ours, folder = _ours(), FOLDER / "before"
+        python = folder / "bin" / "python"
+        with _made(folder, [sys.version, name]) as (missing, _), tempfile.TemporaryDirectory() as source:
+            if missing:
+                archive = subprocess.run([*git, "archive", name], stdout=subprocess.PIPE, check=True).stdout
+                with tarfile.open(fileobj=io.BytesIO(archive)) as files:
+                    files.extractall(source, filter="data")
+                _run(sys.executable, "-m", "venv", "--clear", str(folder))
+                _run(str(python), *_PIP, f"{source}[cli]")
+        return attrs.evolve(ours, name=BEFORE, program=(str(python), *ours.program[1:]), home=_site_packages(python))
 
 
 # The peers

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["FASTMCP", "FLOOR", "HYPERCORN", "LOW_LEVEL", "MCP", "MCP_1", "ORDER", "OURS", "TYPESCRIPT"]
+__all__ = ["BEFORE", "FASTMCP", "FLOOR", "HYPERCORN", "LOW_LEVEL", "MCP", "MCP_1", "ORDER", "OURS", "TYPESCRIPT"]
 
 OURS = "trimcp"
+BEFORE = "trimcp before"
 HYPERCORN = "trimcp on Hypercorn"
 MCP = "mcp 2.3"
 LOW_LEVEL = "mcp 2.3 low level"
@@ -12,4 +13,4 @@ FASTMCP = "fastmcp 4.1"
 MCP_1 = "mcp 1.30"
 TYPESCRIPT = "TypeScript SDK 2.4"
 FLOOR = "minimal server"
-ORDER = (OURS, HYPERCORN, MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT, FLOOR)
+ORDER = (OURS, BEFORE, HYPERCORN, MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT, FLOOR)

@@ -14,9 +14,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from bars import verdicts
 from cells import CELLS, WINDOWS, Cell
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from names import FASTMCP, FLOOR, HYPERCORN, LOW_LEVEL, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, HYPERCORN, LOW_LEVEL, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
 from PIL import Image
 from results import Results, Spread
 
@@ -24,6 +25,7 @@ __all__ = ["COLOURS", "draw_all"]
 
 COLOURS = {
     OURS: "#3949ab",
+    BEFORE: "#c5cae9",
     HYPERCORN: "#9fa8da",
     MCP: "#d9772b",
     LOW_LEVEL: "#eeb583",
@@ -85,7 +87,11 @@ def _short(value: float) -> str:
 
 
 def _title(cell: Cell) -> str:
-    return cell.title.replace("Streamable HTTP", "HTTP").replace("-25 session", "-25").replace(" reply", "")
+    return _plainly(cell.title).replace(" reply", "").replace("server of the TypeScript SDK", "TypeScript server")
+
+
+def _plainly(text: str) -> str:
+    return text.replace("Streamable HTTP", "HTTP").replace("-25 session", "-25")
 
 
 def _panels(count: int, columns: int, heights: Sequence[float]) -> tuple[Any, list[Any]]:
@@ -147,11 +153,72 @@ def _bar_panels(section: str, figure: str, label: str, *, columns: int) -> Calla
     return draw
 
 
+def _workers(results: Results) -> Any:
+    rates = {
+        cell.title: Spread.of(values)
+        for cell in CELLS
+        if cell.section == "workers" and (values := results.values(cell.name, "rate", OURS))
+    }
+    if not rates:
+        return None
+    figure, (axes,) = _panels(1, 1, [0.9 + 0.3 * len(rates)])
+    first = next(iter(rates.values())).median
+    for place, (_, found) in enumerate(rates.items()):
+        axes.barh(place, found.median, color=COLOURS[OURS], height=0.62)
+        axes.plot([found.low, found.high], [place, place], color="#222222", linewidth=0.9)
+        text = f"{_short(found.median)}, {found.median / first:.2f} of one" if place else _short(found.median)
+        axes.text(found.high + first * 0.03, place, text, va="center", fontsize=8.5)
+    axes.axvline(2 * first, color="#888888", linewidth=0.9, linestyle=":")
+    axes.text(2 * first, -0.62, "twice as many", ha="center", fontsize=8, color="#555555")
+    axes.set_yticks(range(len(rates)), list(rates))
+    axes.set_ylim(len(rates) - 0.5, -0.5)
+    axes.set_xlim(0, max(2 * first, *(found.high for found in rates.values())) * 1.17)
+    axes.tick_params(axis="y", length=0)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value) if value else "0"))
+    axes.grid(axis="x")
+    axes.set_xlabel("calls per second, the load on the same cores")
+    return figure
+
+
+def _bars_kept(results: Results) -> Any:
+    """How many times better than its bar each figure is: to the left of the line it is missed."""
+    known = [one for one in verdicts(results) if one.ratio is not None and one.ratio.median]
+    if not known:
+        return None
+    figure, (axes,) = _panels(1, 1, [1.0 + 0.21 * len(known)])
+    for place, one in enumerate(known):
+        assert one.ratio is not None
+        better = [
+            value / one.bar.limit if one.bar.more else one.bar.limit / value
+            for value in (one.ratio.low, one.ratio.median, one.ratio.high)
+            if value
+        ]
+        colour = COLOURS[OURS] if one.said == "met" else "#c0392b"
+        axes.plot([min(better), max(better)], [place, place], color=colour, linewidth=1.2)
+        axes.plot(better[len(better) // 2], place, color=colour, marker="o" if one.said == "met" else "X", markersize=6)
+    axes.axvline(1, color="#222222", linewidth=1)
+    names = [f"{one.bar.what} ({one.against or 'itself'})" for one in known]
+    axes.set_yticks(range(len(known)), [_plainly(name) for name in names], fontsize=8)
+    axes.set_ylim(len(known) - 0.5, -0.5)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="both")
+    axes.set_xlabel("times better than the bar (left of the line: missed)")
+    return figure
+
+
 # Lines
 
 
 def _windows(results: Results) -> Any:
-    roads = {"stdio": "stdio", "http": "Streamable HTTP, 2025-11-25, JSON", "websocket": "WebSocket"}
+    roads = {
+        "stdio": "stdio: calls on one pipe",
+        "http": "HTTP, 2025-11-25, JSON: connections",
+        "connections": "WebSocket: connections",
+    }
     there = [road for road in roads if any(results.peers(f"window-{road}-{window}", "rate") for window in WINDOWS)]
     if not there:
         return None
@@ -171,7 +238,7 @@ def _windows(results: Results) -> Any:
         axes.set_xticks(WINDOWS, [f"{window:,}" for window in WINDOWS])
         axes.xaxis.set_minor_locator(NullLocator())
         _logarithmic(axes)
-        axes.set_xlabel("calls under way")
+        axes.set_xlabel("at a time")
         axes.set_title(roads[road])
     panels[0].set_ylabel("calls per second")
     _legend(figure, [peer for peer in ORDER if peer in seen])
@@ -219,6 +286,10 @@ def _logarithmic(axes: Any) -> None:
 
 
 DRAWINGS: dict[str, Callable[[Results], Any]] = {
+    "bars": _bars_kept,
+    "client-cpu": _bar_panels("clients", "cpu", "CPU µs of the client per call", columns=2),
+    "in-memory": _bar_panels("in memory", "rate", "calls per second of CPU", columns=2),
+    "workers": _workers,
     "cpu-per-call": _bar_panels("calls", "cpu", "CPU µs of the server per call", columns=2),
     "windows": _windows,
     "latency": _latency,

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bars import BARS, Verdict, judge
+from bars import Verdict, verdicts
 from cells import CELLS, SECTIONS, Cell, Figure, Section
-from names import FLOOR, HYPERCORN, ORDER, OURS
+from names import BEFORE, FLOOR, HYPERCORN, ORDER, OURS
 from results import BUSY, Results, Spread, paired_ratio
 
 __all__ = ["full_tables", "number", "page", "tables", "write"]
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 RESULTS = "results.json"
 MARK = "†"
-NOT_PEERS = (OURS, HYPERCORN, FLOOR)
+NOT_PEERS = (OURS, BEFORE, HYPERCORN, FLOOR)
 
 
 def number(value: float) -> str:
@@ -62,7 +62,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def bars_table(results: Results) -> str:
     """Return every bar with what became of it."""
-    rows = [_bar_row(judge(bar, results)) for bar in BARS]
+    rows = [_bar_row(verdict) for verdict in verdicts(results)]
     return table(["what", "against", "ratio", "bar", ""], rows)
 
 
@@ -84,9 +84,9 @@ def _limit(limit: float) -> str:
 
 def summary(results: Results) -> str:
     """Return how many bars were met."""
-    verdicts = [judge(bar, results).said for bar in BARS]
-    counts = [f"{verdicts.count(kind)} {kind}" for kind in ("met", "missed", "not measured") if kind in verdicts]
-    return f"{len(BARS)} bars: {', '.join(counts)}"
+    said = [verdict.said for verdict in verdicts(results)]
+    counts = [f"{said.count(kind)} {kind}" for kind in ("met", "missed", "not measured") if kind in said]
+    return f"{len(said)} bars: {', '.join(counts)}"
 
 
 # What was found
@@ -244,6 +244,7 @@ def page(results: Results) -> str:
         # It should not be taken for more than it is.
         part=" **Only a part was measured, or for a short time: these figures are preliminary.**" * (not whole),
         bars=bars_table(results),
+        picture=_plot("bars", "How far from its bar each figure is", "performance/"),
         summary=summary(results),
         plots=plots(results),
     )

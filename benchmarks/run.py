@@ -15,6 +15,7 @@ import argparse
 import fnmatch
 import importlib
 import json
+import os
 import resource
 import shlex
 import subprocess
@@ -35,9 +36,9 @@ import slow_reader
 from bars import BARS
 from cells import CELLS, Cell
 from clients import Calling, calling
-from environments import ROOT, Peer, find_peers
+from environments import ROOT, Peer, find_before, find_peers
 from machine import Stolen, load_average, machine, pulse_ms
-from names import FLOOR, ORDER, OURS
+from names import BEFORE, FLOOR, ORDER, OURS
 from results import BUSY, Results
 from servers import Failed, Serving, ask, command_of, floor, serving
 
@@ -198,11 +199,17 @@ class Run:
     def client(self, cells: Sequence[Cell], rounds: int) -> None:
         """Let each client call the same server; one over stdio starts its own."""
         with ExitStack() as stack:
-            servers = {
-                cell.name: stack.enter_context(serving(self._far[cell.server], cell))
-                for cell in cells
-                if cell.road != "stdio"
-            }
+            try:
+                servers = {
+                    cell.name: stack.enter_context(serving(self._far[cell.server], cell))
+                    for cell in cells
+                    if cell.road != "stdio"
+                }
+            except Failed as error:
+                for cell in cells:
+                    for peer in self.able(cell):
+                        self._fail(cell.name, peer.name, f"its server {error}")
+                return
 
             def target(cell: Cell) -> list[str]:
                 server = servers.get(cell.name)
@@ -421,11 +428,13 @@ def _means(word: str, cell: Cell) -> bool:
 def main() -> None:
     """Do what the command line says."""
     _open_files()
+    os.environ.pop("PYTHONPATH", None)  # what is measured is installed
     parser = argparse.ArgumentParser(description="Measure every implementation in every cell.")
     parser.add_argument("--quick", action="store_true", help="fewer cells and rounds, in under five minutes")
     parser.add_argument("--bars", action="store_true", help="only what the bars are about, cells and peers")
     parser.add_argument("--only", action="append", metavar="CELL", help="cells: a name, its beginning, or a pattern")
     parser.add_argument("--peers", action="append", metavar="NAME", help=f"one of: {', '.join(ORDER)}")
+    parser.add_argument("--before", metavar="COMMIT", help="trimcp as it was then, too, in the cells of --only or bars")
     parser.add_argument("--rounds", type=int, help="how often each has its turn")
     parser.add_argument("--minutes", type=float, help=f"all there is ({MINUTES:g}; {QUICK_MINUTES:g} with --quick)")
     parser.add_argument("--out", type=Path, help="where to write the page (docs, or build/bench for a part)")
@@ -441,13 +450,18 @@ def main() -> None:
         print("\n".join(f"{cell.name:22} {cell.section}: {cell.title}" for cell in cells))
         return
     cells = [attrs.evolve(cell, peers=cell.rivals) for cell in cells] if options.bars else cells
-    names = list(options.peers or ORDER)
+    names = [name for name in options.peers or ORDER if name != BEFORE]
     if not cells or not set(names) <= set(ORDER):
         parser.error("no such cell" if not cells else f"the peers are {', '.join(ORDER)}")
     # The generator is ours.
     needed = {*names, OURS, *(cell.server for cell in cells if cell.kind == "client")}
     installed = {peer.name: peer for peer in find_peers([name for name in ORDER if name in needed - {FLOOR}])}
     installed[FLOOR] = floor(installed[OURS])
+    if options.before is not None:
+        installed[BEFORE] = find_before(options.before)
+        names.append(BEFORE)
+        about = {bar.cell for bar in BARS if BEFORE in bar.against}
+        cells = [cell.beside_before() if options.only or cell.name in about else cell for cell in cells]
     whole = not (options.quick or options.bars or options.only or options.peers or options.rounds)
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
     peers = [installed[name] for name in ORDER if name in names]

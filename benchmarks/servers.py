@@ -91,8 +91,7 @@ def serving(peer: Peer, cell: Cell) -> Iterator[Serving]:
         collecting = Path(folder, "collected") if cell.collected else None
         if collecting is not None:
             collecting.touch()
-            paths = [str(HERE / "hooks"), *filter(None, [os.environ.get("PYTHONPATH")])]
-            environment |= {"BENCH_COLLECTED": str(collecting), "PYTHONPATH": os.pathsep.join(paths)}
+            environment |= {"BENCH_COLLECTED": str(collecting), "PYTHONPATH": str(HERE / "hooks")}
         with Program.started(command, environment) as program:
             url = program.line("before it listened").removeprefix("listening on ")
             yield Serving(url, program.pid, collecting)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from bars import BARS, Bar, judge
+from bars import BARS, Bar, judge, verdicts
 from cells import CELLS
-from names import FLOOR, MCP, OURS, TYPESCRIPT
+from names import BEFORE, FLOOR, MCP, OURS, TYPESCRIPT
 from results import BUSY, Results, Spread
 
 BAR = Bar("a call", "calls", "cpu", 0.5)
@@ -90,6 +90,23 @@ def test_what_was_not_measured_is_not_met() -> None:
     assert judge(BAR, found(mcp=[1.0])).said == "not measured"
 
 
+def test_by_how_much_is_told() -> None:
+    assert judge(BAR, found(ours=[6.0], mcp=[10.0])).spare == pytest.approx(-0.2)
+    assert judge(BAR, found(ours=[4.0], mcp=[10.0])).spare == pytest.approx(0.2)
+    bar = Bar("more at a time", "many", "rate", 0.5, more=True, over="few", alone=True)
+    assert judge(bar, windows(ours=(100.0, 75.0))).spare == pytest.approx(0.5)
+    assert judge(bar, windows(ours=(100.0, 25.0))).spare == pytest.approx(-0.5)
+
+
+def test_an_earlier_trimcp_counts_where_it_took_part() -> None:
+    results = found(ours=[4.0], mcp=[10.0])
+    assert not any(BEFORE in verdict.bar.against for verdict in verdicts(results))
+    for peer, p99 in ((OURS, 9.0), (BEFORE, 8.0)):
+        results.add("stdio-2025", "p99", peer, "ms", [p99])
+    (said,) = [one for one in verdicts(results) if one.bar.against == (BEFORE,) and one.bar.cell == "stdio-2025"]
+    assert (said.said, said.against) == ("missed", BEFORE)
+
+
 def test_why_it_was_not_measured_is_told() -> None:
     results = found(mcp=[1.0])
     results.fail("calls", OURS, "no reply")
@@ -102,7 +119,8 @@ def test_every_bar_is_about_a_cell_that_is_measured() -> None:
     for bar in BARS:
         for name in filter(None, (bar.cell, bar.over)):
             assert OURS in by_name[name].peers
-            assert bar.alone or set(bar.against) & set(by_name[name].peers), bar.what
+            assert bar.alone or set(bar.against) & {*by_name[name].peers, BEFORE}, bar.what
+            assert bar.alone or set(bar.against) & {*by_name[name].rivals, BEFORE}, "who counts has every round"
             assert by_name[name].quick, "the quick form judges every bar, too"
 
 

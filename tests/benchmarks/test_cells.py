@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cells import CELLS, SECTIONS, WINDOWS, cell
-from names import FASTMCP, FLOOR, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, ORDER, OURS, TYPESCRIPT
 
 
 def test_names_are_unique() -> None:
@@ -18,6 +18,9 @@ def test_we_take_part_everywhere() -> None:
     for one in CELLS:
         assert OURS in one.peers
         assert set(one.peers) <= set(ORDER)
+        assert BEFORE not in one.peers
+        assert {OURS, BEFORE} <= set(one.beside_before().peers)
+        assert one.beside_before().rounds_of(BEFORE, 5) == 5
 
 
 def test_every_window_is_measured_on_every_road() -> None:

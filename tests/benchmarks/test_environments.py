@@ -47,6 +47,13 @@ def test_what_a_peer_can(asked: tuple[str, ...], can: bool) -> None:
     assert PEER.can(*asked) is can
 
 
+def test_what_a_client_can() -> None:
+    caller = Peer("somebody", ("/bin/interpreter",), (), (Way("http", "2025-11-25"),))
+    assert caller.can_call("http", "2025-11-25")
+    assert not caller.can_call("http", "2026-07-28")
+    assert not caller.can_call("stdio", "2025-11-25")
+
+
 def test_every_pin_is_a_version(tmp_path: Path) -> None:
     assert all("==" in requirement for requirement in environments.PINS["python"].values())
     assert all(version[0].isdigit() for version in environments.PINS["npm"].values())

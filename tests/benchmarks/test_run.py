@@ -188,6 +188,57 @@ def test_a_small_run_finds_figures_of_ours_and_of_the_minimal_server() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["client-http-2025-64", "client-stdio-64"])
+def test_a_client_is_measured_with_a_server_that_does_not_take_part(name: str) -> None:
+    one = attrs.evolve(peer(), calls=(Way("stdio", "2025-11-25"), Way("http", "2025-11-25")))
+    small = tiny(name, OURS)
+    found = Run([one], [small], quick=False, rounds=2, minutes=1.0, far=[floor(one)], say=lambda line: None).run()
+    assert found.failures == []
+    assert len(found.values(name, "cpu", OURS)) == 2
+    assert all(
+        value > 0 for figure in ("cpu", "rate", "p50", "p99", "memory") for value in found.values(name, figure, OURS)
+    )
+    assert len(found.values(name, "server", OURS)) == (2 if small.road == "http" else 0)
+
+
+@pytest.mark.slow
+def test_a_client_whose_server_answers_wrongly_has_no_figures(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    source = (HERE / "floor" / "minimal.py").read_text("utf-8")
+    wrong.write_text(source.replace('["arguments"]["text"]', '["arguments"]["text"] + "!"'))
+    one = attrs.evolve(peer(), calls=(Way("http", "2025-11-25"),))
+    far = attrs.evolve(floor(one), program=(sys.executable, str(wrong)))
+    cells = [tiny("client-http-2025-64", OURS)]
+    found = Run([one], cells, quick=False, rounds=1, minutes=1.0, far=[far], say=lambda line: None).run()
+    assert [failure.peer for failure in found.failures] == [OURS]
+    assert "ended before it had counted its calls" in found.failures[0].reason
+    assert not found.values("client-http-2025-64", "cpu", OURS)
+
+
+@pytest.mark.slow
+def test_two_cells_take_their_turns_in_the_same_rounds_and_collecting_is_noted() -> None:
+    cells = [tiny(f"window-http-{window}", OURS, FLOOR) for window in (16, 256)]
+    lines: list[str] = []
+    run = Run([peer(), floor(peer())], cells, quick=False, rounds=2, minutes=1.0, say=lines.append)
+    found = run.run()
+    assert found.failures == []
+    assert lines[1].startswith("[2/2] window-http-16, window-http-256, 2 rounds; ")
+    for one in cells:
+        for who in (OURS, FLOOR):
+            shares = found.values(one.name, "collected", who)
+            assert len(shares) == 2
+            assert all(0 <= share < 1 for share in shares)
+
+
+@pytest.mark.slow
+def test_workers_are_measured() -> None:
+    one = attrs.evolve(peer(), ways=(Way("http", "2026-07-28", "json"),))
+    found = run(tiny("workers-2", OURS), one)[0].run()
+    assert found.failures == []
+    assert found.values("workers-2", "rate", OURS)
+
+
+@pytest.mark.slow
 def test_what_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     wrong, dead = tmp_path / "wrong.py", tmp_path / "dead.py"
     source = (HERE / "floor" / "minimal.py").read_text("utf-8")
