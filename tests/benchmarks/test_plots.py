@@ -30,7 +30,7 @@ def test_every_plot_is_drawn_and_the_same_each_time(tmp_path: Path) -> None:
     assert {file.name for file in first.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
     for file in first.iterdir():
         assert file.read_bytes() == (second / file.name).read_bytes()
-        if file.suffix == ".svg":
+        if file.suffix == ".svg" and file.stem not in ("bars", "workers"):  # those are of ours alone
             drawn = file.read_text("utf-8")
             assert OURS in drawn
             assert COLOURS[MCP] in drawn
