@@ -11,7 +11,7 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import CloseConnection, Event, Ping, TextMessage
 
 from tests.peers.websockets import BINARY, CLOSE, CONTINUATION, FIN, PING, PONG, TEXT, frame
-from trimcp.framing.frames import FrameFault, FrameGate, text_frame
+from trimcp.framing.frames import FrameFault, FrameGate, MessageGate, text_frame
 from trimcp.wire.jsonrpc import Malformed
 
 MASK = b"\x01\x02\x03\x04"
@@ -269,3 +269,45 @@ def test_what_is_thrown_away_costs_nothing() -> None:
     assert peak < 100_000
     gate.feed(frame(FIN | CONTINUATION, b'"}'))
     assert [each.id for each in gate.oversized] == [3]
+
+
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("step", [1, 2, 5, 13, 10_000])
+def test_a_gate_that_keeps_messages_passes_control_frames_only(step: int, masked: bool) -> None:
+    gate = MessageGate(100, masked=masked)
+    whole, parts = "häß€".encode(), [b"a\xe2", b"", b"\x82\xac", b"b"]
+    said = [
+        frame(FIN | TEXT, whole, masked=masked),
+        frame(FIN | PING, b"one", masked=masked),
+        frame(FIN | TEXT, b"", masked=masked),
+        frame(TEXT, parts[0], masked=masked),
+        frame(FIN | PONG, b"two", masked=masked),
+        *(frame(CONTINUATION, part, masked=masked) for part in parts[1:-1]),
+        frame(FIN | CONTINUATION, parts[-1], masked=masked),
+        frame(FIN | TEXT, b'{"id": 7, "x": "' + b"x" * 100 + b'"}', masked=masked),
+        frame(FIN | CLOSE, masked=masked),
+    ]
+    data, texts, passed = b"".join(said), [], b""
+    for start in range(0, len(data), step):
+        gate.feed(data[start : start + step])
+        while gate.behind:
+            gate.feed(b"")
+        texts += gate.take_texts()
+        passed += gate.take(65536)
+    assert texts == [whole, b"", "a€b".encode(), b""]
+    assert [each.id for each in gate.oversized] == [7]
+    assert passed == said[1] + said[4] + said[-1]
+    assert gate.closing
+    assert not gate.unfinished
+    assert (gate.messages, gate.weight, gate.begun) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("step", [1, 3, 10_000])
+@pytest.mark.parametrize("frames", [[(FIN | TEXT, b"a\xff")], [(TEXT, b"a\xe2"), (FIN | CONTINUATION, b"b")]])
+def test_a_gate_that_keeps_messages_keeps_no_text_that_is_none(frames: list[tuple[int, bytes]], step: int) -> None:
+    gate = MessageGate(100, masked=True)
+    data = b"".join(frame(*each) for each in frames) + frame(FIN | TEXT, b"{}")
+    for start in range(0, len(data), step):
+        gate.feed(data[start : start + step])
+    assert gate.fault == FrameFault(1007, "text is UTF-8")
+    assert gate.take_texts() == []

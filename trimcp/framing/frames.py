@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from enum import Enum, auto
-from typing import Final
+from typing import ClassVar, Final
 
 import attrs
 
@@ -81,6 +81,8 @@ class FrameGate:
         weight: bytes of those messages, with a little for each.
     """
 
+    _keeps_messages: ClassVar[bool] = False  # instead of passing them on
+
     max_message: int
     _masked: bool = attrs.field(kw_only=True, alias="masked")
     fault: FrameFault | None = attrs.field(init=False, default=None)
@@ -128,11 +130,17 @@ class FrameGate:
                     self.fault, self._message = found, None
                     break
                 self._kind = found
-                if found is _FrameKind.PART:
+                if found is _FrameKind.PART or (found is _FrameKind.WHOLE and self._keeps_messages):
                     self._emit(data[begin:at])
                     begin = at + length
                 at += length
             there = min(self._left, end - at)
+            if self._kind is _FrameKind.WHOLE and self._keeps_messages:
+                if there == self._size:
+                    self._keep(_masked(data[at : at + there], self._key) if self._masked else data[at : at + there])
+                    begin = at + there
+                else:
+                    self._kind, self._message = _FrameKind.PART, Gathered()
             if self._kind is _FrameKind.PART:
                 self._absorb(data[at : at + there])
                 begin = at + there
@@ -170,6 +178,9 @@ class FrameGate:
         self._waiting -= len(piece)
         self._ready = self._ready and bool(self._out)
         return bytes(piece)
+
+    def _keep(self, text: bytes) -> None:
+        """Keep a whole message. Called only if this gate keeps messages."""
 
     def taken(self, size: int) -> None:
         """Note that the consumer took a message of this many bytes."""
@@ -283,6 +294,8 @@ class MessageGate(FrameGate):
         texts: the messages that have arrived, as bytes that are valid UTF-8. An empty one stands for each `oversized`.
     """
 
+    _keeps_messages: ClassVar[bool] = True
+
     texts: list[bytes] = attrs.field(init=False, factory=list)
 
     def take_texts(self) -> list[bytes]:
@@ -291,21 +304,17 @@ class MessageGate(FrameGate):
         self.messages = self.weight = 0
         return texts
 
-    def _judge_data(self, opcode: int) -> _FrameKind | FrameFault:
-        found = super()._judge_data(opcode)
-        if found is _FrameKind.WHOLE:
-            self._message = Gathered()
-            return _FrameKind.PART
-        return found
-
     def _replace(self, text: bytes) -> None:
+        self._keep(text)
+        self._count(len(text))
+
+    def _keep(self, text: bytes) -> None:
         try:
             text.decode()
         except UnicodeDecodeError:
             self.fault = FrameFault(1007, "text is UTF-8")
-            return
-        self.texts.append(text)
-        self._count(len(text))
+        else:
+            self.texts.append(text)
 
 
 def text_frame(text: bytes, *, masked: bool) -> tuple[bytes, bytes]:
