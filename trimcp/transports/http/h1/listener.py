@@ -31,8 +31,7 @@ _AT_ONCE: Final = 64  # connections accepted before other tasks run; fewer while
 # Other processes may accept from the same socket. Whoever wakes first takes no more than its share: one connection, and
 # one for each so many that it has already.
 _ONE_FOR: Final = 16
-# Connections that Trio itself wakes, which is quicker for one request alone. The others are woken by a `Poller`.
-_FEW: Final = 4
+_FEW: Final = 1  # connections that Trio itself wakes, which is quicker for one alone; a `Poller` wakes the others
 _PAUSE: Final = 1.0
 _QUIET: Final = 60.0
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
