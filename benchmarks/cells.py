@@ -81,8 +81,8 @@ class Cell:
     reports: int = 0
     environment: dict[str, str] = attrs.field(factory=dict)
     peers: tuple[str, ...] = tuple(peer for peer in ORDER if peer != BEFORE)
-    seconds: float = 1.0
-    warm_up: float = 0.3
+    seconds: float = 0.8
+    warm_up: float = 0.25
     warm_calls: int = attrs.field(
         default=attrs.Factory(lambda cell: _WARM if cell.road == "stdio" else 0, takes_self=True)
     )
@@ -325,10 +325,9 @@ _CLIENTS = [
         server=server,
         under_way=under_way,
         peers=peers,
-        seconds=1.0,
         warm_up=0.0,
         warm_calls=_WARM if road == "stdio" else _WARM // 4,
-        overhead=1.5 if road == "stdio" else 0.6,
+        overhead=1.5 if road == "stdio" else 0.4,
     )
     for name, title, road, revision, server, peers in (
         ("http-2026", _http(MODERN), "http", MODERN, FLOOR, _FEW),
@@ -387,8 +386,7 @@ _WINDOWS = [
         beside=f"window-{name}" if window in COMPARED else "",
         collected=window in COMPARED,
         rounds=5 if window in COMPARED else 1,
-        seconds=1.0 if window in COMPARED else 0.6,
-        warm_up=0.3,
+        seconds=0.8 if window in COMPARED else 0.6,
         quick=window in COMPARED,
     )
     for name, road, title, peers in _WINDOWED
@@ -468,7 +466,7 @@ _LISTS = [
         environment={"BENCH_TOOLS": str(count - 3)},  # beside those that are there anyway
         peers=_PEERS if count == 1000 else _COMMON,
         rounds=1 if count < 1000 else 5,
-        seconds=1.0 if count < 1000 else 2.0,
+        seconds=1.0 if count < 1000 else 1.4,
         # A thousand tools take their time to register.
         overhead=1.0 if count < 1000 else 1.5,
         quick=count == 1000,
@@ -487,7 +485,7 @@ _PAYLOADS = [
         under_way=under_way,
         environment={"BENCH_MAX_MESSAGE": str(16 << 20)},
         peers=_COMMON,
-        rounds=2,
+        rounds=1,
         seconds=2.0 if name == "5mb" else 1.0,
         quick=name != "100kb",
     )
@@ -515,7 +513,7 @@ _OTHERS = [
         "cancelling",
         words=(*_ECHO, "--cancel", "0.5"),
         peers=_FEW,
-        rounds=2,
+        rounds=1,
     ),
     Cell(
         "cancel-http",
@@ -525,7 +523,7 @@ _OTHERS = [
         revision=MODERN,
         words=(*_ECHO, "--cancel", "0.5"),
         peers=_FEW,
-        rounds=2,
+        rounds=1,
         quick=False,
     ),
     Cell(

@@ -14,7 +14,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-from bars import verdicts
+from bars import Bar, verdicts
 from cells import CELLS, WINDOWS, Cell
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from names import BEFORE, FASTMCP, FLOOR, HYPERCORN, LOW_LEVEL, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
@@ -35,6 +35,7 @@ COLOURS = {
     FLOOR: "#b0b0b0",
 }
 WIDTH = 10.0
+MOST = 10.0
 STYLE = {
     "font.family": "sans-serif",
     "font.size": 9,
@@ -182,20 +183,17 @@ def _workers(results: Results) -> Any:
 
 def _bars_kept(results: Results) -> Any:
     """How many times better than its bar each figure is: to the left of the line it is missed."""
-    known = [one for one in verdicts(results) if one.ratio is not None and one.ratio.median]
+    known = [one for one in verdicts(results) if one.ratio is not None]
     if not known:
         return None
     figure, (axes,) = _panels(1, 1, [1.0 + 0.21 * len(known)])
     for place, one in enumerate(known):
         assert one.ratio is not None
-        better = [
-            value / one.bar.limit if one.bar.more else one.bar.limit / value
-            for value in (one.ratio.low, one.ratio.median, one.ratio.high)
-            if value
-        ]
-        colour = COLOURS[OURS] if one.said == "met" else "#c0392b"
-        axes.plot([min(better), max(better)], [place, place], color=colour, linewidth=1.2)
-        axes.plot(better[len(better) // 2], place, color=colour, marker="o" if one.said == "met" else "X", markersize=6)
+        ends = [_times_better(one.bar, value) for value in (one.ratio.low, one.ratio.high)]
+        middle = _times_better(one.bar, one.ratio.median)
+        colour, mark = (COLOURS[OURS], "o") if one.said == "met" else ("#c0392b", "X")
+        axes.plot(ends, [place, place], color=colour, linewidth=1.2)
+        axes.plot(middle, place, color=colour, marker=mark, markersize=6)
     axes.axvline(1, color="#222222", linewidth=1)
     names = [f"{one.bar.what} ({one.against or 'itself'})" for one in known]
     axes.set_yticks(range(len(known)), [_plainly(name) for name in names], fontsize=8)
@@ -206,8 +204,14 @@ def _bars_kept(results: Results) -> Any:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="both")
-    axes.set_xlabel("times better than the bar (left of the line: missed)")
+    axes.set_xlabel(f"times better than the bar (left of the line: missed; {MOST:g} or more is at {MOST:g})")
     return figure
+
+
+def _times_better(bar: Bar, value: float) -> float:
+    if not value:
+        return 1 / MOST if bar.more else MOST
+    return min(value / bar.limit if bar.more else bar.limit / value, MOST)
 
 
 # Lines
