@@ -13,8 +13,9 @@ from cells import CELLS, UNDER_WAY
 from names import BEFORE, FASTMCP, FLOOR, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
 from results import Results, Spread, paired_ratio
 
-__all__ = ["BARS", "Bar", "Verdict", "judge", "verdicts"]
+__all__ = ["BARS", "NOT_THERE", "Bar", "Verdict", "judge", "verdicts"]
 
+NOT_THERE = "not in this run"
 PEERS = (MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT)
 
 
@@ -113,7 +114,7 @@ def _verdict(bar: Bar, results: Results, ratio: Spread, against: str | None) -> 
 def _why_not(bar: Bar, results: Results, *peers: str) -> str:
     cells = (bar.cell, bar.over)
     reasons = [f"{one.peer}: {one.reason}" for one in results.failures if one.cell in cells and one.peer in peers]
-    return "; ".join(reasons) or "not in this run"
+    return "; ".join(reasons) or NOT_THERE
 
 
 def _each(what: str, figure: str, *limits: tuple[str, str, float, tuple[str, ...]], more: bool = False) -> list[Bar]:

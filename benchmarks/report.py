@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bars import Verdict, verdicts
+from bars import NOT_THERE, Verdict, verdicts
 from cells import CELLS, SECTIONS, Cell, Figure, Section
 from names import BEFORE, FLOOR, HYPERCORN, ORDER, OURS
 from results import BUSY, Results, Spread, paired_ratio
@@ -61,8 +61,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def bars_table(results: Results) -> str:
-    """Return every bar with what became of it."""
-    rows = [_bar_row(verdict) for verdict in verdicts(results)]
+    """Return every bar with what became of it; of a part of a run, those that it is about."""
+    whole = results.made.get("whole", False)
+    rows = [_bar_row(verdict) for verdict in verdicts(results) if whole or verdict.reason != NOT_THERE]
     return table(["what", "against", "ratio", "bar", ""], rows)
 
 

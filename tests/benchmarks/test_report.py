@@ -133,13 +133,19 @@ def test_what_a_busy_generator_measured_is_marked() -> None:
 
 
 def test_the_bars_are_all_there() -> None:
-    listed = rows(bars_table(found()))[1:]
+    whole = found()
+    whole.made["whole"] = True
+    listed = rows(bars_table(whole))[1:]
     bars = [bar for bar in BARS if bar.against != (BEFORE,)]
     assert [row[0] for row in listed] == [bar.what for bar in bars]
     by_peer = {row[1]: row for row in listed if row[2]}
     assert by_peer[TYPESCRIPT][2:] == ["0.50 (0.50 to 0.55)", "at most 0.6", "met, 17% to spare"]
     assert by_peer[MCP][2:] == ["0.026 (0.025 to 0.027)", "at most 1/15", "met, 61% to spare"]
     assert summary(found()) == f"{len(bars)} bars: 2 met, {len(bars) - 2} not measured"
+
+
+def test_a_part_of_a_run_tells_the_bars_it_is_about() -> None:
+    assert {row[1] for row in rows(bars_table(found()))[1:]} == {TYPESCRIPT, MCP}
 
 
 def test_a_missed_bar_is_hard_to_overlook() -> None:
