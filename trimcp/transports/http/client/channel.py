@@ -62,7 +62,7 @@ class HttpChannel(MessageChannel):
         self._closed = False
         session = LegacySession(http, self._inbox, timeouts.notice, self._renewed)
         self._state = ClientState(http, self._inbox, session, nursery, timeouts, backoff, retry_calls, self._fall_back)
-        self._posts = PostQueue(nursery, max_posts)
+        self._posts = PostQueue(max_posts)
         self._notices = Notices(self._state, self._listen)
         if mode == "sse":
             self._events = SseConnection(self._state)
@@ -108,7 +108,7 @@ class HttpChannel(MessageChannel):
             assert outgoing.request_id is not None
             post = self._posts.withdraw(outgoing.request_id)
             if post is not None and post.ends_with_its_stream:
-                post.scope.cancel(reason="the request was cancelled")
+                post.abandon("the request was cancelled")
             elif post is not None:
                 self._notices.cancel(outgoing, post)
         else:

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
@@ -29,7 +29,7 @@ from trimcp.nurseries import open_service_nursery
 from trimcp.security import security_event
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.engine import ExchangeBroken, HttpEngine, RawReply
-from trimcp.transports.http.client.h1 import H1Engine, keep_alive, tls_context
+from trimcp.transports.http.client.h1 import H1Engine, keep_alive, request_head, tls_context
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
 from trimcp.transports.http.client.pool import Pool
 from trimcp.transports.http.client.urls import PORTS, normal_url, origin, resolved
@@ -194,6 +194,7 @@ class Http:
         engine: what carries the requests.
         authorizer: provides authorization headers; None sends only `headers`.
         max_redirects: redirects that are followed, within the origin.
+        h1: the engine if it is our own, and requests need no more than their headers: then they can be pushed.
         last_code: the status code of the last reply, or 0 before the first one.
     """
 
@@ -202,9 +203,18 @@ class Http:
     _headers: Mapping[str, str] = attrs.field(repr=False)
     authorizer: Authorizes | None = attrs.field(default=None, repr=False)
     max_redirects: int = _MAX_REDIRECTS
+    h1: H1Engine | None = attrs.field(init=False)
     last_code: int = attrs.field(init=False, default=0)
     _warned: bool = attrs.field(init=False, default=False)
     _moved: dict[str, str] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.h1 = self.engine if isinstance(self.engine, H1Engine) and self.authorizer is None else None
+
+    @property
+    def place(self) -> str:
+        """Where the endpoint is: `url`, unless it has moved for good."""
+        return self._moved.get(self.url, self.url)
 
     @property
     def last_status(self) -> str | None:
@@ -220,6 +230,7 @@ class Http:
         *,
         url: str | None = None,
         written: Callable[[], object] | None = None,
+        begun: RawReply | None = None,
     ) -> AsyncIterator[OpenReply]:
         """Send a request and yield the reply once its head has arrived; leaving closes what was not read.
 
@@ -229,13 +240,14 @@ class Http:
             method, headers, content: of the request; `headers` are added to the common ones.
             url: None for the endpoint.
             written: called when the last byte of the request was written.
+            begun: the reply to the request, if that was sent to `place` already.
 
         Raises:
             ExchangeBroken: no reply was received.
             NotAuthorized: the server requires a token that cannot be obtained.
         """
         asked = url or self.url
-        send = self._send if self.authorizer is None else partial(self._authorized, self.authorizer)
+        send = partial(self._send, begun) if self.authorizer is None else partial(self._authorized, self.authorizer)
         raw, place = await send(method, {**self._headers, **headers}, content, asked, written)
         try:
             self.last_code = raw.status
@@ -258,7 +270,7 @@ class Http:
         try:
             while True:
                 sent = await authorizer.headers(method, url)
-                raw, place = await self._send(method, {**headers, **sent}, content, url, written)
+                raw, place = await self._send(None, method, {**headers, **sent}, content, url, written)
                 if raw.status < 400 or not authorizer.helps(raw.status, raw.headers):
                     return raw, place
                 await raw.abandon()
@@ -269,6 +281,7 @@ class Http:
 
     async def _send(
         self,
+        begun: RawReply | None,
         method: str,
         headers: Mapping[str, str],
         content: bytes | None,
@@ -279,7 +292,8 @@ class Http:
         url = self._moved.get(url, url)
         redirects = 0
         while True:
-            raw = await self.engine.request(method, url, headers, content, written)
+            raw = begun or await self.engine.request(method, url, headers, content, written)
+            begun = None
             target = redirect_target(raw, url)
             if target is not None and origin(target) != origin(url):
                 security_event("redirect_refused", server=origin(url), to=origin(target))
@@ -306,6 +320,19 @@ class Http:
     def resolve(self, reference: str, base: str | None = None) -> str | None:
         """Return the URL that a server means by `reference`, or None if it is invalid."""
         return resolved(reference, base or self.url)
+
+    def head(self, method: str, headers: Mapping[str, str], *, without: Container[str] = ()) -> bytes:
+        """Return the head of a request to `place` with the common headers and these, but for its end.
+
+        Args:
+            without: names of common headers to leave out.
+        """
+        common = {name: value for name, value in self._headers.items() if name not in without}
+        return request_head(method, self.place, {**common, **headers})
+
+    def cookie_line(self) -> bytes:
+        """Return the header line with the cookies for `place`; b"" without any."""
+        return b"" if self.h1 is None else self.h1.cookie_line(self.place)
 
     def statistics(self) -> HttpClientStatistics:
         """Return a snapshot of the connections."""

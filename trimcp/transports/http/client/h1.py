@@ -16,7 +16,7 @@ import trio
 from trimcp.channel import HttpClientStatistics
 from trimcp.transports.descriptors import AnySocket, socket_under
 from trimcp.transports.http.client.engine import ExchangeBroken
-from trimcp.transports.http.client.pool import Pool, PooledConnection
+from trimcp.transports.http.client.pool import ClientExchange, Pool, PooledConnection
 from trimcp.transports.http.client.urls import origin, request_target
 from trimcp.transports.http.h1.replies import ReplyParser
 
@@ -57,6 +57,14 @@ class H1Engine:
         except BaseException:  # above all if cancelled
             await reply.abandon()
             raise
+        return reply
+
+    def adopt(self, exchange: ClientExchange, url: str) -> PulledReply:
+        """Return the reply of an exchange that has a connection, from here on for a task that reads it."""
+        connection = exchange.connection
+        assert connection is not None
+        reply = PulledReply(self, url, exchange.request, None)
+        connection.hand_over(reply)
         return reply
 
     def statistics(self) -> HttpClientStatistics:

@@ -54,10 +54,15 @@ class Inbox:
         """Whether no more messages will be added."""
         return self._ended or self._closed
 
+    @property
+    def full(self) -> bool:
+        """Whether streams have to wait before they add a message."""
+        return (len(self._queue) >= self.max_messages or self._bytes >= self.max_bytes) and not self.ended
+
     async def put(self, incoming: Incoming) -> None:
         """Add a message once there is room. If cancelled, nothing was added."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        while not self.ended and (len(self._queue) >= self.max_messages or self._bytes >= self.max_bytes):
+        while self.full:
             await self._streams.park()
         self.post(incoming)
 
@@ -133,6 +138,42 @@ class Cursor:
         return {"last-event-id": id} if id and usable else {}
 
 
+@attrs.define(eq=False)
+class EventReader:
+    """Decodes the stream of one reply, piece by piece, and passes its events on.
+
+    Args:
+        cursor: notes where to resume the stream.
+        inbox: says how large an event may be. A larger one is passed without its data.
+        take: called with each event.
+    """
+
+    _cursor: Cursor
+    _inbox: Inbox
+    _take: Callable[[Event], Awaitable[object]]
+    _decoder: EventDecoder = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._decoder = EventDecoder(self._inbox.max_message, last_event_id=self._cursor.last_event_id)
+
+    async def read(self, chunk: bytes) -> None:
+        """Pass on the events that these bytes complete."""
+        decoder, cursor = self._decoder, self._cursor
+        decoder.max_event = self._inbox.max_message
+        few = len(chunk) <= _LINES or chunk.count(b"\n") + chunk.count(b"\r") <= _LINES
+        size = (len(chunk) or 1) if few else _PIECE
+        for start in range(0, len(chunk), size):
+            events = decoder.feed(chunk[start : start + size])
+            cursor.last_event_id = decoder.last_event_id
+            if decoder.retry is not None:
+                cursor.retry = min(decoder.retry / 1000, _LONGEST_PAUSE)
+            for event in events:
+                cursor.moved = True
+                await self._take(event)
+            if not few:
+                await trio.lowlevel.checkpoint()
+
+
 async def read_events(
     reply: OpenReply, cursor: Cursor, inbox: Inbox, take: Callable[[Event], Awaitable[object]]
 ) -> ExchangeBroken | None:
@@ -140,23 +181,11 @@ async def read_events(
 
     An event of more than `inbox.max_message` bytes is passed without its data.
     """
-    decoder = EventDecoder(inbox.max_message, last_event_id=cursor.last_event_id)
+    reader = EventReader(cursor, inbox, take)
     try:
         async with reply.chunks() as chunks:
             async for chunk in chunks:
-                decoder.max_event = inbox.max_message
-                few = chunk.count(b"\n") + chunk.count(b"\r") <= _LINES
-                size = (len(chunk) or 1) if few else _PIECE
-                for start in range(0, len(chunk), size):
-                    events = decoder.feed(chunk[start : start + size])
-                    cursor.last_event_id = decoder.last_event_id
-                    if decoder.retry is not None:
-                        cursor.retry = min(decoder.retry / 1000, _LONGEST_PAUSE)
-                    for event in events:
-                        cursor.moved = True
-                        await take(event)
-                    if not few:
-                        await trio.lowlevel.checkpoint()
+                await reader.read(chunk)
     except ExchangeBroken as broken:
         return broken
     return None

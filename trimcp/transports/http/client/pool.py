@@ -29,7 +29,8 @@ from trimcp.transports.http.h1.wires import Wire, wire_over
 # Seconds an idle connection is kept: less than the five after which common servers close it, since a request that is
 # sent while the server closes may be lost.
 _KEPT: Final = 4.0
-_LINGER: Final = 0.5  # seconds a server has to end a stream after the answer
+LINGER: Final = 0.5
+"""Seconds that a server has to end a stream after the answer in it."""
 _PIECE: Final = 64 * 1024
 
 _log = logging.getLogger("trimcp.http")
@@ -97,7 +98,7 @@ class PooledConnection:
             exchange.sent()
         else:
             self._draining, self._drained = trio.CancelScope(), trio.Event()
-            self._pool.start(self._drain, exchange, request[taken:], self._draining, self._drained)
+            self._pool.start(self._drain, request[taken:], self._draining, self._drained)
         return True
 
     @property
@@ -108,6 +109,12 @@ class PooledConnection:
     def is_quiet(self) -> bool:
         """Return whether nothing has arrived that is not read, as far as that is known."""
         return self._wire is not None and self._wire.is_quiet()
+
+    def hand_over(self, exchange: ClientExchange) -> None:
+        """Let another exchange take (the rest of) the reply."""
+        if self.exchange is not None:
+            self.exchange.connection = None
+        self.exchange, exchange.connection = exchange, self
 
     def leave(self, exchange: ClientExchange) -> None:
         """Give up an exchange: close the connection if it is under way here."""
@@ -201,7 +208,7 @@ class PooledConnection:
         exchange.finished()
         return keeps
 
-    async def _drain(self, exchange: ClientExchange, rest: bytes, scope: trio.CancelScope, drained: trio.Event) -> None:
+    async def _drain(self, rest: bytes, scope: trio.CancelScope, drained: trio.Event) -> None:
         """Write the rest of a request. If the server reads no more, its reply may still come."""
         left, patience = bytearray(rest), self._pool.timeouts.write
         assert self._wire is not None
@@ -216,10 +223,12 @@ class PooledConnection:
             if not left:
                 self._draining = self._drained = None
             drained.set()
-        if left and self.exchange is exchange:
+        if self.exchange is None:
+            return
+        if left:
             self.cut(self._pool.broke(f"the server took nothing more of the request for {patience:g} s"))
-        elif self.exchange is exchange:
-            exchange.sent()
+        else:
+            self.exchange.sent()
 
     async def _close(self, refused: str | None) -> None:
         pool = self._pool
@@ -283,7 +292,7 @@ class Pool:
     _closed: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
-        self.lingering = DeadlineQueue(self.deadlines, _LINGER)
+        self.lingering = DeadlineQueue(self.deadlines, LINGER)
         self._expiry = DeadlineQueue(self.deadlines, _KEPT)
         if self.timeouts.connect < math.inf:
             self._patience = DeadlineQueue(self.deadlines, self.timeouts.connect)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
+from trimcp.framing.gathering import Gathered
 from trimcp.framing.sse import Event
-from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
-from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
+from trimcp.transports.http.client.engine import ExchangeBroken, RawReply
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge, media_type
+from trimcp.transports.http.client.incoming import Cursor, EventReader, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in
+from trimcp.transports.http.client.pool import LINGER, PooledConnection
 from trimcp.transports.http.client.state import SESSION, VERSION, ClientState, method_of
+from trimcp.transports.http.h1.replies import ReplyParser
 from trimcp.transports.targets import status_text
 from trimcp.wire.codes import FORBIDDEN, INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find
 
-_LINGER: Final = 0.5  # seconds a server has to end a stream after the answer
 _MAX_ERROR: Final = 1024 * 1024
 _WAITING: Final = 20_000
 _WAITING_BYTES: Final = 64 * 1024 * 1024
@@ -34,21 +38,36 @@ _log = logging.getLogger("trimcp.http")
 class Post:
     """One request: its attempts, its streams and their resumption.
 
-    It ends when the answer is in the inbox, or when no answer can come, which is then reported in the inbox. Cancelling
-    its scope also ends it: the stream is closed and nothing is reported.
+    It ends when the answer is in the inbox, or when no answer can come, which is then reported in the inbox.
+
+    Usually it has no task: it is pushed (`push`), a `ClientExchange` whose reply the connection's task puts into the
+    inbox. What else may happen, such as a refusal, a new attempt or a resumption, is done in a task (`run`), which goes
+    on from there.
 
     Attributes:
         outgoing: the request.
-        scope: cancel it to abandon the request.
-        written: set once the request was written, or has ended.
+        request: its bytes, if it was pushed.
+        connection: the connection that carries it, while it is pushed.
     """
 
     outgoing: Outgoing
     _state: ClientState
-    scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
-    written: trio.Event = attrs.field(init=False, factory=trio.Event)
+    request: bytes = attrs.field(init=False, default=b"", repr=False)
+    connection: PooledConnection | None = attrs.field(init=False, default=None)
+    _queue: PostQueue | None = attrs.field(init=False, default=None)
+    _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of its task
+    _next: Callable[[], Awaitable[Trouble | None]] | None = attrs.field(init=False, default=None)
+    _written: trio.Event | None = attrs.field(init=False, default=None)
+    _is_written: bool = attrs.field(init=False, default=False)
     _answered: bool = attrs.field(init=False, default=False)
     _begins: str | None = attrs.field(init=False, default=None)  # the session's id, from the reply to `initialize`
+    # While its reply is pushed:
+    _form: str | None = attrs.field(init=False, default=None)  # the reply's media type, once the head is known
+    _session_id: str | None = attrs.field(init=False, default=None)
+    _body: Gathered | None = attrs.field(init=False, default=None)
+    _cursor: Cursor | None = attrs.field(init=False, default=None)
+    _events: EventReader | None = attrs.field(init=False, default=None)
+    _begun: RawReply | None = attrs.field(init=False, default=None)  # handed over to a task that has not taken it yet
 
     @property
     def _headers(self) -> Mapping[str, str]:
@@ -70,20 +89,71 @@ class Post:
         revision = None if version is None else find(version)
         return revision is not None and revision.disconnect_cancels
 
+    @property
+    def written(self) -> trio.Event:
+        """An event that is set once the request was written, or has ended."""
+        if self._written is None:
+            self._written = trio.Event()
+            if self._is_written:
+                self._written.set()
+        return self._written
+
+    def begin(self, queue: PostQueue) -> None:
+        """Send the request. `queue` is told when it has ended."""
+        self._queue = queue
+        try:
+            pushed = self._push()
+        except Exception:  # a bug here or in a library, as in `run`
+            self._state.give_up(self.outgoing.request_id, self._crashed())
+            self._end()
+        else:
+            if not pushed:
+                self._carry_on(None)
+
+    def abandon(self, reason: str) -> None:
+        """End it: its stream is closed and nothing is reported."""
+        if self._scope is not None:
+            self._scope.cancel(reason=reason)
+        elif (h1 := self._state.http.h1) is not None:
+            h1.pool.withdraw(self)
+            self._end()
+
+    def _carry_on(self, following: Callable[[], Awaitable[Trouble | None]] | None) -> None:
+        """Go on in a task, whose first attempt is `following`; None for a whole one."""
+        if self._state.over:
+            self._end()
+            return
+        self._next, self._scope = following, trio.CancelScope()
+        self._state.nursery.start_soon(self.run)
+
+    def _end(self) -> None:
+        self.sent()
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            queue.ended(self)
+
     async def run(self) -> None:
         """Send the request and put its outcome into the inbox. Cancelling it closes the stream."""
         state = self._state
-        with self.scope:
-            try:
-                await state.session.confirmed()
-                trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
-            except Exception:  # a bug here or in a library, which must not end the other requests
-                _log.exception("a request over HTTP crashed")
-                trouble = Trouble("the request could not be sent; the log has the details")
-            if trouble is not None and not self._answered:
-                state.unreachable = trouble.untouched
-                state.give_up(self.outgoing.request_id, trouble)
-        self.written.set()
+        assert self._scope is not None
+        try:
+            with self._scope:
+                try:
+                    await state.session.confirmed()
+                    trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
+                except Exception:  # a bug here or in a library, which must not end the other requests
+                    trouble = self._crashed()
+                if trouble is not None and not self._answered:
+                    state.unreachable = trouble.untouched
+                    state.give_up(self.outgoing.request_id, trouble)
+        finally:
+            if self._begun is not None:
+                await self._begun.abandon()
+            self._end()
+
+    def _crashed(self) -> Trouble:
+        _log.exception("a request over HTTP crashed")
+        return Trouble("the request could not be sent; the log has the details")
 
     def _next_pause(self, attempts: int, trouble: Trouble) -> float | None:
         state = self._state
@@ -95,18 +165,132 @@ class Post:
             _log.debug("%s is sent again in %.2f s: %s", method, pause, trouble.why)
         return pause
 
-    # One attempt
+    # The usual way: pushed
+
+    def _push(self) -> bool:
+        """Write the request at once; return False if something has to be done before."""
+        state, session = self._state, self._state.session
+        h1, confirming = state.http.h1, session.confirming
+        if h1 is None or (confirming is not None and not confirming.is_set()):
+            return False
+        if session.revision is None and not self.outgoing.headers:
+            return False  # perhaps `initialize`
+        try:
+            self.request = state.post_bytes(self.outgoing)
+        except ExchangeBroken:
+            return False  # the attempt in the task reports it
+        self._session_id = session.id
+        h1.pool.begin(self)
+        return True
+
+    def sent(self) -> None:
+        """See `ClientExchange.sent`."""
+        self._is_written = True
+        if self._written is not None:
+            self._written.set()
+
+    async def arrived(self, reply: ReplyParser) -> None:
+        """See `ClientExchange.arrived`: put what can be understood into the inbox."""
+        if self._form is None:
+            if not reply.status:
+                return
+            self._form = self._form_of(reply)
+            if self._form == EVENT_STREAM:
+                self._cursor = Cursor()
+                self._events = EventReader(self._cursor, self._state.inbox, self._take_event)
+        if self._events is not None:
+            if reply.pieces:
+                chunk = b"".join(reply.pieces)
+                reply.pieces.clear()
+                await self._events.read(chunk)
+            if self._answered and not reply.complete and self.connection is not None:
+                # The server should end the stream now; an exchange that ends in order leaves its connection usable.
+                self.connection.linger()
+        elif self._form != JSON_TEXT:
+            await self._hand_over(reply)
+        elif reply.complete and self._body is None:
+            await self._take_body(reply.pieces[0] if len(reply.pieces) == 1 else b"".join(reply.pieces))
+        else:
+            await self._gather(reply)
+
+    def _form_of(self, reply: ReplyParser) -> str:
+        """Return the media type of a reply that can be read as it arrives, else ""."""
+        state = self._state
+        http = state.http
+        state.unreachable = False
+        http.last_code = reply.status
+        if reply.cookies and http.h1 is not None:
+            http.h1.note_cookies(http.place, reply.cookies)
+        if reply.status != 200 or "content-encoding" in reply.headers:
+            return ""
+        state.session.alive()
+        form = media_type(reply.headers) or JSON_TEXT
+        return form if form in (JSON_TEXT, EVENT_STREAM) else ""
+
+    async def _gather(self, reply: ReplyParser) -> None:
+        """Keep a part of a JSON text; take the text once it is complete."""
+        if self._body is None:
+            self._body = Gathered()
+        for piece in reply.pieces:
+            self._body.add(piece)
+        reply.pieces.clear()
+        if self._body.size > self._state.inbox.max_message:
+            connection = self.connection
+            await self._take_too_large()
+            if connection is not None:
+                connection.leave(self)
+                self._end()
+        elif reply.complete:
+            await self._take_body(self._body.take())
+
+    async def _take_body(self, body: bytes) -> None:
+        trouble = await self._read_json(body)
+        if trouble is not None:
+            self._next = partial(_returned, trouble)
+
+    async def _hand_over(self, reply: ReplyParser) -> None:
+        """Let a task read a reply that needs more than to be taken."""
+        http = self._state.http
+        assert http.h1 is not None
+        self._begun = raw = http.h1.adopt(self, http.place)
+        self._carry_on(self._exchange)
+        await raw.arrived(reply)
+
+    def finished(self) -> None:
+        """See `ClientExchange.finished`."""
+        if self._answered:
+            self._end()
+        else:
+            self._carry_on(self._next or partial(self._resume, self._cursor or Cursor(), self._session_id))
+
+    def broken(self, why: str, nothing_sent: bool) -> None:
+        """See `ClientExchange.broken`."""
+        if self._answered:
+            self._end()
+        elif self._cursor is not None:
+            self._carry_on(partial(self._resume, self._cursor, self._session_id))
+        else:
+            self._carry_on(partial(_raised, ExchangeBroken(why, nothing_sent)))
+
+    # One attempt in a task
 
     async def _attempt(self) -> Trouble | None:
+        following, self._next = self._next, None
+        return await (self._exchange() if following is None else following())
+
+    async def _exchange(self) -> Trouble | None:
+        """Send the request, unless its reply has begun; read the reply, and its stream again where it ends early."""
+        begun, self._begun = self._begun, None
         state, session, outgoing = self._state, self._state.session, self.outgoing
         first = not outgoing.headers and session.revision is None and self._method == "initialize"
         if first:
             session.offered(outgoing.data)
-        session_id = session.id
+        session_id = session.id if begun is None else self._session_id
         cursor = Cursor()
+        headers = state.post_headers(outgoing)
         # Only a cancellation message has to wait until its request was written.
-        written = None if self.ends_with_its_stream else self.written.set
-        async with state.http.open("POST", state.post_headers(outgoing), outgoing.data, written=written) as reply:
+        written = None if self.ends_with_its_stream else self.sent
+        async with state.http.open("POST", headers, outgoing.data, written=written, begun=begun) as reply:
             state.unreachable = False
             trouble: Trouble | None
             if reply.status >= 300:
@@ -129,15 +313,17 @@ class Post:
         if reply.content_type not in (JSON_TEXT, ""):
             what = f"the server answered with the content type {reply.content_type!r:.100}, not JSON or events"
             return Trouble(what, nonsense=True, status=reply.status)
-        most = self._state.inbox.max_message
         try:
-            body = await reply.body(most)
+            body = await reply.body(self._state.inbox.max_message)
         except TooLarge:
-            too_large = f"message larger than {most:,} bytes"
-            await self._take(Malformed(INVALID_REQUEST, too_large, self.outgoing.request_id, "size", True), 0)
+            await self._take_too_large()
             return None
+        return await self._read_json(body, reply.status)
+
+    async def _read_json(self, body: bytes, status: int = 200) -> Trouble | None:
+        """Take a JSON text; return why it is no answer, or None."""
         if not body.strip():
-            return Trouble(f"the server answered {status_text(reply.status)} and no result", nonsense=True)
+            return Trouble(f"the server answered {status_text(status)} and no result", nonsense=True)
         message = parse(body)
         if isinstance(message, Malformed):
             # The reply belongs to this request, even if its id is unreadable.
@@ -145,25 +331,36 @@ class Post:
         await self._take(message, len(body))
         return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
 
+    async def _take_too_large(self) -> None:
+        why = f"message larger than {self._state.inbox.max_message:,} bytes"
+        await self._take(Malformed(INVALID_REQUEST, why, self.outgoing.request_id, "size", True), 0)
+
     def _taking(self) -> tuple[trio.CancelScope, Callable[[Event], Awaitable[None]]]:
         """Return a scope to read a stream in, which ends soon after the answer, and a function to take its events."""
         scope = trio.CancelScope()
 
         async def take(event: Event) -> None:
-            message = message_in(event)
-            if message is not None:
-                await self._take(message, len(event.data))
-                if self._answered:
-                    # The server should end the stream now; an exchange that ends in order leaves its connection usable.
-                    scope.deadline = min(scope.deadline, trio.current_time() + _LINGER)
+            await self._take_event(event)
+            if self._answered:
+                # As for a reply that is pushed.
+                scope.deadline = min(scope.deadline, trio.current_time() + LINGER)
 
         return scope, take
 
+    async def _take_event(self, event: Event) -> None:
+        message = message_in(event)
+        if message is not None:
+            await self._take(message, len(event.data))
+
     async def _take(self, message: Message, size: int) -> None:
+        inbox = self._state.inbox
         answer = answers(message, self.outgoing.request_id)
         if answer and self._begins is not None:
             self._state.session.agreed(message, self._begins)
-        await self._state.inbox.put(Incoming(message, size))
+        if self._scope is None and not inbox.full:
+            inbox.post(Incoming(message, size))
+        else:
+            await inbox.put(Incoming(message, size))
         self._answered = self._answered or answer
 
     async def _refused(self, reply: OpenReply, session_id: str | None) -> Trouble:
@@ -205,15 +402,23 @@ class Post:
         return None if self._answered else lost
 
 
+async def _returned(trouble: Trouble) -> Trouble:
+    return trouble
+
+
+async def _raised(broken: ExchangeBroken) -> Trouble:
+    raise broken
+
+
 @attrs.define(eq=False)
 class PostQueue:
     """The requests in progress, and those that wait for their turn.
 
-    A waiting request costs no task. Requests are refused once 20,000 or 64 MiB of them wait. The sender never waits
-    here, since its next message may be the cancellation or the answer that lets a request begin.
+    A waiting request costs no task, and one under way usually none either. Requests are refused once 20,000 or 64 MiB
+    of them wait. The sender never waits here, since its next message may be the cancellation or the answer that lets a
+    request begin.
     """
 
-    _nursery: trio.Nursery
     _most: int
     _running: dict[RequestId, Post] = attrs.field(init=False, factory=dict)
     _waiting: dict[RequestId, Post] = attrs.field(init=False, factory=dict)
@@ -238,18 +443,19 @@ class PostQueue:
 
     def _start(self, id: RequestId, post: Post) -> None:
         self._running[id] = post
-        self._nursery.start_soon(self._run, id, post)
+        post.begin(self)
 
-    async def _run(self, id: RequestId, post: Post) -> None:
-        try:
-            await post.run()
-        finally:
-            self._running.pop(id, None)  # perhaps gone: a request that is sent twice has one id
-            if post.listens:
-                self._listening -= 1
-            elif self._waiting:
-                following = next(iter(self._waiting))
-                self._start(following, self._take(following))
+    def ended(self, post: Post) -> None:
+        """Begin the next request in place of one that has ended."""
+        id = post.outgoing.request_id
+        assert id is not None
+        if self._running.get(id) is post:  # else the id was used again
+            del self._running[id]
+        if post.listens:
+            self._listening -= 1
+        elif self._waiting:
+            following = next(iter(self._waiting))
+            self._start(following, self._take(following))
 
     def _take(self, id: RequestId) -> Post:
         post = self._waiting.pop(id)
@@ -266,8 +472,8 @@ class PostQueue:
     def close(self) -> None:
         """Abandon all requests."""
         self._waiting.clear()
-        for post in self._running.values():
-            post.scope.cancel(reason="the channel was closed")
+        for post in list(self._running.values()):
+            post.abandon("the channel was closed")
 
 
 @attrs.define(eq=False)
@@ -344,7 +550,7 @@ class Notices:
             _log.exception("%s could not be sent", what)
         finally:
             if post is not None:
-                post.scope.cancel(reason="the request was cancelled")
+                post.abandon("the request was cancelled")
             over.set()
             if self._last.get(outgoing.request_id) is over:
                 del self._last[outgoing.request_id]

@@ -26,6 +26,7 @@ from trimcp.transports.http.client.exchanges import (
     OpenReply,
     TooLarge,
 )
+from trimcp.transports.http.client.h1 import checked_lines, whole_request
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
 from trimcp.wire.codes import INVALID_REQUEST
@@ -42,6 +43,8 @@ LISTEN: Final = {"accept": EVENT_STREAM, "accept-encoding": "identity"}
 
 _LONGEST_SESSION_ID: Final = 1024
 _TOO_SOON: Final = 5.0
+
+_MOST_HEADS: Final = 64  # sets of names that the headers of messages have
 
 _BRIEF: Final = 1.0  # seconds; a stream that ends sooner counts as cut short, even if it brought events
 _MOST_BRIEF: Final = 2  # if it brought events, pauses grow to a second and no further
@@ -228,10 +231,31 @@ class ClientState:
     unreachable: bool = False
     last_failure: str | None = None
     over: bool = False
+    _heads: dict[tuple[str, ...], bytes] = attrs.field(init=False, factory=dict, repr=False)
+    _heads_of: tuple[object, ...] = attrs.field(init=False, default=(), repr=False)
 
     def post_headers(self, outgoing: Outgoing) -> dict[str, str]:
         """Return the headers of the POST that carries a message."""
         return {**ACCEPT, **self.session.headers(), **(outgoing.headers or {})}
+
+    def post_bytes(self, outgoing: Outgoing) -> bytes:
+        """Return the POST that carries a message, head and body. What its head shares with others is made once.
+
+        Raises:
+            ExchangeBroken: a header cannot be sent.
+        """
+        http, session, own = self.http, self.session, outgoing.headers or {}
+        heads_of = (http.place, session.id, session.revision)
+        if heads_of != self._heads_of or len(self._heads) > _MOST_HEADS:
+            self._heads_of = heads_of
+            self._heads.clear()
+        names = tuple(own)
+        head = self._heads.get(names)
+        if head is None:
+            shared = {name: value for name, value in {**ACCEPT, **session.headers()}.items() if name not in own}
+            head = self._heads[names] = http.head("POST", shared, without=own)
+        lines = "".join([f"{name}: {value}\r\n" for name, value in own.items()])
+        return whole_request(head + checked_lines(lines, len(names)) + http.cookie_line(), outgoing.data)
 
     async def persist(
         self,
