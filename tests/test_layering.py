@@ -16,7 +16,19 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "trimcp"
 MAX_LINES = 600
 
-_WIRE = {"errors", "principal", "lazy", "values", "bounds", "rates", "cleaning", "security", "hidden", "wire"}
+_WIRE = {
+    "errors",
+    "principal",
+    "lazy",
+    "values",
+    "slotted",
+    "bounds",
+    "rates",
+    "cleaning",
+    "security",
+    "hidden",
+    "wire",
+}
 _CHANNEL = _WIRE | {"framing", "budget", "nurseries", "descendants", "restarts", "channel"}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
@@ -39,6 +51,7 @@ LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
     "lazy": {"lazy"},
     "values": {"values"},
+    "slotted": {"slotted"},
     "principal": {"principal"},
     "bounds": {"bounds"},
     "rates": {"rates"},

@@ -62,7 +62,10 @@ used = [
     for cls in vars(module).values()
     if hasattr(cls, "__wire__") and cls.__module__ == name and isinstance(vars(cls)["__attrs_attrs__"], tuple)
 ]
-print(json.dumps([sorted(sys.modules), sorted(used)]), file=sys.stderr)
+slotted = [cls for name, module in list(sys.modules.items()) if name.startswith("trimcp.")
+    for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == name and "__slots__" in vars(cls)]
+complete = [cls.__qualname__ for cls in slotted if isinstance(vars(cls).get("__attrs_attrs__"), tuple)]
+print(json.dumps([sorted(sys.modules), sorted(used), sorted(complete)]), file=sys.stderr)
 """
 INITIALIZE = {
     "jsonrpc": "2.0",
@@ -82,7 +85,7 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     asked = json.dumps(INITIALIZE).encode() + b"\n"
     done = subprocess.run([sys.executable, "-c", STDIO_SERVER], input=asked, cwd=root, capture_output=True, check=True)
     assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "x"
-    loaded, payloads = json.loads(done.stderr)
+    loaded, payloads, complete = json.loads(done.stderr)
     trios = subprocess.run(
         [sys.executable, "-c", "import json, sys, trio; print(json.dumps(list(sys.modules)))"],
         capture_output=True,
@@ -105,6 +108,7 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     ]
     said = ["InitializeParams", "InitializeResult", "Implementation", "Icon", "Params", "Result", "Tool"]
     assert payloads == sorted([*declared, *said]), "payload classes that attrs had to finish"
+    assert len(complete) < 55, f"classes that attrs had to complete: {complete}"
 
 
 OTHER_HOSTS = ["httpx2", "hypercorn", "h2", "connectrpc", "google.protobuf", "trimcp.framing.grpc", "click", "rich"]

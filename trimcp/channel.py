@@ -21,6 +21,7 @@ import trio
 from trimcp.budget import Holding
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
+from trimcp.slotted import slotted
 from trimcp.values import shown, valued
 from trimcp.wire.jsonrpc import Message, RequestId
 
@@ -130,7 +131,7 @@ def lane_of(outgoing: Outgoing) -> str:
     return "others"
 
 
-@attrs.define(eq=False)
+@slotted
 class LaneCounts:
     """Messages merged or dropped because a reader was slow or gone, by lane.
 
@@ -273,7 +274,7 @@ class OneTask:
         self._busy = False
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class HttpClientStatistics:
     """The connections of a client over HTTP to its server.

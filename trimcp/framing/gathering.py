@@ -11,13 +11,14 @@ from typing import Final
 
 import attrs
 
+from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import IdScanner
 
 # Bytes of a block: enough for malloc to map it separately and return it at once, little compared with a large text.
 _BLOCK: Final = 256 * 1024
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Gathered:
     """The received part of an incomplete text. Many tiny pieces take no more memory than their bytes.
 

@@ -20,6 +20,7 @@ import attrs
 
 from trimcp.bounds import is_token
 from trimcp.errors import LocalError
+from trimcp.slotted import slotted
 from trimcp.values import valued
 from trimcp.wire.jsonrpc import Unencodable
 from trimcp.wire.subschemas import subschemas
@@ -157,7 +158,7 @@ def _malformed(name: str, error: ValueError) -> str:
 # Headers for a tool's arguments
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class Mirror:
     """An argument that is repeated in a header.

@@ -12,6 +12,7 @@ from typing import Final
 import attrs
 
 from trimcp.framing.gathering import Gathered
+from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import (
     DEFAULT_LIMITS,
     PATIENCE,
@@ -28,7 +29,7 @@ LINES: Final = 128
 """Lines processed at once: one read can contain thirty thousand, during which no other task runs."""
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class LineDecoder:
     """Splits a stream into lines and parses them.
 

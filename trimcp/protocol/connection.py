@@ -45,6 +45,7 @@ from trimcp.protocol.modern import Modern, recognises
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fire
 from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
+from trimcp.slotted import slotted
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
@@ -55,14 +56,14 @@ from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
 
-@attrs.frozen(eq=False, repr=False)
+@slotted(frozen=True)
 class Encoded:
     """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision."""
 
     data: bytes
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class InboundRequest:
     """A request from the peer, in progress here."""
 
@@ -72,7 +73,7 @@ class InboundRequest:
     state: Inbound = Inbound.UNDER_WAY
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class OutboundRequest:
     """A request of ours, in progress at the peer."""
 
@@ -81,7 +82,7 @@ class OutboundRequest:
     wants_progress: bool
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Connection:
     """One side of one connection.
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import attrs
-
 from trimcp.principal import Principal
 from trimcp.protocol.vocabulary import Verb
+from trimcp.slotted import slotted
 from trimcp.values import shown
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import META_TRACE, Implementation, LoggingLevel
@@ -21,7 +20,7 @@ from trimcp.wire.lifecycle import ProgressParams
 from trimcp.wire.revisions import Revision
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Admission:
     """Who sent a message, in which revision, and what may be sent to them.
@@ -95,7 +94,7 @@ class Admitted:
         return {key: meta[key] for key in META_TRACE if isinstance(meta.get(key), str)}
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class RequestReceived:
     """The peer sent a request that was admitted; the session must send exactly one answer to `id`."""
@@ -107,7 +106,7 @@ class RequestReceived:
     admission: Admission
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Settled:
     """The engine answered a request by itself (`initialize`, `ping`, ...): `reply` is to be sent unchanged."""
@@ -117,7 +116,7 @@ class Settled:
     reply: bytes
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Rejected:
     """A message was refused. `reply` is the error to send, or None if none may be sent; `error` is its code."""
@@ -128,7 +127,7 @@ class Rejected:
     error: int | None = None
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Cancelled:
     """The peer cancelled its request `id`, which is in progress: stop it, and send nothing for it."""
@@ -137,7 +136,7 @@ class Cancelled:
     reason: str | None = None
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Replied:
     """Our request `id` was answered: exactly one of `result` (raw JSON object) and `error` is set."""
@@ -147,7 +146,7 @@ class Replied:
     error: Exception | None = None
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Progressed:
     """Our request `id` made progress."""
@@ -156,7 +155,7 @@ class Progressed:
     params: ProgressParams
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Notified:
     """A notification that does not refer to a request of ours by id."""
@@ -166,7 +165,7 @@ class Notified:
     admission: Admission
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Ignored:
     """A message that needs no action, such as a reply to a request cancelled long ago."""
@@ -174,7 +173,7 @@ class Ignored:
     why: str
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class Forgotten:
     """The peer has lost our subscriptions; requests in progress are not affected."""
@@ -182,7 +181,7 @@ class Forgotten:
     why: str
 
 
-@attrs.define(eq=False)
+@slotted
 @shown
 class BatchReceived:
     """A 2025-03-26 array: its members' events in order; the replies to its requests are sent together as one array."""

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import attrs
-
 from trimcp.errors import ErrorReply, InvalidReply, LocalError
 from trimcp.principal import Principal
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
 from trimcp.protocol.vocabulary import vocabulary
+from trimcp.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST
 from trimcp.wire.common import Implementation, LoggingLevel
@@ -29,7 +28,7 @@ from trimcp.wire.revisions import Revision, find
 _DEFAULT_LOG_LEVEL: LoggingLevel = "info"
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Legacy:
     """The legacy state of one connection; the same class for both roles.
 

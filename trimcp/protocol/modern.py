@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar, get_args
 
-import attrs
 import orjson
 
 from trimcp.errors import ErrorReply, InvalidReply
@@ -17,6 +16,7 @@ from trimcp.principal import Principal
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.vocabulary import Verb
+from trimcp.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, UNSUPPORTED_VERSION
 from trimcp.wire.common import (
@@ -54,7 +54,7 @@ def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
     return known[1]
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Modern:
     """The modern side of one connection. It keeps no state of requests.
 

@@ -19,6 +19,7 @@ import attrs
 import orjson
 
 from trimcp.errors import LocalError, McpError
+from trimcp.slotted import slotted
 from trimcp.wire import jsonrpc
 
 _TRANSIENT = frozenset({"_meta", "inputResponses", "requestState"})
@@ -38,7 +39,7 @@ class Cipher(Protocol):
     def decrypt(self, token: bytes) -> bytes: ...
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Memory:
     """What is kept from round to round of one request.
 
@@ -67,7 +68,7 @@ def question_key(method: str, params: Mapping[str, Any], occurrence: int) -> str
     return f"{_digest([method, params])}-{occurrence}"
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Sealer:
     """Seals and opens request states with a list of keys: the first seals, all of them open (key rotation).
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-import attrs
-
+from trimcp.slotted import slotted
 from trimcp.wire.converter import converter_for
 from trimcp.wire.methods import METHODS, Direction, Method
 from trimcp.wire.revisions import Revision
@@ -17,7 +16,7 @@ def _nothing(value: Any) -> Any:
     return value
 
 
-@attrs.frozen(eq=False, repr=False)
+@slotted(frozen=True)
 class Verb:
     """One method in one revision.
 

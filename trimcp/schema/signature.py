@@ -19,6 +19,7 @@ from trimcp.schema.converters import converter_for
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, is_union, readable, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
+from trimcp.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
 
@@ -26,7 +27,7 @@ _Special = tuple[str, str, Callable[[], Any] | None]
 """A parameter with a Pydantic `Field`: its name in JSON, its own name, and the factory of its default value."""
 
 
-@attrs.frozen(eq=False, repr=False)
+@slotted(frozen=True)
 class Signature:
     """A function's arguments and result, as JSON.
 
@@ -252,7 +253,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
 # --- results ---
 
 
-@attrs.frozen(eq=False, repr=False)
+@slotted(frozen=True)
 class ResultShape:
     """How a function's results become structured content.
 

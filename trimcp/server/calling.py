@@ -28,6 +28,7 @@ from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
+from trimcp.slotted import slotted
 from trimcp.values import valued
 from trimcp.wire.common import Icon
 from trimcp.wire.fields import ABSENT
@@ -165,7 +166,7 @@ async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[
     return answers
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class PreparedFunction:
     """One handler function, inspected once instead of at each call."""
 

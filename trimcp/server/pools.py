@@ -15,6 +15,7 @@ import trio
 
 from trimcp.session.context import Context, client_key
 from trimcp.session.limits import Limits, Quota
+from trimcp.slotted import slotted
 
 # Most servers have neither quotas nor such tools, and do not load these modules.
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ Kind: TypeAlias = Literal["tool", "resource", "prompt", "completion"]
 _MANY: Final = 1_024
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Pools:
     """The quotas, threads and worker processes of one run.
 

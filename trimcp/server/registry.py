@@ -14,6 +14,7 @@ import attrs
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.principal import Principal
 from trimcp.protocol.connection import Encoded
+from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.revisions import Revision
@@ -41,7 +42,7 @@ Listener: TypeAlias = Callable[[Change | str], object]
 """Called with a changed list, or with the URI of a resource whose contents changed. It must not block."""
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Bus:
     """Calls every listener for every change."""
 
@@ -58,7 +59,7 @@ class Bus:
             listener(change)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Registry(Generic[EntryT]):
     """Entries by name, in the order they were added. Some may be found by name without being listed.
 

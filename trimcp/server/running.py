@@ -32,6 +32,7 @@ from trimcp.session.push import Pushed, PushedConnection, WrittenOutbox
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
+from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
 from trimcp.wire.fields import ABSENT
@@ -63,7 +64,7 @@ _MOST_SPARE = 128
 _SLACK = 0.05
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Running:
     """One run of a server, from entering its lifespan to leaving it.
 

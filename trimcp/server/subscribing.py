@@ -18,6 +18,7 @@ from trimcp.session.context import Context
 from trimcp.session.job import Job
 from trimcp.session.queues import Changes
 from trimcp.session.session import Session
+from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
 from trimcp.wire.fields import ABSENT
@@ -45,7 +46,7 @@ def _notification(change: Change | str) -> tuple[str, ResourceUpdatedParams | No
     return "notifications/resources/updated", ResourceUpdatedParams(uri=change)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class _LegacyListener:
     """Notifies one legacy session of changes; of equal notifications in its queue only the latest is sent."""
 
@@ -59,7 +60,7 @@ class _LegacyListener:
             self.session.notify_latest(name, params, key=None if params is None else params.uri)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Watch:
     """Collects the watched lists and resources that have changed, until a task receives them."""
 
@@ -71,7 +72,7 @@ class Watch:
             self.noted.add(change)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Subscribers:
     """The sessions and subscriptions of one run that are notified of changes in `server`."""
 

@@ -12,7 +12,6 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-import attrs
 import trio
 
 from trimcp.errors import LocalError
@@ -21,6 +20,7 @@ from trimcp.protocol.events import Admission, Admitted
 from trimcp.session.context import Context, StateT, client_key
 from trimcp.session.job import CancelReason
 from trimcp.session.scopes import innermost_scope, is_cancelled, named
+from trimcp.slotted import slotted
 from trimcp.wire.common import LoggingLevel
 from trimcp.wire.input_requests import CreateMessageParams, CreateMessageResult, ElicitResult, Root
 from trimcp.wire.jsonrpc import JSON, RequestId
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class ThreadPortal:
     """Runs async functions for a thread, in child tasks of the handler, so that cancelling the call cancels them.
 
@@ -86,7 +86,7 @@ def _check_cancelled() -> None:
         pass  # not a thread of Trio: the handler's thread started it
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class _ThreadPlace:
     """The limiter of one `trio.to_thread.run_sync`: takes a turn before the thread begins, returns it when it ends."""
 
@@ -147,7 +147,7 @@ async def _run(function: Callable[[], _T], place: Any) -> _T:
         raise
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class ThreadContext(Admitted, Generic[StateT]):
     """The context of a sync handler: the methods of `Context`, synchronous and callable from its thread.
 

@@ -20,6 +20,7 @@ from trimcp.errors import CannotAsk, ErrorReply, McpError
 from trimcp.protocol.request_state import InvalidState, Memory, question_key, request_digest
 from trimcp.session.job import Job
 from trimcp.session.session import Session
+from trimcp.slotted import slotted
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.converter import NotInRevision, WireError, converter_for
@@ -35,7 +36,7 @@ from trimcp.wire.input_requests import (
 from trimcp.wire.methods import METHODS, Method
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Questions:
     """The questions and answers of one request, over all its rounds.
 

@@ -11,8 +11,10 @@ from typing import Any
 import attrs
 import trio
 
+from trimcp.slotted import slotted
 
-@attrs.define(eq=False, repr=False)
+
+@slotted
 class WorkClock:
     """Limits how long the peer may work on a call: progress restarts it, and it pauses while a person is asked.
 
@@ -62,7 +64,7 @@ class WorkClock:
         self._set(self.cap)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Clocks:
     """The work clocks of one session's calls.
 

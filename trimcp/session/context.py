@@ -20,6 +20,7 @@ from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.scopes import Background, Scope, Work, cancelled_around
 from trimcp.session.session import Session
+from trimcp.slotted import slotted
 from trimcp.wire.common import SEVERITY, LoggingLevel
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.fields import ABSENT
@@ -56,7 +57,7 @@ _T = TypeVar("_T")
 _REPORTS_PER_CHECKPOINT: Final = 64
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class RequestScope:
     """Starts tasks that end before the request's answer is sent."""
 
@@ -79,7 +80,7 @@ class RequestScope:
         job.work.start_soon(function, *args)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Context(Admitted, Generic[StateT]):
     """One request, for its handler. Valid until the handler returns.
 

@@ -35,6 +35,7 @@ from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
 from trimcp.session.readers import readable_or_left, report_stalled
 from trimcp.session.session import Session
+from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import parse, too_large
 
 log: logging.Logger = logging.getLogger("trimcp.session")
@@ -42,7 +43,7 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 _NO_ADDRESS: Final = "local"  # the owner where there are no addresses: a pipe, another part of this program
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class DirectEnd(Sink):
     """One end of a direct connection: the sink of the session that runs over it.
 
@@ -205,7 +206,7 @@ async def _running_jobs(session: Session, begin: Callable[[trio.Nursery], object
         session.endpoint.closed(session)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class _ChannelDriver:
     """The reader and the writer of one session, and the `Holder` that ends it when too much is held.
 

@@ -25,6 +25,7 @@ from trimcp.protocol.events import Notified
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import Work, abandon_left_open, blamed, contained, has_left_open, innermost_scope, log_crash
+from trimcp.slotted import slotted
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
     FORBIDDEN,
@@ -137,7 +138,7 @@ class Asked(Protocol):
         """Return the reply of a request whose handler unwound to ask, or None if it is to run again."""
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Job:
     """One request of the peer in progress.
 

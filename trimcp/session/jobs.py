@@ -20,6 +20,7 @@ from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import Mailbox
 from trimcp.session.scopes import innermost_scope
+from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
 
 _RUNNING: Final = 4096  # bytes that a running request takes beside its text: its records, and a task once it waits
@@ -29,7 +30,7 @@ _RUNNING: Final = 4096  # bytes that a running request takes beside its text: it
 _TURN: Final = 256
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Crew:
     """Worker tasks in one nursery that run the jobs of one or more sessions.
 
@@ -123,7 +124,7 @@ def _changed(before: contextvars.Context) -> bool:
         return True
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Jobs:
     """The requests of one session's peer that were admitted and are not answered yet.
 

@@ -22,6 +22,7 @@ from trimcp.session.queues import Outbox
 from trimcp.session.readers import readable_or_left, report_stalled
 from trimcp.session.scopes import Work
 from trimcp.session.session import Session
+from trimcp.slotted import slotted
 from trimcp.wire.revisions import Revision
 
 
@@ -85,7 +86,7 @@ class _Ended:
         raise LocalError("the session has ended; nothing can be started for it")
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Pushed:
     """One pushed session.
 
@@ -215,7 +216,7 @@ class Pushed:
             self._work.scope.cancel(reason="the session has ended")
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class PushedConnection(Pushed):
     """One pushed session that is one connection: it pauses its reader instead of refusing what is too much.
 

@@ -17,6 +17,7 @@ from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink, lane_of
 from trimcp.protocol.events import BatchReceived, Rejected, RequestReceived, Settled
 from trimcp.session.job import Job
 from trimcp.session.limits import Limits
+from trimcp.slotted import slotted
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import RequestId, encode_error
 
@@ -60,7 +61,7 @@ def weight(raw: Mapping[str, Any], size: int) -> int:
     return size + more
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
     """A channel of requests that wait for a slot: first in, first out, bounded by count and memory.
 
@@ -164,7 +165,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         return QueueStatistics(len(self), self.max_requests, senders, receivers)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Sequence[Outgoing]]):
     """A bounded channel of outgoing messages for a writer task, which receives all that are queued at once.
 
@@ -333,7 +334,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self.close()
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Changes(trio.abc.ReceiveChannel[ChangeT]):
     """A receive channel of changes: each change once, in the order of arrival.
 
@@ -394,7 +395,7 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
         await trio.lowlevel.checkpoint()
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class HeldReplies:
     """Bytes of replies in one session that wait for the other replies of their arrays, and the bound on them."""
 
@@ -402,7 +403,7 @@ class HeldReplies:
     bytes: int = 0
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class BatchSink(Sink):
     """The sink of one array: its replies are sent together as one array, once all of them are ready.
 

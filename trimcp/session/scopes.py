@@ -19,6 +19,7 @@ import trio
 
 from trimcp.errors import LocalError
 from trimcp.nurseries import parted, sole
+from trimcp.slotted import slotted
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
@@ -207,7 +208,7 @@ class Background(Protocol):
     def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None: ...
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Scope:
     """Starts tasks that may outlive the request but not this owner (a session or the server)."""
 
@@ -221,7 +222,7 @@ class Scope:
         self._nursery().start_soon(guarded, function, args)
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Work:
     """The tasks of one request. Its answer waits for them, they end with it, and if one crashes the request fails.
 

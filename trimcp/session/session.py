@@ -39,6 +39,7 @@ from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.queues import SMALL, BatchSink, HeldReplies, Outbox, weight
 from trimcp.session.scopes import Background, cancellation_text
+from trimcp.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY
 from trimcp.wire.jsonrpc import JSON, RequestId
@@ -53,7 +54,7 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 _FLOOD: Final = 16  # reading stops, even if the peer owes us an answer, when its answers fill the outbox so many times
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Pending:
     """One request of ours in progress. Several tasks may wait for it.
 
@@ -105,7 +106,7 @@ class Pending:
         return reply.result
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Session:
     """One side of one connection.
 

@@ -11,13 +11,14 @@ import trio
 from trimcp.budget import Amount
 from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
+from trimcp.slotted import slotted
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
 
 _SMALLEST: Final = 64  # bytes of a short request line, approximately
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class StreamChannel(MessageChannel):
     """Messages as lines over a receiving and a sending byte stream (specification, "Transports", stdio).
 

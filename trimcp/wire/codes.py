@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-import attrs
-
+from trimcp.slotted import slotted
 from trimcp.values import valued
 
 PARSE_ERROR: Final = -32700
@@ -42,7 +41,7 @@ FORBIDDEN: Final = 1004
 """trimcp's own: the principal may not do this; `data.requiredScopes` names the scopes that a token needs for it."""
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class ErrorKind:
     """What is known about one error code.

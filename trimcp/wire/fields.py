@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union, dataclass_tran
 
 import attrs
 
+from trimcp.slotted import slotted
 from trimcp.values import valued
 from trimcp.wire.revisions import OLDEST, Revision
 
@@ -36,7 +37,7 @@ ABSENT: Final = Absent.ABSENT
 """The member is missing, as opposed to null. False in conditions; compare it with `is`."""
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class _Span:
     since: Revision = OLDEST
@@ -46,7 +47,7 @@ class _Span:
         return self.since <= revision and (self.until is None or revision < self.until)
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class FieldFacts(_Span):
     """The arguments of `field()`: the name of one member, and the revisions that have it."""
@@ -63,7 +64,7 @@ class FieldFacts(_Span):
         return self.narrow_until is not None and revision < self.narrow_until
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class WireFacts(_Span):
     """The arguments of `@wire` for one class: the revisions that have it."""

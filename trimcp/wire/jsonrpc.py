@@ -16,6 +16,7 @@ import orjson
 
 from trimcp.bounds import checked
 from trimcp.errors import LocalError
+from trimcp.slotted import slotted
 from trimcp.values import valued
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from trimcp.wire.scanner import IdScanner as IdScanner
@@ -80,7 +81,7 @@ class ErrorResponse:
     data: Any = None
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class Lost:
     """Not a message of the peer, but a report of the transport: an answer will not arrive.
@@ -128,7 +129,7 @@ class Malformed:
         return not (self.is_response or self.is_notification)
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class Batch:
     """A JSON array of messages (JSON-RPC 2.0 section 6), not empty and not nested.

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import attrs
 
+from trimcp.slotted import slotted
 from trimcp.wire import lifecycle, prompts, resources, tools
 from trimcp.wire.common import EmptyResult, NotificationParams, PageParams, RequestParams
 from trimcp.wire.input_requests import (
@@ -37,7 +38,7 @@ S2C: Final = Direction.SERVER_TO_CLIENT
 BOTH: Final = Direction.BOTH
 
 
-@attrs.frozen(eq=False, repr=False)
+@slotted(frozen=True)
 class Method:
     """One method.
 

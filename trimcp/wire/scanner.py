@@ -16,6 +16,8 @@ from typing import Final, TypeAlias
 import attrs
 import orjson
 
+from trimcp.slotted import slotted
+
 RequestId: TypeAlias = str | int
 """The id of a request: a string or an integer, never null (MCP specification, "Requests")."""
 
@@ -70,7 +72,7 @@ class _Expect(Enum):
     NOTHING = auto()
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class IdScanner:
     """Finds the top-level `id` of a message, at any position, in chunks of its text.
 

@@ -15,9 +15,8 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Final
 
-import attrs
-
 from trimcp.channel import require_trio
+from trimcp.slotted import slotted
 from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, FdSender, ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
@@ -54,7 +53,7 @@ async def claim_stdio(*, limits: ParseLimits = DEFAULT_LIMITS) -> AsyncIterator[
         claimed.release()
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Claim:
     """Claimed descriptors 0 and 1: `receiver` reads from 0, `sender` writes to 1."""
 

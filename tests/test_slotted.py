@@ -1,0 +1,151 @@
+"""Classes that attrs completes at their first use: like attrs' own, only later."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import inspect
+import weakref
+from typing import Any, ClassVar, Generic, TypeVar
+
+import attrs
+import pytest
+
+from trimcp.slotted import slotted
+from trimcp.values import valued
+
+T = TypeVar("T")
+
+
+class Base(abc.ABC, Generic[T]):
+    __slots__ = ("__weakref__",)
+
+    @abc.abstractmethod
+    def name(self) -> str:
+        return "base"
+
+
+@slotted
+class Actor(Base[int]):
+    kind: ClassVar = "actor"
+    size: int
+    items: list[int] = attrs.field(factory=list)
+    _seen: int = attrs.field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        self._seen = self.size
+
+    def name(self) -> str:
+        return f"{super().name()} {self._seen}"
+
+    @property
+    def above(self) -> str:
+        return super().name()
+
+    @classmethod
+    def made(cls) -> Any:
+        return super().__new__(cls)
+
+
+@slotted(kw_only=True)
+class Larger(Actor):
+    size: int
+    more: str = "x"
+
+
+@slotted(frozen=True)
+@valued
+class Value:
+    a: int
+    b: str = "b"
+
+
+def is_complete(cls: type) -> bool:
+    return isinstance(vars(cls).get("__attrs_attrs__"), tuple)
+
+
+def test_a_class_is_completed_by_its_first_object() -> None:
+    @slotted
+    class Fresh:
+        a: int
+
+    before: type = Fresh
+    assert not is_complete(Fresh)
+    assert Fresh(1).a == 1
+    assert is_complete(Fresh)
+    assert Fresh is before
+    assert type(Fresh(2)) is before
+
+
+@pytest.mark.parametrize("ask", [attrs.fields, inspect.signature, lambda cls: cls.__match_args__])
+def test_a_class_is_completed_by_who_asks_for_its_fields(ask: Any) -> None:
+    @slotted(frozen=True)
+    class Fresh:
+        a: int
+        b: str = "b"
+
+    found = ask(Fresh)
+    assert is_complete(Fresh)
+    names = list(found.parameters) if isinstance(found, inspect.Signature) else [getattr(f, "name", f) for f in found]
+    assert names == ["a", "b"]
+    assert ask(Fresh) == found
+
+
+def test_it_has_slots_defaults_and_methods() -> None:
+    actor = Actor(3)
+    assert not hasattr(actor, "__dict__")
+    assert weakref.ref(actor)() is actor
+    assert actor.items == []
+    assert actor.items is not Actor(3).items
+    assert actor.kind == "actor"
+    assert (actor.name(), actor.above) == ("base 3", "base")
+    assert type(Actor.made()) is Actor
+    with pytest.raises(AttributeError):
+        actor.other = 1  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match="size"):
+        Actor()  # type: ignore[call-arg]
+    assert not inspect.isabstract(Actor)
+
+
+def test_a_subclass_adds_to_it() -> None:
+    larger = Larger(size=1, more="y")
+    assert (larger.size, larger.items, larger.more, larger.name()) == (1, [], "y", "base 1")
+    assert not hasattr(larger, "__dict__")
+    assert Larger.__slots__ == ("more",)  # type: ignore[attr-defined]  # written at run time
+    assert [field.name for field in attrs.fields(Larger)] == ["items", "_seen", "size", "more"]
+
+
+@slotted(frozen=True)
+@valued
+class Three(Value):
+    c: int = 0
+
+
+def test_a_frozen_one_is_a_value() -> None:
+    value = Value(1)
+    assert value == Value(1, "b") != Value(2)
+    assert len({value, Value(1)}) == 1
+    assert repr(value) == "Value(a=1, b='b')"
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        value.a = 2  # type: ignore[misc]
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        del value.a
+    assert copy.deepcopy(value) == value
+    assert Three(1, "b", 2).c == 2
+    assert attrs.evolve(value, a=3) == Value(3)  # type: ignore[misc]
+    match value:
+        case Value(a, b):
+            assert (a, b) == (1, "b")
+
+
+def test_an_init_of_its_own_stays() -> None:
+    @slotted
+    class Own:
+        a: int
+
+        def __init__(self) -> None:
+            self.a = 5
+
+    assert Own().a == 5
+    assert [field.name for field in attrs.fields(Own)] == ["a"]  # type: ignore[arg-type]
+    assert Own().a == 5
