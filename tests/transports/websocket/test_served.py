@@ -21,6 +21,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 import trimcp
 from tests.peers.http1 import HttpWire
+from tests.peers.tls import client_context, server_context
 from tests.peers.websockets import (
     BINARY,
     CLOSE,
@@ -78,8 +79,8 @@ class Site:
         (session,) = self.sessions
         return session
 
-    def dial(self, *, tcp: bool = False) -> trio.abc.Stream:
-        """Connect: in memory, or with sockets."""
+    def dial(self, *, tcp: bool = False, tls: bool = False) -> trio.abc.Stream:
+        """Connect: in memory, with sockets, or with TLS in memory."""
         wire: Wire
         if tcp:
             listener = socket.create_server(("127.0.0.1", 0))
@@ -90,7 +91,11 @@ class Site:
             ours: trio.abc.Stream = trio.SocketStream(trio.socket.from_stdlib_socket(near))
         else:
             ours, theirs = memory_stream_pair()
-            wire = StreamWire(theirs)
+            if tls:
+                ours = trio.SSLStream(ours, client_context(), server_hostname="localhost")
+                wire = StreamWire(trio.SSLStream(theirs, server_context("localhost"), server_side=True))
+            else:
+                wire = StreamWire(theirs)
         self.streams.append(ours)
         connection = H1Connection(self.hosting, wire, peer="test")
         self.connections.append(connection)
@@ -98,9 +103,9 @@ class Site:
         self.hosting.nursery.start_soon(self._run, connection)
         return ours
 
-    async def open(self, *, tcp: bool = False) -> RawWebSocket:
+    async def open(self, *, tcp: bool = False, tls: bool = False) -> RawWebSocket:
         """Open a WebSocket and do the handshake of the protocol."""
-        raw = await upgrade(HttpWire(self.dial(tcp=tcp)))
+        raw = await upgrade(HttpWire(self.dial(tcp=tcp, tls=tls)))
         await raw.say(message(request(0, "initialize", **INITIALIZE)))
         assert b"protocolVersion" in (await raw.hear())[1]
         return raw
@@ -188,6 +193,20 @@ async def test_calls_are_answered_and_the_head_was_read_once(tcp: bool, autojump
         assert [(each["id"], each["result"]["content"][0]["text"]) for each in answers] == [
             (n, str(n)) for n in range(1, 200)
         ]
+
+
+async def test_calls_and_the_end_under_tls(autojump_clock: MockClock) -> None:
+    async with site() as at:
+        raw = await at.open(tls=True)
+        await raw.say(*(message(call(n, "large", size=100_000)) for n in range(1, 20)), frame(FIN | PING))
+        answers = [await raw.hear() for _ in range(20)]
+        assert [first for first, _ in answers].count(FIN | PONG) == 1
+        assert sum(len(payload) for _, payload in answers) > 19 * 100_000
+        at.session.close()
+        assert await raw.close_code() == 1001
+        await raw.say(close(1001))
+        assert await raw.hear() == (0, b"")
+        await until_gone(at)
 
 
 async def test_what_came_with_the_handshake_is_not_lost(autojump_clock: MockClock) -> None:
