@@ -313,30 +313,23 @@ async def test_a_peer_that_does_not_read_holds_what_is_bounded_and_goes_on(
     async with site(tools) as at:
         raw = await at.open(tcp=tcp)
         size = 1_000_000 if tcp else 50_000
-        if not tcp:
-            await stuck(at)
+        let_go = (lambda: None) if tcp else stuck(at)
         await raw.say(*(message(call(n, "large", size=size)) for n in range(1, 40)))
         await wait_all_tasks_blocked(0.05)
         statistics = at.session.statistics()
         assert statistics.unread_bytes > 0
         assert statistics.outbox_bytes <= 100_000 + size + 1_000
-        if not tcp:
-            await unstuck(at)
+        let_go()
         answers = [await heard(raw) for _ in range(1, 40)]
         assert sorted(each["id"] for each in answers) == list(range(1, 40))
         await wait_all_tasks_blocked(0.05)
         assert at.session.statistics().unread_bytes == 0
 
 
-def _written(at: Site) -> trio.testing.MemorySendStream:
+def stuck(at: Site) -> Callable[[], None]:
+    """Let what the server writes stay where it is, until the result is called."""
     wire: Any = at.connections[0]._wire
     sending: trio.testing.MemorySendStream = wire._stream.send_stream
-    return sending
-
-
-async def stuck(at: Site) -> None:
-    """Let what the server writes stay where it is."""
-    sending = _written(at)
     go_on = trio.Event()
     pump = sending.send_all_hook
     assert pump is not None
@@ -345,22 +338,19 @@ async def stuck(at: Site) -> None:
         await go_on.wait()
         await pump()
 
+    def let_go() -> None:
+        sending.send_all_hook = pump
+        go_on.set()
+
     sending.send_all_hook = hook
-    sending.__dict__["go_on"] = (go_on, pump)
-
-
-async def unstuck(at: Site) -> None:
-    sending = _written(at)
-    go_on, pump = sending.__dict__["go_on"]
-    sending.send_all_hook = pump
-    go_on.set()
+    return let_go
 
 
 async def test_a_peer_that_never_reads_is_dropped(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
     tools = Tools(stall_timeout=30.0)
     async with site(tools, KeepAlive(math.inf, math.inf)) as at:
         raw = await at.open()
-        await stuck(at)
+        stuck(at)
         began = trio.current_time()
         await raw.say(message(call(1, "wait", name="a")), message(call(2, "echo", text="b")))
         await until_gone(at)
@@ -374,14 +364,14 @@ async def test_a_peer_that_never_reads_is_dropped(autojump_clock: MockClock, cap
 async def test_a_peer_that_pings_and_does_not_read_is_not_read(autojump_clock: MockClock) -> None:
     async with site(Tools(stall_timeout=math.inf)) as at:
         raw = await at.open()
-        await stuck(at)
+        let_go = stuck(at)
         await raw.say(frame(FIN | PING, b"x" * 100) * 10)
         await wait_all_tasks_blocked()
         await raw.say(message(call(1, "echo", text="b")))
         await wait_all_tasks_blocked()
         assert at.session.statistics().outbox == 0
         assert not at.session.jobs
-        await unstuck(at)
+        let_go()
         assert [(await raw.hear())[0] for _ in range(10)] == [FIN | PONG] * 10
         assert (await heard(raw))["id"] == 1
 
@@ -561,7 +551,7 @@ async def test_a_peer_that_does_not_answer_our_close_has_a_second(autojump_clock
 async def test_whoever_does_not_read_the_last_words_has_the_time_of_draining(autojump_clock: MockClock) -> None:
     async with site(Tools(drain_timeout=3.0)) as at:
         raw = await at.open()
-        await stuck(at)
+        stuck(at)
         await raw.say(message(call(1, "echo", text="a")))
         await wait_all_tasks_blocked()
         began = trio.current_time()
