@@ -120,22 +120,6 @@ class _Held(Generic[K]):
     reply_weight: int = attrs.field(init=False, default=0)
     other_weight: int = attrs.field(init=False, default=0)
 
-    def put(self, entry: Entry[K]) -> None:
-        number, seq = entry.stream, entry.seq
-        stream = self.streams.get(number)
-        if stream is None:
-            self.streams[number] = {seq: entry}
-        elif seq in stream:
-            raise ValueError(f"event {seq} of stream {number} is there already")
-        else:
-            stream[seq] = entry
-        if entry.reply:
-            self.replies[entry] = None
-            self.reply_weight += entry.weight
-        else:
-            self.others[entry] = None
-            self.other_weight += entry.weight
-
     def take(self, entry: Entry[K]) -> None:
         stream = self.streams[entry.stream]
         del stream[entry.seq]
@@ -196,24 +180,34 @@ class BoundedEvents(EventStore, Generic[K]):
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
         """Add an entry; return the evicted entries, which may include it."""
         bound = self.max_reply_bytes if entry.reply else self.max_bytes
-        weight, total = entry.weight, self._total
+        weight, total, number = entry.weight, self._total, entry.stream
         if weight > bound or weight > self.max_total_bytes or (not entry.reply and self.max_events < 1):
             total.evicted += 1
             return [entry]
         held = self._sessions.get(session)
         if held is None:
             held = self._sessions[session] = _Held()
+        stream = held.streams.get(number)
+        if stream is None:
+            held.streams[number] = {entry.seq: entry}
+        elif entry.seq in stream:
+            raise ValueError(f"event {entry.seq} of stream {number} is there already")
+        else:
+            stream[entry.seq] = entry
         before = held.reply_weight + held.other_weight
-        held.put(entry)
         total.events += 1
         total.weight += weight
         if before.bit_length() != (before + weight).bit_length():
             self._resized(session, before, before + weight)
         gone: list[Entry[K]] = []
         if entry.reply:
+            held.replies[entry] = None
+            held.reply_weight += weight
             while held.reply_weight > bound:
                 gone.append(self._evict(session, held, next(iter(held.replies))))
         else:
+            held.others[entry] = None
+            held.other_weight += weight
             while held.other_weight > bound or len(held.others) > self.max_events:
                 gone.append(self._evict(session, held, next(iter(held.others))))
         while total.weight > self.max_total_bytes:

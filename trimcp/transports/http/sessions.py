@@ -19,7 +19,7 @@ from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadline, DeadlineQueue, Deadlines
-from trimcp.transports.http.events import EventStore, MemoryEvents, event_id, parse_event_id
+from trimcp.transports.http.events import EventStore, MemoryEvents, parse_event_id
 from trimcp.transports.http.routing import Routing
 from trimcp.transports.http.seams import (
     CompanionFace,
@@ -35,9 +35,11 @@ from trimcp.transports.http.shares import Table
 from trimcp.transports.http.streams import EventStream, OpenStreams, SessionEvents, StreamSink
 from trimcp.transports.trace import Tracer
 from trimcp.wire.jsonrpc import Message, scan_id
+from trimcp.wire.revisions import Revision
 
 _EACH: Final = 6 * 1024  # bytes that an idle session uses
 _FOR_EVENTS: Final = 4  # divisor: events kept for reconnecting clients may use this part of the memory budget
+_PRIMED: Final = b"id: %d-1\nretry: %d\ndata: \n\nid: %d-2\ndata: "  # the first two events of a stream
 _SWEEP: Final = 30.0  # seconds between two checks for idle sessions
 
 
@@ -68,6 +70,7 @@ class HttpSession(StreamSink):
     _number: int = attrs.field(init=False, default=0)
     _stream: EventStream = attrs.field(init=False)  # the stream of the GET
     _closed: bool = attrs.field(init=False, default=False)
+    _agreed: Revision | None = attrs.field(init=False, default=None)  # the revision, once it is known
 
     def __attrs_post_init__(self) -> None:
         shared = self.shared
@@ -82,14 +85,18 @@ class HttpSession(StreamSink):
     @property
     def resumable(self) -> bool:
         """Whether events have ids with which a client can resume a stream."""
-        revision = self.pushed.revision
+        revision = self._agreed or self._find_revision()
         return self.events is not None and revision is not None and revision.resumable
 
     @property
     def can_poll(self) -> bool:
         """Whether the server may close a stream, so that the client reconnects later for the rest."""
-        revision = self.pushed.revision
-        return self.resumable and revision is not None and revision.priming_event
+        revision = self._agreed or self._find_revision()
+        return revision is not None and revision.priming_event and self.resumable
+
+    def _find_revision(self) -> Revision | None:
+        self._agreed = self.pushed.revision  # it stays what the handshake has agreed on
+        return self._agreed
 
     @property
     def idle(self) -> bool:
@@ -145,12 +152,13 @@ class HttpSession(StreamSink):
             return encode_event(data)
         assert self.events is not None
         self._number = number = self._number + 1
-        prime, seq = b"", 1
         if self.can_poll:
-            prime, seq = encode_event(b"", id=event_id(number, 1), retry=self.shared.settings.retry), 2
+            seq, beginning = 2, _PRIMED % (number, self.shared.settings.retry, number)
+        else:
+            seq, beginning = 1, b"id: %d-1\ndata: " % number
         self.events.append(number, seq, data, reply=True)
         self._keep(number, delivered=True)
-        return prime + encode_event(data, id=event_id(number, seq))
+        return b"".join((beginning, data, b"\n\n"))
 
     def stream_ended(self, stream: EventStream, *, delivered: bool) -> None:
         """Keep an ended stream for a while, in case its last bytes were lost; an unread one until the session ends.

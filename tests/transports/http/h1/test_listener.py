@@ -10,7 +10,7 @@ import stat
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,11 @@ from trimcp.transports.http.settings import HttpLimits
 HELLO = b'{"hello": 1}'
 
 
-@pytest.fixture(autouse=True, params=[pytest.param(1_000, id="trio"), pytest.param(0, id="poller")])
-def few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let connections be woken by Trio, or by the poller from the first one on."""
-    monkeypatch.setattr(listener, "_FEW", request.param)
+@pytest.fixture(autouse=True, params=["trio", "poller"])
+def polled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let connections be woken by Trio, as where there is no epoll, or by the poller."""
+    if request.param == "trio":
+        monkeypatch.setattr(listener, "Poller", nullcontext)
 
 
 def open_descriptors() -> int:

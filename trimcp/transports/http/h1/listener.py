@@ -31,7 +31,6 @@ _AT_ONCE: Final = 64  # connections accepted before other tasks run; fewer while
 # Other processes may accept from the same socket. Whoever wakes first takes no more than its share: one connection, and
 # one for each so many that it has already.
 _ONE_FOR: Final = 16
-_FEW: Final = 1  # connections that Trio itself wakes, which is quicker for one alone; a `Poller` wakes the others
 _PAUSE: Final = 1.0
 _QUIET: Final = 60.0
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -240,9 +239,7 @@ class _Listener:
 
     def _wire(self, sock: socket.socket) -> Wire:
         if self._ssl_context is None:
-            if self._poller is None or len(self._connections) < _FEW:
-                return SocketWire(sock)
-            return PolledWire(sock, self._poller)
+            return SocketWire(sock) if self._poller is None else PolledWire(sock, self._poller)
         sock.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         return StreamWire(trio.SSLStream(stream, self._ssl_context, server_side=True))
