@@ -111,26 +111,22 @@ class Entry(Generic[K]):
 
 
 @attrs.define(eq=False)
+class _Lane(Generic[K]):
+    """The replies of one session, or its other events, in the order of eviction."""
+
+    entries: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
+    weight: int = attrs.field(init=False, default=0)
+
+
+@attrs.define(eq=False)
 class _Held(Generic[K]):
-    """The events of one session, by stream and in the order of eviction."""
+    """The events of one session."""
 
     streams: dict[int, dict[int, Entry[K]]] = attrs.field(init=False, factory=dict)
-    replies: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
-    others: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
-    reply_weight: int = attrs.field(init=False, default=0)
-    other_weight: int = attrs.field(init=False, default=0)
-
-    def take(self, entry: Entry[K]) -> None:
-        stream = self.streams[entry.stream]
-        del stream[entry.seq]
-        if not stream:
-            del self.streams[entry.stream]
-        if entry.reply:
-            del self.replies[entry]
-            self.reply_weight -= entry.weight
-        else:
-            del self.others[entry]
-            self.other_weight -= entry.weight
+    replies: _Lane[K] = attrs.field(init=False, factory=_Lane)
+    others: _Lane[K] = attrs.field(init=False, factory=_Lane)
+    weight: int = attrs.field(init=False, default=0)
+    bits: int = attrs.field(init=False, default=0)  # of the weight when it was last sorted in
 
 
 @attrs.define(eq=False)
@@ -179,41 +175,36 @@ class BoundedEvents(EventStore, Generic[K]):
 
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
         """Add an entry; return the evicted entries, which may include it."""
-        bound = self.max_reply_bytes if entry.reply else self.max_bytes
-        weight, total, number = entry.weight, self._total, entry.stream
-        if weight > bound or weight > self.max_total_bytes or (not entry.reply and self.max_events < 1):
+        weight, reply, total = entry.weight, entry.reply, self._total
+        bound = self.max_reply_bytes if reply else self.max_bytes
+        if weight > bound or weight > self.max_total_bytes or (not reply and self.max_events < 1):
             total.evicted += 1
             return [entry]
         held = self._sessions.get(session)
         if held is None:
             held = self._sessions[session] = _Held()
-        stream = held.streams.get(number)
+        stream = held.streams.get(entry.stream)
         if stream is None:
-            held.streams[number] = {entry.seq: entry}
+            held.streams[entry.stream] = {entry.seq: entry}
         elif entry.seq in stream:
-            raise ValueError(f"event {entry.seq} of stream {number} is there already")
+            raise ValueError(f"event {entry.seq} of stream {entry.stream} is there already")
         else:
             stream[entry.seq] = entry
-        before = held.reply_weight + held.other_weight
+        lane = held.replies if reply else held.others
+        lane.entries[entry] = None
+        lane.weight += weight
+        held.weight += weight
         total.events += 1
         total.weight += weight
-        if before.bit_length() != (before + weight).bit_length():
-            self._resized(session, before, before + weight)
+        if held.weight.bit_length() != held.bits:
+            self._sort_in(session, held)
         gone: list[Entry[K]] = []
-        if entry.reply:
-            held.replies[entry] = None
-            held.reply_weight += weight
-            while held.reply_weight > bound:
-                gone.append(self._evict(session, held, next(iter(held.replies))))
-        else:
-            held.others[entry] = None
-            held.other_weight += weight
-            while held.other_weight > bound or len(held.others) > self.max_events:
-                gone.append(self._evict(session, held, next(iter(held.others))))
+        while lane.weight > bound or (not reply and len(lane.entries) > self.max_events):
+            gone.append(self._evict(session, held, lane))
         while total.weight > self.max_total_bytes:
             largest = next(iter(self._by_size[max(self._by_size)]))
             held = self._sessions[largest]
-            gone.append(self._evict(largest, held, next(iter(held.others or held.replies))))
+            gone.append(self._evict(largest, held, held.others if held.others.entries else held.replies))
         return gone
 
     def _entries_after(self, session: str, stream: int, seq: int) -> list[Entry[K]]:
@@ -231,37 +222,49 @@ class BoundedEvents(EventStore, Generic[K]):
         streams = list(held.streams.values()) if stream is None else [held.streams.get(stream, {})]
         gone = [entry for entries in streams for entry in entries.values()]
         for entry in gone:
-            self._take(session, held, entry)
+            self._take(session, held, held.replies if entry.reply else held.others, entry)
         self._remove([entry.kept for entry in gone])
 
     def _remove(self, kept: list[K]) -> None:
         """Remove the data of evicted entries."""
 
-    def _evict(self, session: str, held: _Held[K], entry: Entry[K]) -> Entry[K]:
+    def _forget(self, session: str, entry: Entry[K]) -> None:
+        """Remove an entry that was added but cannot be stored."""
+        held = self._sessions[session]
         self._total.evicted += 1
-        self._take(session, held, entry)
+        self._take(session, held, held.replies if entry.reply else held.others, entry)
+
+    def _evict(self, session: str, held: _Held[K], lane: _Lane[K]) -> Entry[K]:
+        """Remove the oldest entry of a lane and return it."""
+        entry = next(iter(lane.entries))
+        self._total.evicted += 1
+        self._take(session, held, lane, entry)
         return entry
 
-    def _take(self, session: str, held: _Held[K], entry: Entry[K]) -> None:
-        """Remove an entry. A session without entries uses no memory."""
-        before = held.reply_weight + held.other_weight
-        held.take(entry)
-        self._total.events -= 1
-        self._total.weight -= entry.weight
-        self._resized(session, before, before - entry.weight)
+    def _take(self, session: str, held: _Held[K], lane: _Lane[K], entry: Entry[K]) -> None:
+        """Remove an entry."""
+        weight, total, stream = entry.weight, self._total, held.streams[entry.stream]
+        del stream[entry.seq]
+        if not stream:
+            del held.streams[entry.stream]
+        del lane.entries[entry]
+        lane.weight -= weight
+        held.weight -= weight
+        total.events -= 1
+        total.weight -= weight
+        if held.weight.bit_length() != held.bits:
+            self._sort_in(session, held)
 
-    def _resized(self, session: str, before: int, now: int) -> None:
-        """Note that the bytes of a session's events have changed."""
-        bits, was = now.bit_length(), before.bit_length()
-        if bits == was:
-            return
-        if before:
+    def _sort_in(self, session: str, held: _Held[K]) -> None:
+        """Note how large a session's events are now. A session without entries uses no memory."""
+        was, held.bits = held.bits, held.weight.bit_length()
+        if was:
             same = self._by_size[was]
             del same[session]
             if not same:
                 del self._by_size[was]
-        if now:
-            self._by_size.setdefault(bits, OrderedDict())[session] = None
+        if held.bits:
+            self._by_size.setdefault(held.bits, OrderedDict())[session] = None
         else:
             del self._sessions[session]
 
@@ -290,4 +293,4 @@ class MemoryEvents(BoundedEvents[bytes]):
 
     def held(self, session: str) -> int:
         held = self._sessions.get(session)
-        return 0 if held is None else held.reply_weight + held.other_weight
+        return 0 if held is None else held.weight

@@ -51,7 +51,7 @@ class SqliteEvents(BoundedEvents[int]):
         kept = entry not in evicted
         self._unwanted += [gone.kept for gone in evicted if gone is not entry]
         if not self._write([(entry.kept, data)] if kept else []) and kept:
-            self._evict(session, self._sessions[session], entry)
+            self._forget(session, entry)
 
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
         """Return the events after an event, as far as they can be read."""

@@ -116,12 +116,14 @@ class EventStream:
     written: bool = attrs.field(init=False, default=True)  # whether anything was written since `keep_alive`
     latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)  # held back for a slow or absent reader
     _seq: int = attrs.field(init=False, default=0)
+    _plain: bool = attrs.field(init=False)  # whether events are neither kept nor traced
     _before: bytes = attrs.field(init=False)  # an event's bytes until its number, or until its data if it has none
     _after: bytes = attrs.field(init=False)  # and from its number to its data
 
     def __attrs_post_init__(self) -> None:
         event = b"data: " if self.event is None else b"event: %b\ndata: " % self.event.encode()
         kept = self.events is not None
+        self._plain = not kept and self.open_streams.tracer is None
         self._before, self._after = (b"id: %d-" % self.number, b"\n" + event) if kept else (event, b"")
 
     # The reader
@@ -205,7 +207,11 @@ class EventStream:
         """Write a message. Without a reader it is only kept, or dropped and counted if events are not kept."""
         if self.ended:
             return
-        event, reply = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY), self.reply
+        reply = self.reply
+        if self._plain:
+            event = b"".join((self._before, outgoing.data, b"\n\n"))
+        else:
+            event = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY)
         if reply is not None:
             self.written = True
             reply.write(event)
@@ -271,7 +277,10 @@ class StreamSink(Sink):
     @property
     def full(self) -> bool:
         stream = self._stream
-        return stream is not None and stream.full
+        if stream is None:
+            return False
+        reply = stream.reply
+        return reply is not None and reply.waiting >= stream.open_streams.bound
 
     async def room(self) -> None:
         """Wait for the reader of this stream only."""

@@ -306,7 +306,8 @@ class H1Reply:
 
     @property
     def waiting(self) -> int:
-        return 0 if self._owner is None else self._owner.writer.waiting
+        owner = self._owner
+        return 0 if owner is None else owner.writer.waiting
 
     @property
     def gone(self) -> bool:
