@@ -96,7 +96,7 @@ class Cell:
     quick_rounds: int = 1
     # Over stdio the generator starts a server twice, the first time to see what it is.
     overhead: float = attrs.field(
-        default=attrs.Factory(lambda cell: 2.2 if cell.road == "stdio" else 1.0, takes_self=True)
+        default=attrs.Factory(lambda cell: 1.6 if cell.road == "stdio" else 0.8, takes_self=True)
     )
 
     def beside_before(self) -> Cell:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import environments
 import pytest
 from environments import Peer, Way
+from names import BEFORE
 
 PEER = Peer(
     "somebody",
@@ -57,6 +59,35 @@ def test_what_a_client_can() -> None:
 def test_every_pin_is_a_version(tmp_path: Path) -> None:
     assert all("==" in requirement for requirement in environments.PINS["python"].values())
     assert all(version[0].isdigit() for version in environments.PINS["npm"].values())
+
+
+def test_an_earlier_trimcp_is_installed_from_its_commit_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "tree"
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    for text in ("then", "now"):
+        (root / "module.py").write_text(text)
+        subprocess.run([*git, "add", "module.py"], check=True)
+        subprocess.run([*git, "commit", "--quiet", "--message", text], check=True)
+    installed: list[str] = []
+
+    def run(*command: str) -> None:
+        if "install" in command:
+            installed.append((Path(command[-1].removesuffix("[cli]")) / "module.py").read_text())
+        else:
+            Path(command[-1]).mkdir(parents=True)
+
+    monkeypatch.setattr(environments, "ROOT", root)
+    monkeypatch.setattr(environments, "FOLDER", tmp_path / "peers")
+    monkeypatch.setattr(environments, "_ours", lambda: PEER)
+    monkeypatch.setattr(environments, "_run", run)
+    for _ in range(2):
+        peer = environments.find_before("HEAD~1")
+        assert (peer.name, peer.ways, peer.program[1:]) == (BEFORE, PEER.ways, PEER.program[1:])
+        assert peer.program[0] != PEER.program[0]
+    assert installed == ["then"]
 
 
 def made(folder: Path, pins: list[str], digest: str = "") -> tuple[bool, bool]:
