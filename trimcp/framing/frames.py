@@ -131,7 +131,8 @@ class FrameGate:
                     break
                 self._kind = found
                 if found is _FrameKind.PART or (found is _FrameKind.WHOLE and self._keeps_messages):
-                    self._emit(data[begin:at])
+                    if begin < at:
+                        self._emit(data[begin:at])
                     begin = at + length
                 at += length
             there = min(self._left, end - at)
@@ -148,7 +149,8 @@ class FrameGate:
             self._left -= there
             if not self._left:
                 self._finish()
-        self._emit(data[begin:at])
+        if begin < at:
+            self._emit(data[begin:at])
 
     @property
     def unfinished(self) -> bool:

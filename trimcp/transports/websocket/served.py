@@ -292,7 +292,7 @@ class ServedWebSocket:
             for frame in frames.received_frames():
                 payload: Any = frame.payload
                 if frame.opcode is Opcode.PING:
-                    writer.write(bytes(frames.pong(payload)))
+                    writer.gather(bytes(frames.pong(payload)))
                     answered = True
                 elif frame.opcode is Opcode.PONG:
                     self._pinged = False
