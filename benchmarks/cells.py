@@ -332,10 +332,10 @@ _CLIENTS = [
     for name, title, road, revision, server, peers in (
         ("http-2026", _http(MODERN), "http", MODERN, FLOOR, _FEW),
         ("http-2025", _http(LEGACY), "http", LEGACY, FLOOR, (*_FEW, MCP_1)),
-        ("http-foreign", f"{_http(MODERN)}, server of the TypeScript SDK", "http", MODERN, TYPESCRIPT, _FEW),
         ("stdio", f"stdio, {LEGACY}", "stdio", LEGACY, FLOOR, (*_FEW, MCP_1)),
-        ("stdio-foreign", f"stdio, {LEGACY}, server of the TypeScript SDK", "stdio", LEGACY, TYPESCRIPT, _FEW),
         ("websocket", f"WebSocket, {LEGACY}, server of trimcp", "websocket", LEGACY, OURS, (OURS,)),
+        ("http-foreign", f"{_http(MODERN)}, server of the TypeScript SDK", "http", MODERN, TYPESCRIPT, _FEW),
+        ("stdio-foreign", f"stdio, {LEGACY}, server of the TypeScript SDK", "stdio", LEGACY, TYPESCRIPT, _FEW),
     )
     for under_way in ((UNDER_WAY,) if "foreign" in name else (UNDER_WAY, 1))
 ]
@@ -411,7 +411,7 @@ _WORKERS = [
 _SESSIONS = [
     Cell(
         "sessions-1000",
-        "1,000 sessions",
+        "1,000 sessions of Streamable HTTP",
         "sessions",
         kind="sessions",
         peers=_FEW,
@@ -432,7 +432,7 @@ _SESSIONS = [
     ),
     Cell(
         "sessions-5000",
-        "5,000 sessions",
+        "5,000 sessions of Streamable HTTP",
         "sessions",
         kind="sessions",
         peers=_FEW,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from cells import CELLS
-from names import MCP, ORDER, OURS
-from plots import COLOURS, draw_all
+from names import MCP, OURS
+from plots import COLOURS, SHOWN, draw_all
 from results import Results
 
 
@@ -41,5 +41,5 @@ def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
 
 
 def test_everybody_has_a_colour_of_their_own() -> None:
-    assert set(COLOURS) == set(ORDER)
-    assert len(set(COLOURS.values())) == len(ORDER)
+    assert set(COLOURS) == set(SHOWN)
+    assert len(set(COLOURS.values())) == len(SHOWN)
