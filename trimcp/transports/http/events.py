@@ -6,6 +6,7 @@ the client owns the session.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -112,8 +113,10 @@ class Entry(Generic[K]):
 
 @attrs.define(eq=False)
 class _Lane(Generic[K]):
-    """The replies of one session, or its other events, in the order of eviction."""
+    """The replies of one session, or its other events, in the order of eviction, and their bounds."""
 
+    max_weight: int
+    max_entries: float
     entries: OrderedDict[Entry[K], None] = attrs.field(init=False, factory=OrderedDict)
     weight: int = attrs.field(init=False, default=0)
 
@@ -122,9 +125,9 @@ class _Lane(Generic[K]):
 class _Held(Generic[K]):
     """The events of one session."""
 
+    replies: _Lane[K]
+    others: _Lane[K]
     streams: dict[int, dict[int, Entry[K]]] = attrs.field(init=False, factory=dict)
-    replies: _Lane[K] = attrs.field(init=False, factory=_Lane)
-    others: _Lane[K] = attrs.field(init=False, factory=_Lane)
     weight: int = attrs.field(init=False, default=0)
     bits: int = attrs.field(init=False, default=0)  # of the weight when it was last sorted in
 
@@ -175,14 +178,15 @@ class BoundedEvents(EventStore, Generic[K]):
 
     def _add(self, session: str, entry: Entry[K]) -> list[Entry[K]]:
         """Add an entry; return the evicted entries, which may include it."""
-        weight, reply, total = entry.weight, entry.reply, self._total
-        bound = self.max_reply_bytes if reply else self.max_bytes
-        if weight > bound or weight > self.max_total_bytes or (not reply and self.max_events < 1):
-            total.evicted += 1
-            return [entry]
+        weight, total = entry.weight, self._total
         held = self._sessions.get(session)
         if held is None:
-            held = self._sessions[session] = _Held()
+            replies, others = _Lane[K](self.max_reply_bytes, math.inf), _Lane[K](self.max_bytes, self.max_events)
+            held = _Held(replies, others)
+        lane = held.replies if entry.reply else held.others
+        if weight > lane.max_weight or weight > self.max_total_bytes or not lane.max_entries:
+            total.evicted += 1
+            return [entry]
         stream = held.streams.get(entry.stream)
         if stream is None:
             held.streams[entry.stream] = {entry.seq: entry}
@@ -190,7 +194,6 @@ class BoundedEvents(EventStore, Generic[K]):
             raise ValueError(f"event {entry.seq} of stream {entry.stream} is there already")
         else:
             stream[entry.seq] = entry
-        lane = held.replies if reply else held.others
         lane.entries[entry] = None
         lane.weight += weight
         held.weight += weight
@@ -199,7 +202,7 @@ class BoundedEvents(EventStore, Generic[K]):
         if held.weight.bit_length() != held.bits:
             self._sort_in(session, held)
         gone: list[Entry[K]] = []
-        while lane.weight > bound or (not reply and len(lane.entries) > self.max_events):
+        while lane.weight > lane.max_weight or len(lane.entries) > lane.max_entries:
             gone.append(self._evict(session, held, lane))
         while total.weight > self.max_total_bytes:
             largest = next(iter(self._by_size[max(self._by_size)]))
@@ -264,6 +267,7 @@ class BoundedEvents(EventStore, Generic[K]):
             if not same:
                 del self._by_size[was]
         if held.bits:
+            self._sessions[session] = held
             self._by_size.setdefault(held.bits, OrderedDict())[session] = None
         else:
             del self._sessions[session]
