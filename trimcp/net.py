@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.exchanges import ClientAuth
     from trimcp.transports.http.client.policy import Mode, Timeouts
     from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.http.seams import Head, Upgrade
     from trimcp.transports.websocket.client import WebSocketServer
+    from trimcp.transports.websocket.frames import KeepAlive
 
 Software: TypeAlias = Literal["own", "hypercorn"]
 """The HTTP server to use: trimcp's own HTTP/1.1, the fastest, or Hypercorn, which also supports HTTP/2."""
@@ -200,7 +202,6 @@ async def serve_http(
         else:
             from trimcp.transports.http.h1.listener import serve_http1
             from trimcp.transports.http.h1.sockets import tls_context
-            from trimcp.transports.websocket.channel import serve_upgraded
             from trimcp.transports.websocket.frames import KeepAlive
             from trimcp.transports.websocket.served import push_websocket
 
@@ -216,7 +217,7 @@ async def serve_http(
                 sockets=sockets,
                 ssl_context=ssl_context,
                 limits=limits,
-                upgrade_websocket=partial(serve_upgraded, keep_alive=keep_alive),
+                upgrade_websocket=partial(_serve_upgraded, keep_alive),
                 push_websocket=partial(push_websocket, keep_alive),
                 stop=closing,
                 drained=drained,
@@ -242,6 +243,13 @@ def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None, agent_tool
     if settings.auth is not None and settings.authenticate is not None:
         raise LocalError("pass either auth or authenticate; ResourceServer(also=...) takes a check of your own")
     return settings
+
+
+async def _serve_upgraded(keep_alive: KeepAlive, stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> None:
+    """Serve a WebSocket that needs a channel, such as an agent's. Its library is loaded with the first of them."""
+    from trimcp.transports.websocket.channel import serve_upgraded
+
+    await serve_upgraded(stream, head, upgrade, keep_alive=keep_alive)
 
 
 def _application(face: HttpFace, limits: HttpLimits, grpc: bool) -> AsgiApp:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
-from wsproto.frame_protocol import FrameProtocol, Opcode, ParseFailed
 
 from trimcp.budget import Amount, Holder
 from trimcp.channel import Incoming, Outgoing
@@ -34,6 +33,9 @@ from trimcp.transports.websocket.endings import (
 )
 from trimcp.transports.websocket.frames import KeepAlive, LifeSign, PeerSigns
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
+
+if TYPE_CHECKING:
+    from wsproto.frame_protocol import FrameProtocol
 
 _CLOSING: Final = 1.0  # seconds for the closing handshake
 _DRAINED: Final = 16  # reads after a Close frame that names a fault
@@ -284,6 +286,8 @@ class ServedWebSocket:
 
     async def _take_controls(self) -> None:
         """Answer pings and a Close frame. A peer that pings and does not read our answers is not read either."""
+        from wsproto.frame_protocol import Opcode, ParseFailed
+
         gate, writer, frames = self._gate, self._writer, self._frames()
         while piece := gate.take(_PIECE):
             frames.receive_bytes(piece)
@@ -307,6 +311,8 @@ class ServedWebSocket:
 
     def _frames(self) -> FrameProtocol:
         if self._controls is None:
+            from wsproto.frame_protocol import FrameProtocol  # late: a twelfth of what a server over HTTP imports
+
             self._controls = FrameProtocol(False, [])
         return self._controls
 
