@@ -64,7 +64,8 @@ _HARMS: dict[str, tuple[type[Exception], str]] = {
     "bomb": _TOO_LARGE,
     "bomb_of_bombs": (trimcp.ConnectionLost, "compressed its reply with 'gzip, gzip'"),
     "bomb_of_events": _ENDED,
-    "endless_head": (trimcp.ConnectionLost, "buffer too long"),
+    "endless_head": (trimcp.ConnectionLost, "more than 102,400 bytes in its head"),
+    "endless_beginning": (trimcp.ConnectionLost, "more than 102,400 bytes in its head"),
     "elsewhere": (trimcp.ConnectionLost, "points to 'http://127.0.0.2:[0-9]+', where nothing is sent"),
     "around": (trimcp.ConnectionLost, "308 Permanent Redirect"),
     "page": (trimcp.InvalidReply, "content type 'text/html'"),
@@ -76,7 +77,7 @@ _HARMS: dict[str, tuple[type[Exception], str]] = {
     "much_later": (trimcp.ConnectionLost, "429"),
     "cut": _ENDED,
 }
-_FOREVER = ("endless_event", "endless_line", "endless_beginning", "drip", "again_and_again")
+_FOREVER = ("endless_event", "endless_line", "drip", "again_and_again")
 _COMPRESSED = "a compressed stream of 256 MiB"
 _ENDLESS = "a body, event or head without end"
 _MEASURED = {

@@ -74,11 +74,22 @@ def test_it_is_a_target() -> None:
     assert isinstance(HttpServer("http://host/"), Connectable)
 
 
-def test_httpx2_is_not_imported_before_it_is_needed() -> None:
-    code = (
-        "import sys; from trimcp.transports.http.client.target import HttpServer;"
-        "HttpServer('https://host/', {'a': 'b'}).key;"
-        "print('httpx2' in sys.modules, 'httpcore2' in sys.modules)"
-    )
+def test_httpx2_is_not_imported_unless_it_is_needed() -> None:
+    code = """
+import sys, trio
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.target import HttpServer
+
+async def main():
+    target = HttpServer("http://127.0.0.1:1/", {"a": "b"})
+    async with target.connect(), target.exchanges() as http:
+        try:
+            async with http.open("GET", {}):
+                pass
+        except ExchangeBroken:
+            print(*[name in sys.modules for name in ("httpx2", "httpcore2", "http.cookiejar")])
+
+trio.run(main)
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.split() == ["False", "False", "False"]

@@ -87,7 +87,7 @@ def test_interim_replies_are_skipped() -> None:
 
 def test_so_many_interim_replies_are_refused() -> None:
     reply = ReplyParser()
-    with pytest.raises(UnreadableReply, match="beside its body"):
+    with pytest.raises(UnreadableReply, match="in its head"):
         for _ in range(MAX_HEAD):
             reply.feed(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -119,7 +119,7 @@ def test_a_head_and_its_lines_are_bounded() -> None:
     with pytest.raises(UnreadableReply, match="more than 1,000 headers"):
         fed(OK + b"x: y\r\n" * MAX_HEADERS + b"Content-Length: 0\r\n\r\n")
     reply = fed(OK)
-    with pytest.raises(UnreadableReply, match="beside its body"):
+    with pytest.raises(UnreadableReply, match="in its head"):
         for _ in range(MAX_HEAD):
             reply.feed(b"x" * 1_000)
 

@@ -1,4 +1,4 @@
-"""An HTTP server as a target for clients. httpx2 is imported when the first client connects."""
+"""An HTTP server as a target for clients. What HTTP needs is imported when the first client connects."""
 
 from __future__ import annotations
 

@@ -93,7 +93,8 @@ class ReplyParser:
         if self._lines > MAX_HEADERS:
             raise UnreadableReply(f"the reply has more than {MAX_HEADERS:,} headers")
         if self._beside > MAX_HEAD and not self.complete:
-            raise UnreadableReply(f"the reply has more than {MAX_HEAD:,} bytes beside its body")
+            what = "beside its body" if self.status else "in its head"
+            raise UnreadableReply(f"the reply has more than {MAX_HEAD:,} bytes {what}")
 
     def end(self) -> bool:
         """Note that the server has closed the connection; return whether the reply is complete with that."""
