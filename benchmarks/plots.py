@@ -145,7 +145,7 @@ def _bar_panels(section: str, figure: str, label: str, *, columns: int) -> Calla
         cells = [one for one in there if results.peers(one.name, figure)]
         if not cells:
             return None
-        counts = [len(results.peers(one.name, figure)) for one in cells]
+        counts = [sum(peer in SHOWN for peer in results.peers(one.name, figure)) for one in cells]
         rooms = [max(counts[start : start + columns]) for start in range(0, len(cells), columns)]
         drawing, panels = _panels(len(cells), columns, [0.75 + 0.22 * room for room in rooms])
         for place, (axes, cell) in enumerate(zip(panels, cells, strict=False)):
@@ -163,7 +163,7 @@ def _workers(results: Results) -> Any:
         for cell in CELLS
         if cell.section == "workers" and (values := results.values(cell.name, "rate", OURS))
     }
-    if not rates:
+    if len(rates) < 2:
         return None
     figure, (axes,) = _panels(1, 1, [0.9 + 0.3 * len(rates)])
     first = next(iter(rates.values())).median
