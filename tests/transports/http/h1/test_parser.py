@@ -454,7 +454,20 @@ KNOWN = [
     head(b"Expect: 100-continue", b"Content-Length: 5"),
     head(b"Transfer-Encoding: chunked"),
 ]
-NUMBERS = [b"5", b"0", b"05", b"12", b"5 ", b" 5", b"+5", b"", b"1" * 16, b"5\r\nContent-Length: 6", b"5\r\n\r\n"]
+NUMBERS = [
+    b"5",
+    b"0",
+    b"05",
+    b"12",
+    b"5 ",
+    b" 5",
+    b"+5",
+    b"",
+    b"1" * 16,
+    b"5\r\nContent-Length: 6",
+    b"5\r\n\r\n",
+    b"12\r\n",
+]
 
 
 @settings(max_examples=400, deadline=None)
@@ -481,3 +494,16 @@ def test_what_belongs_to_a_body_is_no_request(kind: bytes) -> None:
         assert parser.next_head() is not None
         assert parser.next_whole(head(b"A: b")) is None or kind not in first
     assert parser.next_whole(head(kind)) is None
+
+
+@pytest.mark.parametrize("said", [b"123", b"123\r", b"123\r\n", b"123\r\nA: ", b"1" * 16 + b"\r\nA: b\r\n\r\n", b""])
+def test_half_a_head_is_not_taken_for_one_that_is_known(said: bytes) -> None:
+    parser = RequestParser(LIMITS)
+    known = head(b"Content-Length: 12", b"A: b")
+    parser.feed(known + b"hello, world")
+    assert parser.next_head() is not None
+    assert parser.next_data() == b"hello, world"
+    assert parser.next_whole(known.partition(b"12")[0] + said) is None
+    found = parser.next_whole(known + b"hello, world")
+    assert found is not None
+    assert (found[0].head.headers["content-length"], found[1]) == ("12", b"hello, world")

@@ -81,12 +81,11 @@ class H1Request:
 
 @attrs.define(eq=False)
 class _Known:
-    """A head that was parsed, the parts of it around the number in its Content-Length, and what it says."""
+    """A head that was parsed, where the number in its Content-Length stands in it, and what it says."""
 
     raw: bytes
-    before: bytes
-    digits: bytes
-    after: bytes
+    start: int
+    end: int  # that of the head, as is the start, if there is no Content-Length
     request: H1Request
 
 
@@ -217,13 +216,16 @@ class RequestParser:
     def _read_head(self, raw: bytes) -> H1Request:
         """Parse a head, unless it is like the previous one: most requests of a connection are."""
         known = self._known
-        if known is not None and raw.startswith(known.before) and raw.endswith(known.after):
-            digits = raw[len(known.before) : len(raw) - len(known.after)]
-            if digits == known.digits or (known.after and _with_length(known, digits)):
-                known.request = attrs.evolve(known.request, head=_renewed(known.request.head))
-                return known.request
+        if known is not None and (raw == known.raw or (_differs_in_length(known, raw) and raw == known.raw)):
+            request = known.request
+            known.request = _with_head(request, _renewed(request.head), request.length)
+            return known.request
         request = self._parse(raw)
-        self._known = _Known(raw, *_around_length(raw), request) if len(raw) <= self._remembered else None
+        self._known = None
+        if len(raw) <= self._remembered:
+            found = _LENGTH.search(raw)
+            start, end = (len(raw), len(raw)) if found is None else found.span(1)
+            self._known = _Known(raw, start, end, request)
         return request
 
     def _parse(self, raw: bytes) -> H1Request:
@@ -263,31 +265,26 @@ class RequestParser:
         return H1Request(head, length, http10, keep_alive, expects)
 
 
-def _around_length(raw: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return the parts of a valid head: until the number in its Content-Length, that number, and the rest."""
-    found = _LENGTH.search(raw)
-    return (raw, b"", b"") if found is None else (raw[: found.start(1)], found[1], raw[found.end(1) :])
-
-
 def _differs_in_length(known: _Known, data: bytes) -> bool:
-    """Return whether the data begin with a known head but for its length, which then is its length."""
-    start, after = len(known.before), known.after
-    if not after or not data.startswith(known.before):
+    """Return whether the data begin with a known head but for its length. Then that becomes the length it has."""
+    raw, start, end = known.raw, known.start, known.end
+    after = raw[end:]
+    if not after or not data.startswith(raw[:start]):
         return False
-    end = data.find(after, start, start + _MAX_LENGTH_DIGITS + len(after))
-    return end > 0 and _with_length(known, data[start:end])
-
-
-def _with_length(known: _Known, digits: bytes) -> bool:
-    """Make this the length of a known request; return False if it is no length."""
-    if not digits.isdigit() or len(digits) > _MAX_LENGTH_DIGITS:
+    stop = data.find(after, start, start + _MAX_LENGTH_DIGITS + len(after))
+    digits = data[start:stop]
+    if stop < 0 or not digits.isdigit():
         return False
     request = known.request
     head = _renewed(request.head, {**request.head.headers, "content-length": digits.decode()})
     head.reply_headers, head.again = request.head.reply_headers, request.head.again
-    known.raw, known.digits = b"".join((known.before, digits, known.after)), digits
-    known.request = attrs.evolve(request, head=head, length=int(digits))
+    known.raw, known.end = data[: stop + len(after)], stop
+    known.request = _with_head(request, head, int(digits))
     return True
+
+
+def _with_head(request: H1Request, head: Head, length: int | None) -> H1Request:
+    return H1Request(head, length, request.http10, request.keep_alive, request.expects)
 
 
 def _renewed(head: Head, headers: Mapping[str, str] | None = None) -> Head:
