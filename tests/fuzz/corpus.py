@@ -25,6 +25,7 @@ _MESSAGES: Final = [
     b'{"params":' + b"[" * 130 + b"]" * 130 + b',"id":3}',
 ]
 _POST: Final = b"POST /mcp HTTP/1.1\r\nHost: a\r\n"
+_OK: Final = b"HTTP/1.1 200 OK\r\n"
 _GET: Final = b"GET http://b/ HTTP/1.0\r\n\r\n"
 
 SEEDS: Final[dict[str, list[bytes]]] = {
@@ -52,6 +53,17 @@ SEEDS: Final[dict[str, list[bytes]]] = {
         b"\x00\x02"
         + _POST
         + b"Connection: upgrade\r\nUpgrade: websocket\r\nExpect: 100-continue\r\nX: a\r\n b\r\n\r\n",
+    ],
+    "parse_replies": [
+        b"\x00\x03" + _OK + b"Content-Length: 2\r\nSet-Cookie: a=b\r\nSet-Cookie: c=d\r\n\r\n{}",
+        b"\x00\x01HTTP/1.1 103 E\r\nLink: a\r\n\r\n" + _OK + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}",
+        b"\x00\x02" + _OK + b"Transfer-Encoding: chunked\r\n\r\n2;x=y\r\n{}\r\n00\r\nA: b\r\n\r\n" + _OK,
+        b"\x00\x04" + _OK + b"X: a\r\n b\r\n\r\nuntil the end",
+        b"\x00\x05HTTP/1.0 200 OK\r\nContent-Length: 4\r\nConnection: Keep-Alive\r\n\r\nbody",
+        b"\x00\x01HTTP/1.1 204 No\r\nContent-Length: 5\r\n\r\n" + _OK + b"\r\n",
+        b"\x00\x06HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n\x00\x01",
+        b"\x00\x02HTTP/1.1 099 X\r\nContent-Length: 0\r\n\r\n",
+        b"\x00\x02" + _OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     ],
     "carry_headers": [b"plain", b" padded ", "=?base64?ä?=".encode(), b"=?base64?aGk=?=", b"=?base64??=", b"\0\x7f"],
     "gather_batches": [bytes([0x10, 0x06, 0x0D, 0x22, 0x0C, 0x02, 0x01]), bytes(range(0, 256, 7))],

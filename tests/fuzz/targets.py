@@ -10,7 +10,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+import h11
 import orjson
+from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply, portions
 
 from trimcp.channel import Kind, Outgoing
 from trimcp.framing import lines, sse
@@ -218,6 +220,53 @@ def _requests(text: bytes, width: int) -> list[Any]:
     return found
 
 
+def parse_replies(data: bytes) -> None:
+    """Replies of HTTP/1.1: the same however they arrive, and the same as for h11, if both find a whole one."""
+    _, size, text = _chosen(data)
+    at_once = _reply(text, len(text) or 1)
+    assert _reply(text, 1) == at_once
+    assert _reply(text, size) == at_once
+    parts = portions(text)
+    assert parts is None or b"".join(parts) == text
+    theirs = _reply_of_h11(text)
+    if at_once is not None and theirs is not None and at_once[-3]:
+        assert (at_once[0], at_once[3]) == theirs
+
+
+def _reply(text: bytes, width: int) -> tuple[Any, ...] | None:
+    """What a client knows of a reply, and then of its end; None if it is none."""
+    parser = ReplyParser()
+    try:
+        for piece in _pieces(text, width):
+            parser.feed(piece)
+    except UnreadableReply:
+        return None
+    body, whole = b"".join(parser.pieces), parser.complete
+    assert len(body) == parser.size <= len(text)
+    assert whole or not parser.keeps
+    return parser.status, parser.headers, parser.cookies, body, whole, parser.keeps, parser.end()
+
+
+def _reply_of_h11(text: bytes) -> tuple[int, bytes] | None:
+    """The status and the body, as far as it is complete; None if h11 has objections, or misses something."""
+    client = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
+    client.send(h11.Request(method="POST", target="/", headers=[("Host", "a")]))
+    client.send(h11.EndOfMessage())
+    client.receive_data(text)
+    status, body = 0, b""
+    try:
+        while not isinstance(event := client.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                body += event.data
+            elif not isinstance(event, h11.InformationalResponse):
+                return None
+    except h11.RemoteProtocolError:
+        return None
+    return status, body
+
+
 def carry_headers(data: bytes) -> None:
     """Values in headers: every text comes back, and what is no such value is refused."""
     text = data.decode("utf-8", "replace")
@@ -333,6 +382,7 @@ TARGETS: Final[dict[str, Target]] = {
         decode_events,
         gate_frames,
         parse_requests,
+        parse_replies,
         carry_headers,
         gather_batches,
         match_uris,

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx2
+import pytest
 import trio
 
 import trimcp
@@ -20,6 +21,9 @@ from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.revisions import V2025_11_25
 
 LIMIT = 4 * MIB
+
+OnEngines = pytest.mark.parametrize("engine", ["own", "httpx2"])
+"""What carries the requests of a client over HTTP."""
 
 _SERVER = """
 import json, os, random, sys
@@ -133,10 +137,15 @@ def a_client() -> trimcp.Client:
 
 
 @asynccontextmanager
-async def session_with(port: int, way: str, **options: Any) -> AsyncIterator[trimcp.ClientSession]:
-    """A session with the server, which does this to a call of its tool `harm` and serves any other."""
-    server = HttpServer(f"http://127.0.0.1:{port}/{way}", {"x-port": str(port)}, **options)
-    with trio.fail_after(PATIENCE):
-        async with a_client().connect(server, revision=V2025_11_25) as session:
-            await session.call_tool("fine")
-            yield session
+async def session_with(port: int, way: str, engine: str = "own", **options: Any) -> AsyncIterator[trimcp.ClientSession]:
+    """A session with the server, which does this to a call of its tool `harm` and serves any other.
+
+    Its requests are carried by the client's own engine, or by "httpx2".
+    """
+    async with httpx2.AsyncClient() as client:
+        theirs = client if engine == "httpx2" else None
+        server = HttpServer(f"http://127.0.0.1:{port}/{way}", {"x-port": str(port)}, client=theirs, **options)
+        with trio.fail_after(PATIENCE):
+            async with a_client().connect(server, revision=V2025_11_25) as session:
+                await session.call_tool("fine")
+                yield session

@@ -13,7 +13,7 @@ import trio.testing
 
 import trimcp
 from tests.fuzz.effort import PATIENCE, count
-from tests.guarantees.harm import MUTATIONS, a_client, hostile, session_with
+from tests.guarantees.harm import MUTATIONS, OnEngines, a_client, hostile, session_with
 from tests.guarantees.report import figure
 from tests.peers.processes import MIB, memory_of
 from trimcp.transports.http.client.policy import Timeouts
@@ -56,9 +56,10 @@ async def test_twenty_thousand_mutations_from_a_server_do_no_harm(port: int) -> 
         await session.call_tool("fine")
 
 
-async def test_mutations_of_replies_fail_their_calls_alone(port: int) -> None:
+@OnEngines
+async def test_mutations_of_replies_fail_their_calls_alone(port: int, engine: str) -> None:
     many = count(200)
-    async with session_with(port, "mutated_reply", timeouts=Timeouts(silence=1.0)) as session:
+    async with session_with(port, "mutated_reply", engine, timeouts=Timeouts(silence=1.0)) as session:
         await _call_all(session, min(many, 1_000))
         await _call_fine(session)  # which leaves a connection idle, as the last call below does
         base, before = memory_of(os.getpid()), _counts()
@@ -71,7 +72,9 @@ async def test_mutations_of_replies_fail_their_calls_alone(port: int) -> None:
                 await _call_fine(session)
         kept = memory_of(os.getpid()) - base
         print(f"{answered} of {many} replies were answers all the same")
-        figure(12, f"kept after {many:,} mutations", round(kept / MIB, 3), 2, "MiB", "replies of HTTP, client")
+        figure(
+            12, f"kept after {many:,} mutations", round(kept / MIB, 3), 2, "MiB", f"replies of HTTP, client, {engine}"
+        )
         assert answered
         assert kept <= 2 * MIB
 

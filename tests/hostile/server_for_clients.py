@@ -94,6 +94,45 @@ def endless_beginning(asked: Asked) -> None:
     asked.forever(asked.write, b"HTTP/1.1 100 Continue\r\n\r\n" * 100)
 
 
+def endless_status(asked: Asked) -> None:
+    asked.write(b"HTTP/1.1 200 ")
+    asked.forever(asked.write)
+
+
+def endless_trailers(asked: Asked) -> None:
+    asked.chunked(JSON)
+    asked.chunk(asked.answer())
+    asked.write(b"0\r\n")
+    asked.forever(asked.write, b"X: " + b"y" * 1000 + b"\r\n")
+
+
+def endless_extension(asked: Asked) -> None:
+    asked.chunked(JSON)
+    asked.write(b"1;")
+    asked.forever(asked.write)
+
+
+def endless_extensions(asked: Asked) -> None:
+    asked.chunked(JSON)
+    asked.forever(asked.write, b"1;" + b"x" * 1000 + b"\r\n \r\n")
+
+
+def many_headers(asked: Asked) -> None:
+    asked.result(None, *(f"X-{n}: {'v' * 20}" for n in range(10_000)))
+
+
+def tiny_chunks(asked: Asked) -> None:
+    """The answer, of a megabyte, in chunks of one byte."""
+    asked.chunked(JSON)
+    text = asked.answer({"content": [{"type": "text", "text": "x" * 1024 * 1024}]})
+    asked.write(b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n")
+
+
+def endless_tiny_chunks(asked: Asked) -> None:
+    asked.chunked(JSON)
+    asked.forever(asked.write, b"1\r\n \r\n" * 10_000)
+
+
 def bomb(asked: Asked) -> None:
     packed = gzip.compress(b" " * (256 * 1024 * 1024), 1)
     asked.reply(packed, JSON, "Content-Encoding: gzip")
