@@ -36,7 +36,7 @@ PROMISES: Final = {
     10: ("Cross-origin", "no stranger's Origin on any bind, no stranger's Host on loopback: 403"),
     11: ("Ownership", "sessions, events, streams and sealed state are good for their owner alone; shares go by owner"),
     12: ("Hostile volume", "20,000 mutations: at most 2 MiB; at most 40 bytes for a call that is over"),
-    13: ("Client", "bounded; no schema hangs it; a child's death 1 s; a stubborn child and its kin 5 s"),
+    13: ("Client", "bounded; 10,000 faults: 2 MiB; no schema hangs it; a child's death 1 s; a stubborn one's kin 5 s"),
     14: ("Quiet logs", "who leaves is one line at DEBUG; a crash is one ERROR, its reply says nothing"),
     15: ("All strangers together", "what peers make a server keep: 256 MiB, shared by principal, else by address"),
     16: ("No handler ends a server", "whatever it raises is its request's error; no other call is lost"),

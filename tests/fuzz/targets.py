@@ -12,7 +12,6 @@ from typing import Any, Final, TypeAlias
 
 import h11
 import orjson
-from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply, portions
 
 from trimcp.channel import Kind, Outgoing
 from trimcp.framing import lines, sse
@@ -24,6 +23,7 @@ from trimcp.schema.validator import Validator, peer_validator
 from trimcp.server.uri_template import UriTemplate
 from trimcp.session.queues import BatchSink, HeldReplies, Outbox
 from trimcp.transports.http.h1.parser import RequestParser, RequestRefused
+from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply, portions
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.wire import jsonrpc
 from trimcp.wire.jsonrpc import IdScanner, Malformed, parse

@@ -630,6 +630,7 @@ class FaultServer:
         connections: how many there were.
         heard: how often it has read the call with this text to its end.
         hangs_up: whether it closes the next connection on which a request begins.
+        deaf: whether it never answers on new connections.
         release: set it to let calls be answered that wait.
         faults: how often each befell a call.
         wires: the open connections, the newest last.
@@ -643,6 +644,7 @@ class FaultServer:
     connections: int = 0
     heard: Counter[str] = attrs.field(factory=Counter)
     hangs_up: bool = False
+    deaf: bool = False
     release: trio.Event = attrs.field(factory=trio.Event)
     faults: Counter[str] = attrs.field(factory=Counter)
     wires: list[HttpWire] = attrs.field(factory=list)
@@ -702,6 +704,8 @@ class FaultServer:
         self.wires.append(wire)
         self._changed.unpark_all()
         try:
+            if self.deaf:
+                await Asked(self, wire, {}).gone()
             while True:
                 await self._exchange(wire)
         except (Closed, EOFError, OSError, trio.BrokenResourceError, trio.ClosedResourceError):

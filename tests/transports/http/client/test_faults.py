@@ -258,6 +258,7 @@ async def test_a_certificate_that_is_not_trusted_is_told_of(
 
 @OnBoth
 async def test_a_handshake_that_is_not_answered_is_told_of(engine: str, steady_clock: trio.abc.Clock) -> None:
+    before = sockets()
     async with faulty(LATEST) as server:
         server.url = server.url.replace("http:", "https:")
         with pytest.raises(trimcp.ConnectionLost, match="cannot connect") as caught:
@@ -266,6 +267,27 @@ async def test_a_handshake_that_is_not_answered_is_told_of(engine: str, steady_c
         sensible(caught.value)
         with trio.fail_after(PATIENCE):
             await server.wait_for(lambda: server.open == 0)
+    assert sockets() == before
+
+
+@pytest.mark.parametrize(("engine", "scheme"), [("own", "http"), ("own", "https"), ("httpx2", "http")])
+async def test_connecting_can_be_cancelled(engine: str, scheme: str) -> None:
+    """Before anything is answered, be it of TLS or of HTTP. (In a handshake of TLS httpx2 forgets its socket then.)"""
+    before = sockets()
+    async with faulty(LATEST) as server, trio.open_nursery() as nursery:
+        server.url = server.url.replace("http:", f"{scheme}:")
+        server.deaf = True
+
+        async def connect() -> None:
+            async with connected(server, engine):
+                raise AssertionError
+
+        nursery.start_soon(connect)
+        with trio.fail_after(PATIENCE):
+            await server.wait_for(lambda: server.open == 1)
+            await wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+    assert sockets() == before
 
 
 # Cancelling

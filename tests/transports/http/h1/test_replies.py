@@ -104,6 +104,9 @@ def test_so_many_interim_replies_are_refused() -> None:
         OK + b"X y: 1\r\n\r\n",
         OK + b"X: a\0b\r\n\r\n",
         OK + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        OK + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        OK + b"Transfer-Encoding: xchunked\r\n\r\n",
+        b"HTTP/1.1 099 X\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
     ],
 )

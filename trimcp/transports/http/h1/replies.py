@@ -88,7 +88,8 @@ class ReplyParser:
             raise UnreadableReply("the server switches to another protocol, which was not asked for") from None
         except httptools.HttpParserError as error:
             if not self.complete:
-                raise UnreadableReply(f"the reply is no HTTP ({error})") from None
+                objection = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
+                raise UnreadableReply(f"the reply is no HTTP ({objection or error})") from None
             self.keeps = False  # the reply is whole; what follows was asked by nobody
         if self._lines > MAX_HEADERS:
             raise UnreadableReply(f"the reply has more than {MAX_HEADERS:,} headers")
@@ -128,10 +129,14 @@ class ReplyParser:
             self.status = status
             self._beside = 0
             coding = self.headers.get("transfer-encoding")
-            if coding is not None:
-                self._framed = coding.rpartition(",")[2].strip().lower() == "chunked"
-            else:
+            if coding is None:
                 self._framed = "content-length" in self.headers
+            elif coding.lower() == "chunked":
+                self._framed = True
+            elif coding.lower() != "identity":  # what it does to the body nobody would undo
+                raise UnreadableReply("Unknown Transfer-Encoding")
+        elif status < 100:
+            raise UnreadableReply("Invalid status code")  # no interim reply, for whose successor to wait
 
     def on_body(self, piece: bytes) -> None:
         """A piece of the body was read."""
