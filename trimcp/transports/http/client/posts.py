@@ -103,9 +103,8 @@ class Post:
         self._queue = queue
         try:
             pushed = self._push()
-        except Exception:  # a bug here or in a library, as in `run`
-            self._state.give_up(self.outgoing.request_id, self._crashed())
-            self._end()
+        except Exception as error:  # a bug here or in a library; `run` says what becomes of it
+            self._carry_on(partial(_raised, error))
         else:
             if not pushed:
                 self._carry_on(None)
@@ -130,7 +129,7 @@ class Post:
         self.sent()
         queue, self._queue = self._queue, None
         if queue is not None:
-            queue.ended(self)
+            queue.ended(self, over=self._state.over)
 
     async def run(self) -> None:
         """Send the request and put its outcome into the inbox. Cancelling it closes the stream."""
@@ -142,7 +141,8 @@ class Post:
                     await state.session.confirmed()
                     trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
                 except Exception:  # a bug here or in a library, which must not end the other requests
-                    trouble = self._crashed()
+                    _log.exception("a request over HTTP crashed")
+                    trouble = Trouble("the request could not be sent; the log has the details")
                 if trouble is not None and not self._answered:
                     state.unreachable = trouble.untouched
                     state.give_up(self.outgoing.request_id, trouble)
@@ -150,10 +150,6 @@ class Post:
             if self._begun is not None:
                 await self._begun.abandon()
             self._end()
-
-    def _crashed(self) -> Trouble:
-        _log.exception("a request over HTTP crashed")
-        return Trouble("the request could not be sent; the log has the details")
 
     def _next_pause(self, attempts: int, trouble: Trouble) -> float | None:
         state = self._state
@@ -406,8 +402,8 @@ async def _returned(trouble: Trouble) -> Trouble:
     return trouble
 
 
-async def _raised(broken: ExchangeBroken) -> Trouble:
-    raise broken
+async def _raised(error: Exception) -> Trouble:
+    raise error
 
 
 @attrs.define(eq=False)
@@ -445,15 +441,15 @@ class PostQueue:
         self._running[id] = post
         post.begin(self)
 
-    def ended(self, post: Post) -> None:
-        """Begin the next request in place of one that has ended."""
+    def ended(self, post: Post, *, over: bool) -> None:
+        """Begin the next request in place of one that has ended, unless everything is over."""
         id = post.outgoing.request_id
         assert id is not None
         if self._running.get(id) is post:  # else the id was used again
             del self._running[id]
         if post.listens:
             self._listening -= 1
-        elif self._waiting:
+        elif self._waiting and not over:
             following = next(iter(self._waiting))
             self._start(following, self._take(following))
 
