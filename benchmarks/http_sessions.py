@@ -33,7 +33,7 @@ from trimcp.wire.revisions import LATEST_LEGACY
 __all__ = ["Connection", "Session", "SseSession", "StreamableSession", "WebSocketSession", "call", "each", "echo"]
 
 STREAMABLE, SSE = "2025-11-25", "2024-11-05"
-EVENTS = b"text/event-stream"
+EVENTS = "text/event-stream"
 UPGRADE = (
     b"GET %b HTTP/1.1\r\nHost: %b\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: mcp\r\n\r\n"
@@ -80,12 +80,12 @@ class Connection:
             if http.reply.content_type == EVENTS:
                 data = events_in([data], EventDecoder())[-1].data
             message = orjson.loads(data)
-        return Answer(http.reply.status, http.reply.session_id, message)
+        return Answer(http.reply.status, http.reply.headers.get("mcp-session-id"), message)
 
     async def open_stream(self, headers: dict[str, str]) -> None:
         """Send a GET, and see that the response is a stream of events."""
         http = self._http
-        await self._send("GET", {"accept": EVENTS.decode(), **headers})
+        await self._send("GET", {"accept": EVENTS, **headers})
         while not http.reply.status:
             self._take(await http.more())
         if http.reply.status != 200 or http.reply.content_type != EVENTS:

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import attrs
 import pytest
 import trio
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.bench.support import a_load
-from trimcp.bench.h1 import LoadConnection, Reply, Site
+from trimcp.bench.h1 import LoadConnection, Site
 from trimcp.bench.link import Address, LoadLink
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.h1.replies import UnreadableReply
@@ -61,28 +59,6 @@ def a_connection(monkeypatch: pytest.MonkeyPatch, *links: FakeLink, max_size: in
     monkeypatch.setattr(Address, "dial", dial)
     site = Site(Address("localhost", 80), b"/mcp", b"localhost", b"")
     return LoadConnection(site, a_load(), max_size=max_size)
-
-
-@given(st.sampled_from([JSON, EVENTS]), st.lists(st.integers(1, 40), min_size=1))
-def test_a_reply_is_the_same_however_it_comes(text: bytes, sizes: list[int]) -> None:
-    reply, turn, rest = Reply(), 0, text
-    while rest:
-        size = sizes[turn % len(sizes)]
-        reply.feed(rest[:size])
-        rest, turn = rest[size:], turn + 1
-    assert (reply.status, reply.complete, reply.keeps) == (200, True, True)
-    if text is JSON:
-        assert (reply.content_type, reply.session_id, b"".join(reply.pieces)) == (b"application/json", "s1", b"{}")
-    else:
-        assert (reply.content_type, b"".join(reply.pieces)) == (b"text/event-stream", b"abcde")
-
-
-def test_a_word_before_the_reply_is_no_part_of_it() -> None:
-    reply = Reply()
-    reply.feed(b"HTTP/1.1 103 Early Hints\r\nMcp-Session-Id: not this\r\n\r\n")
-    assert (reply.complete, reply.status) == (False, 0)
-    reply.feed(b"HTTP/1.1 204 No Content\r\n\r\n")
-    assert (reply.complete, reply.status, reply.session_id) == (True, 204, None)
 
 
 async def test_a_connection_is_used_for_one_request_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ class _EventChannel:
                 while not self._arrived:
                     pieces = await stream.more()
                     status = stream.reply.status
-                    if status and (status != 200 or stream.reply.content_type != b"text/event-stream"):
+                    if status and (status != 200 or stream.reply.content_type != "text/event-stream"):
                         raise ConnectionLost(f"the server does not speak HTTP+SSE here: HTTP {status}")
                     self._arrived += events_in(pieces, self._decoder)
         except trio.TooSlowError:

@@ -1,4 +1,4 @@
-"""A minimal HTTP/1.1 client for load: sequential requests over a kept connection, response bodies in pieces.
+"""A minimal HTTP/1.1 client for load, on the parser of our own client: sequential requests over a kept connection, response bodies in pieces.
 
 It accepts whatever `httptools` parses. It does not follow redirects and does not request compression.
 """
@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import attrs
-import httptools
 import trio
 
 from trimcp.bench.link import Address, LoadLink
 from trimcp.bench.supply import Load
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.framing.sse import Event, EventDecoder
-from trimcp.transports.http.h1.replies import UnreadableReply
+from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
 
 _IDLE: Final = 0.5  # seconds after which a kept connection is checked before it is used
-_CONTENT_TYPE: Final = b"content-type"
-_SESSION: Final = b"mcp-session-id"
 
 
 @attrs.frozen
@@ -54,79 +51,6 @@ class Site:
         return b"%b%b%b" % (start, self.headers, lines)
 
 
-class Reply:
-    """One response, as far as it was received; the parser calls its methods.
-
-    Attributes:
-        status: the status code, 0 before it is known.
-        content_type: the media type without parameters, in lower case.
-        session_id: the header `Mcp-Session-Id`, or None.
-        pieces: received pieces of the body that were not taken yet.
-        size: bytes of the body so far.
-        has_length: whether it has a length or is chunked; otherwise it ends with the connection.
-        complete: whether it was received to its end.
-        keeps: whether the connection can be used again; known when complete.
-    """
-
-    __slots__ = ("_parser", "complete", "content_type", "has_length", "keeps", "pieces", "session_id", "size", "status")
-
-    def __init__(self) -> None:
-        self._parser: httptools.HttpResponseParser = httptools.HttpResponseParser(self)
-        self.reset()
-
-    def reset(self) -> None:
-        """Prepare for the next response."""
-        self.status: int = 0
-        self.content_type: bytes = b""
-        self.session_id: str | None = None
-        self.pieces: list[bytes] = []
-        self.size: int = 0
-        self.has_length: bool = False
-        self.complete: bool = False
-        self.keeps: bool = False
-
-    def feed(self, data: bytes) -> None:
-        """Parse received bytes. Raises `UnreadableReply`."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            raise UnreadableReply(f"{error}: {data[:80]!r}") from None
-        except httptools.HttpParserUpgrade:
-            raise UnreadableReply("the server switches to another protocol") from None
-
-    # Callbacks of the parser
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep the headers that are used."""
-        if len(name) == 12 and name.lower() == _CONTENT_TYPE:
-            self.content_type = value.partition(b";")[0].strip().lower()
-        elif len(name) == 14:
-            lower = name.lower()
-            if lower == b"content-length":
-                self.has_length = True
-            elif lower == _SESSION:
-                self.session_id = value.decode("latin-1")
-        elif len(name) == 17 and name.lower() == b"transfer-encoding":
-            self.has_length = True
-
-    def on_headers_complete(self) -> None:
-        """The head is complete."""
-        self.status = self._parser.get_status_code()
-
-    def on_body(self, piece: bytes) -> None:
-        """A piece of the body was received."""
-        self.size += len(piece)
-        self.pieces.append(piece)
-
-    def on_message_complete(self) -> None:
-        """The response is complete, unless its status was informational (1xx)."""
-        if self.status >= 200:
-            self.complete = True
-            self.keeps = bool(self._parser.should_keep_alive())  # not known any more after this callback
-        else:
-            self.reset()
-
-
 @attrs.define(eq=False)
 class LoadConnection:
     """One connection to a site, opened when it is first used, and again if the server has closed it.
@@ -138,7 +62,7 @@ class LoadConnection:
     site: Site
     load: Load
     max_size: int = CLIENT_MAX_MESSAGE
-    reply: Reply = attrs.field(init=False, factory=Reply)
+    reply: ReplyParser = attrs.field(init=False, factory=ReplyParser)
     _link: LoadLink | None = attrs.field(init=False, default=None)
     _used: float = attrs.field(init=False, default=0.0)
 
@@ -156,7 +80,7 @@ class LoadConnection:
         if link is None:
             link = self._link = await self.site.address.dial(self.load.plan.opening, self.load.ssl_context)
             self._used = trio.current_time()
-            self.reply = Reply()
+            self.reply = ReplyParser()
         return link
 
     async def request(self, data: bytes) -> None:
@@ -185,13 +109,15 @@ class LoadConnection:
         data = await self._link.receive()
         self.load.tally.bytes_in += len(data)
         if data:
-            reply.feed(data)
-        elif reply.status >= 200 and not reply.has_length:
-            reply.complete = True
+            try:
+                reply.feed(data)
+            except UnreadableReply as error:
+                raise UnreadableReply(f"{error}: {data[:80]!r}") from None
+        elif reply.end():
             self.close()
         else:
             raise trio.BrokenResourceError("the server closed the connection before it had answered")
-        if reply.size > self.max_size and reply.content_type != b"text/event-stream":
+        if reply.size > self.max_size and reply.content_type != "text/event-stream":
             raise UnreadableReply(f"a reply larger than {self.max_size:,} bytes")
         if reply.complete:
             self._used = trio.current_time()

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer
 
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
-_EVENTS: Final = b"text/event-stream"
-_JSON: Final = b"application/json"
+_EVENTS: Final = "text/event-stream"
+_JSON: Final = "application/json"
 _LINGER: Final = 0.5  # seconds a stream may stay open after the response; then its connection is closed
 _CLOSE_TIME: Final = 1.0  # seconds for the DELETE that ends the session
 _MOST_NOTICES: Final = 1_000
@@ -117,7 +117,7 @@ class _Session:
                 message = _message_in(body, self._side.reply.content_type)
                 if status != 200 or not isinstance(message.get("result"), dict):
                     raise ConnectionLost(f"initialize was answered with HTTP {status} {body[:200]!r}")
-                self.session_id = self._side.reply.session_id
+                self.session_id = self._side.reply.headers.get("mcp-session-id")
                 self._head_from(self._named())
                 status, body = await self._post(INITIALIZED)
                 if status >= 300:
@@ -214,10 +214,10 @@ class _Session:
             self._wait()
 
 
-def _message_in(body: bytes, content_type: bytes) -> dict[str, Any]:
+def _message_in(body: bytes, content_type: str) -> dict[str, Any]:
     """Return the first JSON-RPC response in the body of an HTTP response, or {}."""
     texts = [body]
-    if content_type == b"text/event-stream":
+    if content_type == _EVENTS:
         texts = [event.data for event in EventDecoder().feed(body)]
     for text in texts:
         with suppress(orjson.JSONDecodeError):
@@ -321,7 +321,7 @@ class _CallSlot:
         if reply.status != 200:
             self._fail(f"HTTP {reply.status}", body.decode(errors="replace"))
         elif reply.content_type != _JSON:
-            self._fail("neither JSON nor events", reply.content_type.decode("latin-1") or "no content type")
+            self._fail("neither JSON nor events", reply.content_type or "no content type")
         elif load.plan.reply == "sse":
             self._fail("JSON in place of events", body.decode(errors="replace"))
         else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trimcp.transports.http.h1.replies import MAX_HEAD, MAX_HEADERS, ReplyParser, UnreadableReply, portions
 
@@ -14,6 +16,22 @@ def fed(*data: bytes) -> ReplyParser:
     for each in data:
         reply.feed(each)
     return reply
+
+
+EVENTS = (
+    OK + b"content-type: Text/Event-Stream; x=y\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1))
+def test_a_chunked_reply_is_the_same_however_it_comes(sizes: list[int]) -> None:
+    reply, turn, rest = ReplyParser(), 0, EVENTS
+    while rest:
+        size = sizes[turn % len(sizes)]
+        reply.feed(rest[:size])
+        rest, turn = rest[size:], turn + 1
+    assert (reply.status, reply.complete, reply.keeps) == (200, True, True)
+    assert (reply.content_type, b"".join(reply.pieces)) == ("text/event-stream", b"abcde")
 
 
 @pytest.mark.parametrize("size", [1, 7, 1_000])

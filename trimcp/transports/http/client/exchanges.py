@@ -33,6 +33,7 @@ from trimcp.transports.http.client.h1 import H1Engine, keep_alive, request_head,
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
 from trimcp.transports.http.client.pool import Pool
 from trimcp.transports.http.client.urls import PORTS, normal_url, origin, resolved
+from trimcp.transports.http.h1.replies import media_type
 from trimcp.transports.targets import dial, shown_url, status_text
 from trimcp.wire.jsonrpc import ErrorResponse
 
@@ -337,11 +338,6 @@ class Http:
     def statistics(self) -> HttpClientStatistics:
         """Return a snapshot of the connections."""
         return self.engine.statistics()
-
-
-def media_type(headers: Mapping[str, str]) -> str:
-    """Return the media type in headers without parameters, in lower case; "" if there is none."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def redirect_target(raw: RawReply, url: str) -> str | None:

@@ -14,7 +14,7 @@ from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.gathering import Gathered
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client.engine import ExchangeBroken, RawReply
-from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge, media_type
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, EventReader, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in
 from trimcp.transports.http.client.pool import LINGER, PooledConnection
@@ -220,7 +220,7 @@ class Post:
         if reply.status != 200 or "content-encoding" in reply.headers:
             return ""
         state.session.alive()
-        form = media_type(reply.headers) or JSON_TEXT
+        form = reply.content_type or JSON_TEXT
         return form if form in (JSON_TEXT, EVENT_STREAM) else ""
 
     async def _gather(self, reply: ReplyParser) -> None:

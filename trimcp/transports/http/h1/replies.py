@@ -5,7 +5,7 @@ Sans-IO: whoever reads the connection feeds a `ReplyParser` and then looks at it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -69,6 +69,11 @@ class ReplyParser:
         self._framed = False  # it has a length or is chunked; otherwise it ends with the connection
         self._lines = 0
         self._beside = 0  # bytes since the head began, or since the last piece of the body
+
+    @property
+    def content_type(self) -> str:
+        """The media type without parameters, in lower case; "" if there is none."""
+        return media_type(self.headers)
 
     @property
     def begun(self) -> bool:
@@ -152,6 +157,11 @@ class ReplyParser:
         else:
             self.headers.clear()
             self.cookies.clear()
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    """Return the media type in headers without parameters, in lower case; "" if there is none."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 @lru_cache(maxsize=256)
