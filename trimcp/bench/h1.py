@@ -1,6 +1,6 @@
-"""A minimal HTTP/1.1 client for load, on the parser of our own client: sequential requests over a kept connection, response bodies in pieces.
+"""A minimal HTTP/1.1 client for load: sequential requests over a kept connection, response bodies in pieces.
 
-It accepts whatever `httptools` parses. It does not follow redirects and does not request compression.
+It reads replies as our own client does. It follows no redirects and requests no compression.
 """
 
 from __future__ import annotations
