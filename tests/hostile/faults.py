@@ -626,6 +626,7 @@ class FaultServer:
     Attributes:
         url: where it is.
         early: the early fault that befalls large requests.
+        notices: the fault that befalls messages without an answer.
         open: connections that no side has closed.
         connections: how many there were.
         heard: how often it has read the call with this text to its end.
@@ -641,6 +642,7 @@ class FaultServer:
     revision: Revision
     url: str = ""
     early: Fault | None = None
+    notices: Fault | None = None
     connections: int = 0
     heard: Counter[str] = attrs.field(factory=Counter)
     hangs_up: bool = False
@@ -747,6 +749,9 @@ class FaultServer:
         said = asked.message.get("method")
         if method != "POST":
             await asked.write(whole(b"", status="200 OK" if method == "DELETE" else "405 No"))
+        elif said is not None and "id" not in asked.message and self.notices is not None:
+            self.faults[self.notices.name] += 1
+            await self.notices.do(asked)
         elif said is None or "id" not in asked.message:
             await asked.write(whole(b"", status="202 Accepted"))
         elif said == "initialize":

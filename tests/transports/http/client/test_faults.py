@@ -18,6 +18,7 @@ from tests.hostile.faults import (
     ANSWERED,
     FAMILIES,
     FAULTS,
+    HANGS,
     LOST,
     SECRET,
     Fault,
@@ -36,7 +37,7 @@ from tests.transports.http.client.faults_support import (
     world,
 )
 from trimcp.transports.http.client.policy import Timeouts
-from trimcp.wire.revisions import LATEST, Revision
+from trimcp.wire.revisions import LATEST, V2025_11_25, Revision
 
 _BRIEF = 0.05  # seconds that a call has whose answer never comes
 
@@ -353,6 +354,25 @@ async def test_many_calls_are_cancelled_at_once(engine: str, revision: Revision,
             nursery.cancel_scope.cancel()
         here.most = 21  # with those of cancellations
         await here.clean()
+
+
+@OnBoth
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("cut_before_the_reply", "reset_before_the_reply", "cut_in_the_head", "stops_in_the_head", "drips_the_head"),
+        *("never_answers", "garbage", "many_headers", "an_endless_head", "endless_interim_replies", "http_2_preface"),
+    ],
+)
+async def test_a_cancellation_that_fails_costs_nothing(engine: str, name: str, steady_clock: trio.abc.Clock) -> None:
+    """In this era it is a request of its own, for which nobody waits."""
+    async with world(engine, V2025_11_25, timeouts=Timeouts(notice=0.1)) as here:
+        here.server.notices = FAULTS[name]
+        for n in range(3):
+            assert await here.harm("stops_in_the_body", _BRIEF) == (HANGS, None)
+            with trio.fail_after(PATIENCE):
+                await here.server.wait_for(lambda n=n: here.server.faults[name] > n)  # type: ignore[misc]
+            await here.clean()
 
 
 @OnBoth
