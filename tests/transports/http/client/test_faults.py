@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from tests.transports.http.client.faults_support import (
 )
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.wire.revisions import LATEST, V2025_11_25, Revision
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are counted in /proc")
 
 _BRIEF = 0.05  # seconds that a call has whose answer never comes
 
