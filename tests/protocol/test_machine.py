@@ -17,7 +17,7 @@ from tests.fuzz.effort import effort
 from tests.protocol import support
 from tests.protocol.support import CAPABILITIES, LEVEL, SERVED, VERSION, envelope
 from trimcp.errors import ErrorReply, LocalError
-from trimcp.protocol.connection import Connection, InboundRequest, OutboundRequest
+from trimcp.protocol.connection import Connection, OutboundRequest
 from trimcp.protocol.events import (
     BatchReceived,
     Cancelled,
@@ -120,7 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.theirs: dict[Key, InboundRequest] = {}
+        self.theirs: dict[Key, RequestReceived] = {}
         self.cancelled: set[Key] = set()
         self.ours: dict[Key, OutboundRequest] = {}
         self.heard = self.answered = self.withdrawn = 0

@@ -12,7 +12,7 @@ room, and then changes the state and enqueues without a checkpoint between. No m
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -44,7 +44,7 @@ from trimcp.protocol.legacy import Legacy
 from trimcp.protocol.modern import Modern, recognises
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fire
-from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
+from trimcp.protocol.vocabulary import Verb, foreign, requests_of, vocabulary
 from trimcp.slotted import slotted
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
@@ -55,22 +55,14 @@ from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
+_OPENING: Final = ("initialize", "server/discover")  # begin a connection, so no other request decided its era
+
 
 @slotted(frozen=True)
 class Encoded:
     """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision."""
 
     data: bytes
-
-
-@slotted
-class InboundRequest:
-    """A request from the peer, in progress here."""
-
-    id: RequestId
-    verb: Verb
-    admission: Admission
-    state: Inbound = Inbound.UNDER_WAY
 
 
 @slotted
@@ -101,9 +93,12 @@ class Connection:
     heard: Container[str] = ()
     legacy: Legacy = attrs.field(init=False)
     modern: Modern = attrs.field(init=False)
-    inbound: dict[RequestId, InboundRequest] = attrs.field(init=False, factory=dict)
+    inbound: dict[RequestId, RequestReceived] = attrs.field(init=False, factory=dict)
     outbound: dict[RequestId, OutboundRequest] = attrs.field(init=False, factory=dict)
     _last_id: int = attrs.field(init=False, default=0)
+    # The requests that the peer may send, for the revision of its last one: nearly always that of all.
+    _revision: Revision | None = attrs.field(init=False, default=None)
+    _requests: Mapping[str, Verb] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.legacy = Legacy(self.profile)
@@ -144,17 +139,20 @@ class Connection:
             admission = self._admit(name, params.get("_meta"), principal)
             if admission is None:
                 return self._answer_early(id, name, params)
-            verb = self._find_verb(admission.revision, name)
-            answer = self._answer(verb, params, admission)
-            if answer is not None:
+            if admission.revision is not self._revision:
+                self._revision, self._requests = admission.revision, requests_of(self.role, admission.revision)
+            verb = self._requests.get(name) or self._foreign_verb(name)
+            if verb.settled and (answer := self._answer(verb, params, admission)) is not None:
                 return Settled(id, name, jsonrpc.encode_result(id, answer))
             if name not in self.served:
                 raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
-            loaded = _load_params(verb, params)
+            loaded = verb.load_params(params)
         except ErrorReply as error:
             return self._reject(request, error)
-        self.inbound[id] = InboundRequest(id, verb, admission)
-        return RequestReceived(id, verb, loaded, params, admission)
+        except WireError as error:
+            return self._reject(request, _invalid_params(name, error))
+        received = self.inbound[id] = RequestReceived(id, verb, loaded, params, admission)
+        return received
 
     def _admit(self, name: str, meta: Any, principal: Principal | None) -> Admission | None:
         """Return who asks, in which revision; None for requests allowed before a revision is agreed on.
@@ -162,7 +160,10 @@ class Connection:
         Raises:
             ErrorReply: the request is not allowed.
         """
-        if meta is not None and type(meta) is not dict:
+        if meta is None:
+            if self.legacy.agreed and name not in _OPENING:
+                return self.legacy.admit(None, principal)
+        elif type(meta) is not dict:
             raise ErrorReply(INVALID_PARAMS, "_meta must be an object")
         if self.role is Role.CLIENT:
             if self.modern.revision is not None:
@@ -175,14 +176,12 @@ class Connection:
             return None
         return self.legacy.admit(meta, principal)
 
-    def _find_verb(self, revision: Revision, name: str) -> Verb:
-        """Return the request method with this name, if the revision or an extension has it and the peer may send it."""
-        verb = vocabulary(revision).get(name)
-        if verb is None and name in self.foreign:
-            verb = foreign(name)
-        if verb is None or verb.method.is_notification or not self._peer_may_send(verb):
-            raise ErrorReply(METHOD_NOT_FOUND, f"unknown method: {name[:100]}")
-        return verb
+    def _foreign_verb(self, name: str) -> Verb:
+        """Return a request method of an extension, which no revision defines."""
+        assert self._revision is not None
+        if name in self.foreign and name not in vocabulary(self._revision):
+            return foreign(name)
+        raise ErrorReply(METHOD_NOT_FOUND, f"unknown method: {name[:100]}")
 
     def _peer_may_send(self, verb: Verb) -> bool:
         return verb.from_client if self.role is Role.SERVER else verb.from_server
@@ -205,7 +204,7 @@ class Connection:
         if name == "server/discover":
             return self.modern.dump_result(verb, self.modern.discovered(), admission.revision)
         if name == "logging/setLevel" and name in self.served:
-            self.legacy.log_level = _load_params(verb, params).level
+            self.legacy.log_level = verb.load_params(params).level
             return {}
         return None
 
@@ -345,7 +344,7 @@ class Connection:
 
     # Answer requests
 
-    def encode_result(self, request: InboundRequest, result: Any) -> bytes:
+    def encode_result(self, request: RequestReceived, result: Any) -> bytes:
         """Return the reply to `request` as bytes.
 
         Raises:
@@ -357,7 +356,7 @@ class Connection:
             return b"".join((b'{"jsonrpc":"2.0","id":', jsonrpc.encode(request.id), b',"result":', result.data, b"}"))
         return jsonrpc.encode_result(request.id, self.dump_result(request, result))
 
-    def dump_result(self, request: InboundRequest, result: Any) -> dict[str, JSON]:
+    def dump_result(self, request: RequestReceived, result: Any) -> dict[str, JSON]:
         """Return a result as the JSON object that its revision requires."""
         revision = request.admission.revision
         try:
@@ -371,7 +370,7 @@ class Connection:
             raise LocalError(f"{request.verb.name} returned what {revision.name} cannot say: {error}") from error
 
     @staticmethod
-    def refusal(request: InboundRequest, error: NotInRevision) -> Any:
+    def refusal(request: RequestReceived, error: NotInRevision) -> Any:
         """Return a result that reports that the request's revision cannot express the original one.
 
         Raises:
@@ -508,15 +507,7 @@ class Connection:
             raise InvalidReply(f"invalid answer to {verb.name}: {'; '.join(error.problems)}"[:500]) from None
 
 
-def _load_params(verb: Verb, params: Mapping[str, Any]) -> Any:
-    """Return a request's payload.
-
-    Raises:
-        ErrorReply: the params do not fit the method (-32602); `data` lists every problem.
-    """
-    try:
-        return verb.load_params(params)
-    except WireError as error:
-        problems = error.problems
-        text = f"invalid params for {verb.name}: {'; '.join(problems)}"[:500]
-        raise ErrorReply(INVALID_PARAMS, text, {"problems": problems}) from None
+def _invalid_params(name: str, error: WireError) -> ErrorReply:
+    """Return the error for params that do not fit their method (-32602); its `data` lists every problem."""
+    text = f"invalid params for {name}: {'; '.join(error.problems)}"[:500]
+    return ErrorReply(INVALID_PARAMS, text, {"problems": error.problems})

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from trimcp.principal import Principal
+from trimcp.protocol.states import Inbound
 from trimcp.protocol.vocabulary import Verb
 from trimcp.slotted import slotted
 from trimcp.values import shown
@@ -97,13 +98,21 @@ class Admitted:
 @slotted
 @shown
 class RequestReceived:
-    """The peer sent a request that was admitted; the session must send exactly one answer to `id`."""
+    """The peer sent a request that was admitted; the session must send exactly one answer to `id`.
+
+    It is also the engine's record of the request until then.
+
+    Attributes:
+        params: its payload in its revision; `raw` is the JSON object received.
+        state: changed by the engine alone.
+    """
 
     id: RequestId
     verb: Verb
     params: Any
     raw: Mapping[str, Any]
     admission: Admission
+    state: Inbound = Inbound.UNDER_WAY
 
 
 @slotted

@@ -50,6 +50,8 @@ class Legacy:
     instructions: str | None = None
     kept: int = 0
     log_level: LoggingLevel = _DEFAULT_LOG_LEVEL
+    # What is known of a request without `_meta`, which does not change from one to the next.
+    _plain: Admission | None = None
 
     def _fire(self, step: HandshakeStep) -> None:
         self.handshake = fire(HANDSHAKE, self.handshake, step)
@@ -57,7 +59,7 @@ class Legacy:
     @property
     def agreed(self) -> bool:
         """Whether a revision has been agreed on."""
-        return self.handshake in (Handshake.AGREED, Handshake.READY)
+        return self.handshake is Handshake.READY or self.handshake is Handshake.AGREED
 
     # As a server
 
@@ -159,12 +161,18 @@ class Legacy:
         Raises:
             ErrorReply: no revision is agreed on yet.
         """
+        plain = self._plain
+        if meta is None and plain is not None and plain.principal is principal and plain.log_level == self.log_level:
+            return plain
         if self.revision is None or self.capabilities is None:
             raise ErrorReply(INVALID_REQUEST, "send initialize first: this connection has not been initialized")
         token = meta.get("progressToken") if meta else None
         if token is not None and type(token) is not str and type(token) is not int:
             raise ErrorReply(INVALID_PARAMS, "progressToken must be a string or an integer")
-        return Admission(self.revision, self.peer, self.capabilities, self.log_level, token, meta, principal)
+        admission = Admission(self.revision, self.peer, self.capabilities, self.log_level, token, meta, principal)
+        if meta is None:
+            self._plain = admission
+        return admission
 
     def may_call(self, method: str) -> None:
         """Check that we may send the request `method` now.

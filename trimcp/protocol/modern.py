@@ -38,6 +38,7 @@ from trimcp.wire.revisions import Revision
 
 _T = TypeVar("_T")
 _LOG_LEVELS: Final = get_args(LoggingLevel)
+_ENVELOPE: Final = 3  # members that are the same in each request of a client: revision, capabilities and name
 
 
 def recognises(meta: Mapping[str, Any] | None) -> bool:
@@ -47,10 +48,10 @@ def recognises(meta: Mapping[str, Any] | None) -> bool:
 
 def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
     """Return our name as JSON, encoded once for all connections of a profile."""
-    known = profile.named.get(revision)
+    known = profile.named.get(revision.name)
     if known is None or known[0] is not profile.info:
         known = (profile.info, orjson.Fragment(orjson.dumps(converter_for(revision).dump(profile.info))))
-        profile.named[revision] = known
+        profile.named[revision.name] = known
     return known[1]
 
 
@@ -77,6 +78,9 @@ class Modern:
             ErrorReply: a required field is missing, invalid or too large (-32602), or the revision is not supported
                 (-32022).
         """
+        known: Admission | None = self.profile.admitted
+        if known is not None and known.meta == meta and known.principal is principal:
+            return known
         if meta is None or META_PROTOCOL_VERSION not in meta or META_CLIENT_CAPABILITIES not in meta:
             missing = [k for k in (META_PROTOCOL_VERSION, META_CLIENT_CAPABILITIES) if not meta or k not in meta]
             raise ErrorReply(INVALID_PARAMS, f"_meta lacks {' and '.join(missing)}", {"missing": missing})
@@ -99,7 +103,10 @@ class Modern:
             raise ErrorReply(INVALID_PARAMS, f"_meta {META_LOG_LEVEL} must be one of {', '.join(_LOG_LEVELS)}")
         raw = meta.get(META_CLIENT_INFO)
         info = None if raw is None else self._load(META_CLIENT_INFO, raw, Implementation, revision)
-        return Admission(revision, info, capabilities, level, token, meta, principal)
+        admission = Admission(revision, info, capabilities, level, token, meta, principal)
+        if len(meta) == _ENVELOPE - (raw is None):
+            self.profile.admitted = admission
+        return admission
 
     def _load(self, key: str, raw: Any, type_: type[_T], revision: Revision | None) -> _T:
         """Return the payload of one member of the envelope; if it was sent unchanged, the one loaded last."""

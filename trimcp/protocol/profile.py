@@ -47,9 +47,10 @@ class Profile:
         max_peer_info: bytes of memory allowed for the data of a peer (its name, its capabilities, a server's
             instructions), which is kept as long as the connection or session lasts.
         legacy, modern: the `revisions` of each era, computed once because every request needs them.
-        named: `info` as JSON text, by revision; filled at first use.
+        named: `info` as JSON text, by a revision's name; filled at first use.
         heard: the last capabilities and the last name in a peer's envelope, raw and loaded, by member name. Clients
             send the same with each request, and over HTTP each of those may be a connection of its own.
+        admitted: what followed from the last envelope that had nothing else in it, an `Admission`; None before.
     """
 
     info: Implementation
@@ -60,8 +61,9 @@ class Profile:
     max_peer_info: int = 64 * 1024
     legacy: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     modern: tuple[Revision, ...] = attrs.field(init=False, repr=False)
-    named: dict[Revision, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)
+    named: dict[str, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)
     heard: dict[str, tuple[Any, Any]] = attrs.field(init=False, factory=dict, repr=False)
+    admitted: Any = attrs.field(init=False, default=None, repr=False)
 
     def __attrs_post_init__(self) -> None:
         self.legacy = tuple(r for r in self.revisions if not r.modern)

@@ -24,7 +24,13 @@ from typing import TypeVar
 from trimcp.errors import LocalError
 
 
-class Handshake(Enum):
+class _Keyed(Enum):
+    """An enumeration whose members are looked up by identity. `Enum` computes a hash in Python, twice for a request."""
+
+    __hash__ = object.__hash__
+
+
+class Handshake(_Keyed):
     """The states of the legacy handshake of one connection."""
 
     NEW = auto()
@@ -34,7 +40,7 @@ class Handshake(Enum):
     CLOSED = auto()
 
 
-class HandshakeStep(Enum):
+class HandshakeStep(_Keyed):
     """The events of the handshake."""
 
     INITIALIZE = auto()
@@ -57,7 +63,7 @@ HANDSHAKE: Mapping[Handshake, Mapping[HandshakeStep, Handshake]] = {
 }
 
 
-class Inbound(Enum):
+class Inbound(_Keyed):
     """The states of a request from the peer."""
 
     UNDER_WAY = auto()
@@ -65,7 +71,7 @@ class Inbound(Enum):
     ANSWERED = auto()
 
 
-class InboundStep(Enum):
+class InboundStep(_Keyed):
     """The events of a request from the peer."""
 
     CANCEL = auto()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
+from trimcp.protocol.profile import Role
 from trimcp.slotted import slotted
 from trimcp.wire.converter import converter_for
 from trimcp.wire.methods import METHODS, Direction, Method
@@ -24,6 +25,7 @@ class Verb:
         method: its entry in the method table.
         method: its row in the method table.
         from_client, from_server: who may send it, in this revision.
+        settled: whether the engine itself answers it: it is about the connection.
         load_params, dump_params: JSON object to payload and back; loading raises `WireError`.
         load_result, dump_result: the same for the result; for notifications they return what they are given.
     """
@@ -36,6 +38,10 @@ class Verb:
     dump_params: Callable[[Any], Any]
     load_result: Callable[[Any], Any]
     dump_result: Callable[[Any], Any]
+    settled: bool = False
+
+
+_SETTLED: Final = ("ping", "server/discover", "logging/setLevel")
 
 
 @cache
@@ -65,5 +71,16 @@ def vocabulary(revision: Revision) -> Mapping[str, Verb]:
                 converter.dumper(method.params),
                 _nothing if result is None else converter.loader(result),
                 _nothing if result is None else converter.dumper(result),
+                name in _SETTLED,
             )
     return verbs
+
+
+@cache
+def requests_of(role: Role, revision: Revision) -> Mapping[str, Verb]:
+    """Return the requests that a side may receive, by name: those that its peer may send in this revision."""
+    return {
+        name: verb
+        for name, verb in vocabulary(revision).items()
+        if not verb.method.is_notification and (verb.from_client if role is Role.SERVER else verb.from_server)
+    }

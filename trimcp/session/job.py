@@ -20,8 +20,8 @@ from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
 from trimcp.nurseries import sole
-from trimcp.protocol.connection import Connection, InboundRequest
-from trimcp.protocol.events import Notified
+from trimcp.protocol.connection import Connection
+from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import Work, abandon_left_open, blamed, contained, has_left_open, innermost_scope, log_crash
@@ -170,7 +170,7 @@ class Job:
     """
 
     session: Owner
-    request: InboundRequest
+    request: RequestReceived
     params: Any
     raw: Mapping[str, Any]
     sink: Sink

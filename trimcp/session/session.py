@@ -288,11 +288,10 @@ class Session:
 
     def _take_request(self, event: RequestReceived, incoming: Incoming, batch: BatchSink | None) -> None:
         jobs, holding = self.jobs, self.amount.holding
-        request = self.engine.inbound[event.id]
         size = incoming.size if incoming.size < SMALL else weight(event.raw, incoming.size)
         origin = incoming.origin
         sink = self.sink_of(origin) if batch is None else batch
-        job = Job(self, request, event.params, event.raw, sink, size, origin, incoming.headers)
+        job = Job(self, event, event.params, event.raw, sink, size, origin, incoming.headers)
         if jobs.crew is None or self.draining.is_set():
             job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
         elif (self.pending or self.pushed or self.owed) and self._overloaded(size):
