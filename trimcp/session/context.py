@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import attrs
+import orjson
 import trio
 
 from trimcp.budget import owner_of
@@ -55,6 +57,37 @@ _T = TypeVar("_T")
 # A report that never yields would starve the writer; one that always does (11 µs each) would prevent merging. So at
 # least every 64th is a schedule point, and each is a cancel point.
 _REPORTS_PER_CHECKPOINT: Final = 64
+_NUMBERS: Final = (int, float)  # no bool, and no number of another library
+
+
+@attrs.define(eq=False, repr=False)
+class _Reports:
+    """What one request has reported of its progress.
+
+    Attributes:
+        last: the last value.
+        count: how many reports waited for room.
+        head: a report's text up to its first number, the same for all; None before the first.
+        total, tail: the total of the last report, and the text that follows the first number.
+    """
+
+    last: float = -math.inf
+    count: int = 0
+    head: bytes | None = None
+    total: float | None = None
+    tail: bytes = b"}}"
+
+    def text(self, progress: float, total: float | None) -> bytes | None:
+        """Return a report of which only the numbers are new; None if JSON cannot carry one of them."""
+        assert self.head is not None
+        try:
+            if total is not self.total:
+                self.tail = b"}}" if total is None else b',"total":%b}}' % orjson.dumps(total)
+                self.total = total
+            data = b"".join((self.head, orjson.dumps(progress), self.tail))
+        except TypeError:  # an integer beyond 64 bits
+            return None
+        return None if b":null" in data else data  # of NaN and Infinity
 
 
 @slotted
@@ -93,8 +126,7 @@ class Context(Admitted, Generic[StateT]):
     _job: Job
     state: StateT
     _server_scope: Scope | None = None
-    _reports: int = attrs.field(init=False, default=0)
-    _last_progress: float = attrs.field(init=False, default=-float("inf"))
+    _reports: _Reports | None = attrs.field(init=False, default=None)
 
     # The sender
 
@@ -209,40 +241,61 @@ class Context(Admitted, Generic[StateT]):
         Raises:
             ValueError: `progress` did not increase.
         """
-        if not progress > self._last_progress:  # written like this to refuse NaN too
-            raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
-        self._last_progress = progress
-        self._reports += 1
-        data, sink = self._encode_progress(progress, total, message), self._job.sink
+        reports = self._reports
+        if reports is None:
+            reports = self._reports = _Reports()
+        if not progress > reports.last:  # written like this to refuse NaN too
+            raise ValueError(f"progress must increase: {progress} after {reports.last}")
+        reports.last = progress
+        reports.count += 1
+        data, job = self._encode_progress(reports, progress, total, message), self._job
+        request, sink = job.request, job.sink
         if data is not None and sink.full:
             await sink.room()
-        elif self._reports % _REPORTS_PER_CHECKPOINT:
+        elif reports.count % _REPORTS_PER_CHECKPOINT:
             await trio.lowlevel.checkpoint_if_cancelled()
         else:
             await trio.lowlevel.checkpoint()
         if data is not None:
-            # A value reported without waiting may still be queued; it was smaller, so it is sent first.
-            sink.settle_latest(("progress", self.request_id), keep=self._job.request.state is Inbound.UNDER_WAY)
-            self._post(data)
+            # Nothing may follow the answer, or be sent for a cancelled request.
+            under_way = request.state is Inbound.UNDER_WAY
+            if job.latest_queued:  # it was smaller, so it is sent first
+                job.latest_queued = False
+                sink.settle_latest(("progress", request.id), keep=under_way)
+            if under_way:
+                sink.post(Outgoing(data, Kind.NOTIFICATION, request.id, job.origin))
 
     def report_progress_nowait(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Send progress to the peer without ever waiting: while the peer is slow, only the latest value is kept.
 
         A value that does not increase is dropped. The last one is sent before the result.
         """
-        if not progress > self._last_progress:
+        reports = self._reports
+        if reports is None:
+            reports = self._reports = _Reports()
+        if not progress > reports.last:
             return
-        self._last_progress = progress
-        data, job = self._encode_progress(progress, total, message), self._job
+        reports.last = progress
+        data, job = self._encode_progress(reports, progress, total, message), self._job
         if data is not None and job.request.state is Inbound.UNDER_WAY:
             id = job.request.id
+            job.latest_queued = True
             job.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, job.origin))
 
-    def _encode_progress(self, progress: float, total: float | None, message: str | None) -> bytes | None:
+    def _encode_progress(
+        self, reports: _Reports, progress: float, total: float | None, message: str | None
+    ) -> bytes | None:
         """Return the notification, or None if the peer did not ask for progress."""
-        token = self.admission.progress_token
+        token = self._job.request.admission.progress_token
         if token is None:
             return None
+        if message is None and type(progress) in _NUMBERS and (total is None or type(total) in _NUMBERS):
+            if reports.head is None:
+                example = self._encode("notifications/progress", ProgressParams(progress_token=token, progress=0))
+                reports.head = example.removesuffix(b"0}}")
+            data = reports.text(progress, total)
+            if data is not None:
+                return data
         params = ProgressParams(
             progress_token=token,
             progress=progress,

@@ -167,6 +167,7 @@ class Job:
         clock: the time limit of its handler, if any; it pauses while the peer is asked.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked when re-running, if anything.
+        latest_queued: whether progress of which only the latest counts may wait in the sink.
     """
 
     session: Owner
@@ -198,6 +199,7 @@ class Job:
     clock: WorkClock | None = attrs.field(init=False, default=None)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Asked | None = attrs.field(init=False, default=None)
+    latest_queued: bool = attrs.field(init=False, default=False)
 
     @property
     def arrived(self) -> float:
@@ -471,7 +473,7 @@ class Job:
         self.over = True
         admitted = session.jobs.by_id.pop(id, None) is not None  # else it was refused
         wanted = session.engine.answered(id)
-        if self.request.admission.progress_token is not None:
+        if self.latest_queued:
             sink.settle_latest(("progress", id), keep=wanted)
         if session.on_finished is not None:
             self._report(reply if wanted else None)
