@@ -180,12 +180,28 @@ class PreparedFunction:
     remote: RemoteTool | None = None
     validate: Validate | None = None
 
-    async def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
-        """Call the function with JSON arguments that its schema has accepted, and return its value.
+    def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Awaitable[Any]:
+        """Call the function with JSON arguments that its schema has accepted; its value is to be awaited.
 
-        From a worker process it returns the finished MCP result. Raises ConversionError for an argument that fits its
-        schema but cannot be converted to its type, or that `validate` refuses.
+        From a worker process it is the finished MCP result. Raises ConversionError, here or then, for an argument that
+        fits its schema but cannot be converted to its type, or that `validate` refuses.
         """
+        if (
+            not self.is_async
+            or self.questions
+            or self.whole_arguments
+            or self.validate is not None
+            or self.remote is not None
+        ):
+            return self._run_prepared(pools, ctx, arguments)
+        keywords = self.signature.bind(arguments)
+        if self.context_parameter is not None:
+            keywords = {**keywords, self.context_parameter: ctx}
+        value: Awaitable[Any] = self.function(**keywords)
+        return value
+
+    async def _run_prepared(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Any:
+        """Do what comes before most functions: questions, checks, a thread or a worker process."""
         if self.remote is not None and (self.remote.sandbox is not None or not virtual_time()):
             if self.validate is not None:
                 await _judge(self.validate, arguments)

@@ -177,6 +177,8 @@ class ToolEntry:
         shape = self.shape
         try:
             if shape is None:
+                if type(value) is str:  # what most tools return
+                    return CallToolResult([TextContent(value)], is_error=False)
                 return CallToolResult(content=as_content(value), is_error=False)
             structured = shape.dump(value)
         except ConversionError as error:  # otherwise it would be reported as wrong arguments

@@ -164,24 +164,23 @@ class Jobs:
 
     # Start
 
-    def has_room(self, job: Job) -> bool:
-        """Return whether this job may start now."""
-        held = self.bytes_running
-        return self.running < self.limits.max_running and (not held or held + job.size <= self.limits.running_bytes)
-
-    def start(self, job: Job) -> None:
-        """Give a job a slot and run it."""
+    def start(self, job: Job) -> bool:
+        """Give a job a slot and run it; return False if there is no room now."""
         assert self.crew is not None
+        limits, held = self.limits, self.bytes_running
+        if self.running >= limits.max_running or (held and held + job.size > limits.running_bytes):
+            return False
         self.running += 1
-        self.bytes_running += job.size
+        self.bytes_running = held + job.size
         job.started = True
         job.since = trio.current_time()
         self.crew.take(job)
+        return True
 
     def start_waiting(self) -> None:
         """Start waiting jobs, as far as there are slots."""
-        while self.mailbox and self.has_room(self.mailbox.first()):
-            self.start(self.mailbox.take())
+        while self.mailbox and self.start(self.mailbox.first()):
+            self.mailbox.take()
 
     # Waiting for the peer
 

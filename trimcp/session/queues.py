@@ -193,8 +193,6 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     _waiting_writer: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _waiting_senders: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _closed: bool = attrs.field(init=False, default=False)
-    _replies: int = attrs.field(init=False, default=0)
-    _reply_bytes: int = attrs.field(init=False, default=0)
 
     @classmethod
     def of(cls, limits: Limits) -> Outbox:
@@ -214,7 +212,11 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         Our requests and cancels do not count. If they stopped us from reading, two peers that both have much to send
         could wait for each other.
         """
-        return self._replies >= times * self.max_messages or self._reply_bytes >= times * self.max_bytes
+        most, most_bytes = times * self.max_messages, times * self.max_bytes
+        if len(self._queue) < most and self.bytes_queued < most_bytes:
+            return False
+        replies = [len(outgoing.data) for outgoing in self._queue if outgoing.kind is Kind.REPLY]
+        return len(replies) >= most or sum(replies) >= most_bytes
 
     async def room(self) -> None:
         """Wait until there is room, or until the outbox is closed."""
@@ -232,13 +234,10 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         """Enqueue without waiting. After `close` the message is dropped."""
         if self._closed:
             return
-        self._queue.append(outgoing)
-        size = len(outgoing.data)
-        self.bytes_queued += size
-        if outgoing.kind is Kind.REPLY:
-            self._replies += 1
-            self._reply_bytes += size
-        if self._waiting_writer:
+        queue = self._queue
+        queue.append(outgoing)
+        self.bytes_queued += len(outgoing.data)
+        if len(queue) == 1:  # the writer waits only while there is nothing
             self._waiting_writer.unpark()
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
@@ -284,7 +283,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             self.leaving += sum(len(outgoing.data) for outgoing in self._latest.values())
             batch.extend(self._latest.values())
             self._latest.clear()
-        self.bytes_queued = self._replies = self._reply_bytes = 0
+        self.bytes_queued = 0
         self.writing = True
         self.batches += 1
         if self._waiting_senders:
@@ -330,7 +329,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         """Close, and drop what is queued: the connection is gone."""
         self._queue.clear()
         self._latest.clear()
-        self.bytes_queued = self._replies = self._reply_bytes = 0
+        self.bytes_queued = 0
         self.close()
 
 

@@ -288,9 +288,12 @@ class Session:
 
     def _take_request(self, event: RequestReceived, incoming: Incoming, batch: BatchSink | None) -> None:
         jobs, holding = self.jobs, self.amount.holding
-        size = incoming.size if incoming.size < SMALL else weight(event.raw, incoming.size)
-        origin = incoming.origin
-        sink = self.sink_of(origin) if batch is None else batch
+        size, origin = incoming.size, incoming.origin
+        if size >= SMALL:
+            size = weight(event.raw, size)
+        sink: Sink = self.sink if origin is None else self.sink_of(origin)
+        if batch is not None:
+            sink = batch
         job = Job(self, event, event.params, event.raw, sink, size, origin, incoming.headers)
         if jobs.crew is None or self.draining.is_set():
             job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
@@ -298,9 +301,7 @@ class Session:
             job.refuse(OVERLOADED, "too much under way; try again later")
         else:
             jobs.by_id[event.id] = job
-            if not jobs.mailbox.bytes_queued and jobs.has_room(job):
-                jobs.start(job)
-            else:
+            if jobs.mailbox.bytes_queued or not jobs.start(job):
                 job.queued = trio.current_time()
                 jobs.mailbox.put(job)
         if holding is not None and (size >= STEP or not len(jobs.by_id) & 3):  # every fourth of the small calls
@@ -384,7 +385,8 @@ class Session:
         if jobs.mailbox.bytes_queued or self.readers:
             self.next_jobs()
         if not jobs.by_id:
-            jobs.idle.unpark_all()
+            if jobs.idle:
+                jobs.idle.unpark_all()
             if self.amount.counted and not isinstance(self.sink, Outbox):  # with an Outbox, once it is written
                 self.weigh()
         elif self.pushed and job.size >= STEP:
@@ -480,7 +482,8 @@ class Session:
             del self.pending[pending.id]
             self.engine.give_up(pending.id)
             raise
-        self.readers.unpark_all()
+        if self.readers:
+            self.readers.unpark_all()
         return pending
 
     def abandon(self, pending: Pending, why: str) -> None:
