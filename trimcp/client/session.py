@@ -161,7 +161,8 @@ class ClientSession:
             InvalidReply: the structured content does not match the tool's output schema, as listed.
         """
         rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
-        await self.allow(rounds)
+        if self.client.on_call is not None or self.session.mirrors_headers:
+            await self.allow(rounds)
         result: CallToolResult = await self._settled(rounds)
         return result
 

@@ -44,7 +44,7 @@ from trimcp.protocol.legacy import Legacy
 from trimcp.protocol.modern import Modern, recognises
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fire
-from trimcp.protocol.vocabulary import Verb, foreign, requests_of, vocabulary
+from trimcp.protocol.vocabulary import Verb, foreign, sent_by, vocabulary
 from trimcp.slotted import slotted
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
@@ -96,9 +96,11 @@ class Connection:
     inbound: dict[RequestId, RequestReceived] = attrs.field(init=False, factory=dict)
     outbound: dict[RequestId, OutboundRequest] = attrs.field(init=False, factory=dict)
     _last_id: int = attrs.field(init=False, default=0)
-    # The requests that the peer may send, for the revision of its last one: nearly always that of all.
+    # What the peer may send, in the revision of its last request: nearly always that of all. And what we may.
     _revision: Revision | None = attrs.field(init=False, default=None)
     _requests: Mapping[str, Verb] = attrs.field(init=False, factory=dict)
+    _own_revision: Revision | None = attrs.field(init=False, default=None)
+    _own_verbs: Mapping[str, Verb] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.legacy = Legacy(self.profile)
@@ -140,8 +142,11 @@ class Connection:
             if admission is None:
                 return self._answer_early(id, name, params)
             if admission.revision is not self._revision:
-                self._revision, self._requests = admission.revision, requests_of(self.role, admission.revision)
-            verb = self._requests.get(name) or self._foreign_verb(name)
+                peer = Role.CLIENT if self.role is Role.SERVER else Role.SERVER
+                self._revision, self._requests = admission.revision, sent_by(peer, admission.revision)
+            verb = self._requests.get(name)
+            if verb is None or verb.method.is_notification:
+                verb = self._foreign_verb(name)
             if verb.settled and (answer := self._answer(verb, params, admission)) is not None:
                 return Settled(id, name, jsonrpc.encode_result(id, answer))
             if name not in self.served:
@@ -413,13 +418,15 @@ class Connection:
         Raises:
             LocalError: no revision is agreed on yet, or the revision has no such message in this direction.
         """
-        revision = self.revision
+        revision = self.modern.revision or self.legacy.revision
         if revision is None:
             raise LocalError(f"{name} cannot be sent before the connection is initialized")
-        verb = vocabulary(revision).get(name)
-        if verb is None and name in self.foreign:
+        if revision is not self._own_revision:
+            self._own_revision, self._own_verbs = revision, sent_by(self.role, revision)
+        verb = self._own_verbs.get(name)
+        if verb is None and name in self.foreign and name not in vocabulary(revision):
             verb = foreign(name)
-        if verb is None or not (verb.from_client if self.role is Role.CLIENT else verb.from_server):
+        if verb is None:
             raise LocalError(f"revision {revision.name} has no {name} in this direction")
         return verb
 

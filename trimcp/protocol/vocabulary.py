@@ -77,10 +77,10 @@ def vocabulary(revision: Revision) -> Mapping[str, Verb]:
 
 
 @cache
-def requests_of(role: Role, revision: Revision) -> Mapping[str, Verb]:
-    """Return the requests that a side may receive, by name: those that its peer may send in this revision."""
+def sent_by(role: Role, revision: Revision) -> Mapping[str, Verb]:
+    """Return the methods that one side may send in this revision, by name."""
     return {
         name: verb
         for name, verb in vocabulary(revision).items()
-        if not verb.method.is_notification and (verb.from_client if role is Role.SERVER else verb.from_server)
+        if (verb.from_client if role is Role.CLIENT else verb.from_server)
     }

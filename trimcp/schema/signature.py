@@ -38,6 +38,7 @@ class Signature:
         parameters: the names in JSON of the parameters in `input_schema`.
         injected: the other parameters, with their resolved types.
         return_type: the resolved return annotation; `inspect.Signature.empty` if it has none.
+        converts: whether `bind` may return anything but what it is given.
     """
 
     name: str
@@ -50,6 +51,11 @@ class Signature:
     _whole_numbers: tuple[str, ...] = attrs.field(alias="whole_numbers")
     _rest: Convert | None = attrs.field(default=None, alias="rest")
     _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
+    converts: bool = attrs.field(init=False)
+
+    @converts.default
+    def _any_conversion(self) -> bool:
+        return bool(self._converters or self._whole_numbers or self._special) or self._rest is not None
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Convert validated JSON arguments to keyword arguments; return the same mapping if nothing is converted.

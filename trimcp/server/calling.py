@@ -194,7 +194,7 @@ class PreparedFunction:
             or self.remote is not None
         ):
             return self._run_prepared(pools, ctx, arguments)
-        keywords = self.signature.bind(arguments)
+        keywords = self.signature.bind(arguments) if self.signature.converts else arguments
         if self.context_parameter is not None:
             keywords = {**keywords, self.context_parameter: ctx}
         value: Awaitable[Any] = self.function(**keywords)

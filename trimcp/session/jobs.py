@@ -19,7 +19,7 @@ from trimcp.budget import LARGE, STEP, Amount
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import Mailbox
-from trimcp.session.scopes import innermost_scope
+from trimcp.session.scopes import Waiting, innermost_scope
 from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
 
@@ -46,7 +46,7 @@ class Crew:
     nursery: trio.Nursery
     # While jobs are queued, one task is scheduled to take them, or runs and has not waited yet.
     _jobs: deque[Job] = attrs.field(init=False, factory=deque)
-    _idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _idle: Waiting = attrs.field(init=False, factory=Waiting)  # one task at most
     _coming: bool = attrs.field(init=False, default=False)
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
 
@@ -59,8 +59,8 @@ class Crew:
     def _call(self) -> None:
         """Schedule one more task for the queued jobs: the idle one, or a new one."""
         self._coming = True
-        if self._idle:
-            self._idle.unpark()
+        if self._idle.tasks:
+            self._idle.wake()
         else:
             # The caller may be a task of the peer in the same process, whose context must not reach the handler.
             self._context.run(self.nursery.start_soon, self._work)
@@ -84,10 +84,10 @@ class Crew:
                 while not scope.cancel_called:
                     if not self._jobs or taken >= _TURN:
                         taken = 0
-                        if self._idle:
+                        if self._idle.tasks:
                             return False
                         me.name = "waiting for a job"
-                        await self._idle.park()
+                        await self._idle.wait()
                         self._coming = False
                         continue
                     job = self._jobs.popleft()

@@ -51,6 +51,37 @@ def cancellation_text(cancelled: BaseException) -> str:
     return str(reason)[:_LONGEST_REASON].encode("utf-8", "replace").decode("utf-8")
 
 
+@attrs.define(eq=False, repr=False)
+class Waiting:
+    """The tasks that wait for one thing: a `trio.lowlevel.ParkingLot` whose tasks are all woken at once.
+
+    It takes a quarter of the time, of which a lot spends most on its order and on moving tasks between lots. For what
+    each call waits for.
+
+    Attributes:
+        tasks: those that wait.
+    """
+
+    tasks: list[trio.lowlevel.Task] = attrs.field(init=False, factory=list)
+
+    def wait(self) -> Awaitable[object]:
+        """Wait until `wake` is called, to be awaited at once. Cancelling it loses nothing."""
+        task = trio.lowlevel.current_task()
+        self.tasks.append(task)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self.tasks.remove(task)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        return trio.lowlevel.wait_task_rescheduled(abort)  # noqa: ASYNC105 - the caller awaits it, a frame less
+
+    def wake(self) -> None:
+        """Let the tasks that wait now go on."""
+        tasks, self.tasks = self.tasks, []
+        for task in tasks:
+            trio.lowlevel.reschedule(task)
+
+
 # What users' code may raise, and what it may leave open
 
 

@@ -38,7 +38,7 @@ from trimcp.session.job import CancelReason, Endpoint, Job
 from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.queues import SMALL, BatchSink, HeldReplies, Outbox, weight
-from trimcp.session.scopes import Background, cancellation_text
+from trimcp.session.scopes import Background, Waiting, cancellation_text
 from trimcp.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY
@@ -72,26 +72,30 @@ class Pending:
     on_progress: Callable[[ProgressParams], object] | None = None
     on_reply: Callable[[Replied], object] | None = None
     reply: Replied | None = None
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _waiting: Waiting = attrs.field(init=False, factory=Waiting)
 
     def replied(self, reply: Replied) -> None:
         """Store the answer and wake the waiting tasks."""
         self.reply = reply
         if self.on_reply is not None:
             self.on_reply(reply)
-        self._waiting.unpark_all()
+        self._waiting.wake()
 
     async def raw(self) -> dict[str, Any]:
         """Wait for the answer and return it as a JSON object; raises as `Session.call` does."""
         if self.reply is None:
-            await self._waiting.park()
+            await self._waiting.wait()
         else:
             await trio.lowlevel.checkpoint()
         return self._raw_now()
 
     async def payload(self) -> Any:
         """Wait for the answer and return its payload; raises as `Session.call` does."""
-        return self.engine.load_result(self.verb, await self.raw())
+        if self.reply is None:
+            await self._waiting.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        return self.engine.load_result(self.verb, self._raw_now())
 
     def payload_now(self) -> Any:
         """Return the payload of an answer that has arrived; raises as `Session.call` does."""
@@ -360,7 +364,10 @@ class Session:
             # A peer that floods us while it owes us an answer has to read first: then its answer is read, too.
             return outbox is not None and outbox.full_of_replies(_FLOOD)
         # Refusals and pongs are posted without waiting. So a peer that sends but never reads is paused here.
-        if self.jobs.mailbox.full(self.jobs.parked) or (outbox is not None and outbox.full_of_replies()):
+        jobs = self.jobs
+        if (jobs.mailbox.bytes_queued or jobs.parked) and jobs.mailbox.full(jobs.parked):
+            return True
+        if outbox is not None and outbox.full_of_replies():
             return True
         holding = self.amount.holding
         return holding is not None and holding.held > LITTLE and not holding.may_grow

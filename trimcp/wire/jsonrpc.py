@@ -174,6 +174,7 @@ _LONG_DIGITS: Final = b"0" * 19  # the shortest integers beyond 64 bits have 19 
 _FEW: Final = 1_000  # up to so many candidates are checked one by one, instead of the whole text
 _PIECE: Final = 1 << 18  # bytes searched at once: they are copied
 _ABSENT: Final[Any] = object()
+_RESPONSE_MEMBERS: Final = 3  # jsonrpc, id and result: an answer as it usually is
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
 _dumps: Final[Callable[[Any, None, int], bytes]] = orjson.dumps
 
@@ -184,7 +185,8 @@ def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
     Nothing is rounded or replaced: integers beyond 64 bits, numbers beyond a double, NaN, Infinity, invalid
     UTF-8, lone surrogates and a byte order mark are refused. The caller has checked the size.
     """
-    return as_message(parse_value(data, limits), limits)
+    value = parse_value(data, limits)
+    return _member(value) if type(value) is dict else as_message(value, limits)
 
 
 def as_message(value: Any, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
@@ -307,6 +309,10 @@ def _member(value: Any) -> _Member:
         return _invalid("a message must be an object", None)
     id = value.get("id", _ABSENT)
     method = value.get("method", _ABSENT)
+    if method is _ABSENT and len(value) == _RESPONSE_MEMBERS and value.get("jsonrpc") == "2.0":
+        result = value.get("result")
+        if type(result) is dict and (type(id) is int or type(id) is str):
+            return Response(id, result)
     if type(method) is not str or value.get("jsonrpc") != "2.0" or "result" in value or "error" in value:
         return _response(value, id, method)
     params = value.get("params", _ABSENT)
