@@ -166,7 +166,7 @@ class Connection:
             ErrorReply: the request is not allowed.
         """
         if meta is None:
-            if self.legacy.agreed and name not in _OPENING:
+            if self.legacy.handshake is Handshake.READY and name not in _OPENING:
                 return self.legacy.admit(None, principal)
         elif type(meta) is not dict:
             raise ErrorReply(INVALID_PARAMS, "_meta must be an object")
@@ -359,7 +359,7 @@ class Connection:
         if type(result) is Encoded:
             # Joining is faster than formatting, which copies a long bytes object several times as it grows.
             return b"".join((b'{"jsonrpc":"2.0","id":', jsonrpc.encode(request.id), b',"result":', result.data, b"}"))
-        return jsonrpc.encode_result(request.id, self.dump_result(request, result))
+        return jsonrpc.encode({"jsonrpc": "2.0", "id": request.id, "result": self.dump_result(request, result)})
 
     def dump_result(self, request: RequestReceived, result: Any) -> dict[str, JSON]:
         """Return a result as the JSON object that its revision requires."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -385,13 +385,13 @@ class Running:
 
     # Requests for one entry. A server that has only tools does not load the modules for resources and prompts.
 
-    async def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Any:
+    def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Awaitable[Any]:
         entry = self.server.tools.get(params.name)
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown tool: {params.name[:100]}")
         if entry.permission is not None:
             entry.permission.check_scopes(ctx, params.name)
-        return await entry.call(self.pools, ctx, params)
+        return entry.call(self.pools, ctx, params)
 
     async def _read_resource(self, ctx: Context[Any], params: ReadResourceParams) -> Any:
         uri = params.uri

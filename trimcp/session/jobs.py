@@ -164,8 +164,8 @@ class Jobs:
 
     # Start
 
-    def start(self, job: Job) -> bool:
-        """Give a job a slot and run it; return False if there is no room now."""
+    def start(self, job: Job, now: float) -> bool:
+        """Give a job a slot and run it; return False if there is no room. `now` is the time on Trio's clock."""
         assert self.crew is not None
         limits, held = self.limits, self.bytes_running
         if self.running >= limits.max_running or (held and held + job.size > limits.running_bytes):
@@ -173,13 +173,13 @@ class Jobs:
         self.running += 1
         self.bytes_running = held + job.size
         job.started = True
-        job.since = trio.current_time()
+        job.since = now
         self.crew.take(job)
         return True
 
     def start_waiting(self) -> None:
         """Start waiting jobs, as far as there are slots."""
-        while self.mailbox and self.start(self.mailbox.first()):
+        while self.mailbox and self.start(self.mailbox.first(), trio.current_time()):
             self.mailbox.take()
 
     # Waiting for the peer

@@ -185,6 +185,7 @@ class Session:
     busy: bool = attrs.field(init=False, default=False)
     owed: Sized = attrs.field(init=False, default=())
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
+    _now: float = attrs.field(init=False, default=0.0)  # when the messages being processed were delivered
     _handshake: int = attrs.field(init=False, default=0)
     _held: HeldReplies | None = attrs.field(init=False, default=None)
     readers: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -255,8 +256,14 @@ class Session:
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Process received messages. Never waits and never raises because of what a peer sent."""
         receive = self.engine.receive
+        self._now = trio.current_time()
         for incoming in batch:
-            self._apply(receive(incoming.message, incoming.principal), incoming)
+            event = receive(incoming.message, incoming.principal)
+            if type(event) is RequestReceived:
+                self.arriving = incoming.size
+                self._take_request(event, incoming, None)
+            else:
+                self._apply(event, incoming)
 
     def _apply(self, event: Event, incoming: Incoming, batch: BatchSink | None = None) -> None:
         self.arriving = incoming.size
@@ -305,8 +312,8 @@ class Session:
             job.refuse(OVERLOADED, "too much under way; try again later")
         else:
             jobs.by_id[event.id] = job
-            if jobs.mailbox.bytes_queued or not jobs.start(job):
-                job.queued = trio.current_time()
+            if jobs.mailbox.bytes_queued or not jobs.start(job, self._now):
+                job.queued = self._now
                 jobs.mailbox.put(job)
         if holding is not None and (size >= STEP or not len(jobs.by_id) & 3):  # every fourth of the small calls
             self.weigh()
