@@ -57,7 +57,7 @@ def encode_event(data: bytes, *, id: str | None = None, event: str | None = None
     Raises:
         ValueError: `id` or `event` has a line break or another character that is not printable.
     """
-    if b"\n" in data or b"\r" in data:
+    if 10 in data or 13 in data:  # a line end; faster than a search for bytes
         data = data.replace(b"\n", b" ").replace(b"\r", b" ")
     head = ""
     if id is not None:

@@ -87,7 +87,7 @@ class _Reports:
             data = b"".join((self.head, orjson.dumps(progress), self.tail))
         except TypeError:  # an integer beyond 64 bits
             return None
-        return None if b":null" in data else data  # of NaN and Infinity
+        return data if data.find(b":null") < 0 else None  # of NaN and Infinity
 
 
 @slotted

@@ -171,6 +171,7 @@ PATIENCE: Final = 16
 _COUNT_OVER: Final = 256 * 1024
 _DIGITS: Final = bytes.maketrans(b"123456789", b"000000000")
 _LONG_DIGITS: Final = b"0" * 19  # the shortest integers beyond 64 bits have 19 digits
+_NEWLINE: Final = 10
 _FEW: Final = 1_000  # up to so many candidates are checked one by one, instead of the whole text
 _PIECE: Final = 1 << 18  # bytes searched at once: they are copied
 _ABSENT: Final[Any] = object()
@@ -215,7 +216,7 @@ def parse_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
     # Each level needs two brackets, so a short valid text cannot be too deep.
     if size > 2 * limits.max_depth and structure > limits.max_depth and deeper_than(limits.max_depth, data):
         return _refused(data, INVALID_REQUEST, "depth", f"nested deeper than {limits.max_depth} levels")
-    if _LONG_DIGITS in data.translate(_DIGITS) if size <= _PIECE else _has_long_digits(data):
+    if data.translate(_DIGITS).find(_LONG_DIGITS) >= 0 if size <= _PIECE else _has_long_digits(data):
         problem = unreadable_number(data)
         if problem is not None:
             return _refused(data, INVALID_REQUEST, "number", problem)
@@ -390,9 +391,10 @@ def encode(value: JSON) -> bytes:
     except TypeError as error:
         raise Unencodable(f"JSON cannot carry this value: {error}") from None
     # orjson writes NaN and Infinity as null, so only text with a null in it can contain one.
-    if b"null" in data and _has_nonfinite(value):
+    # `in` with bytes first tries them as a number, and the exception costs more than the search.
+    if data.find(b"null") >= 0 and _has_nonfinite(value):
         raise Unencodable("JSON cannot carry this value: NaN and Infinity are not numbers in JSON")
-    if b"\n" in data:  # from a Fragment, as white space between tokens; it would end the message
+    if _NEWLINE in data:  # from a Fragment, as white space between tokens; it would end the message
         data = data.replace(b"\n", b" ")
     # orjson returns its whole buffer, truncated: if kept, a text of 50 bytes would occupy 4 KiB of the heap.
     return b"%b" % data if len(data) < _ROOMY else data
