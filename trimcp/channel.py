@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Protocol, Self
 
 import attrs
 import trio
@@ -168,10 +168,22 @@ class Sink(ABC):
 
     __slots__ = ()
 
+    queues: ClassVar[bool] = False
+    """Whether it keeps messages for a writer. Asked for each message, and `isinstance` of an abstract class is slow."""
+
     @property
     def full(self) -> bool:
         """Whether a sender has to wait for room first."""
         return False
+
+    def full_of_replies(self, times: int = 1) -> bool:
+        """Return whether answers alone, which wait for nothing, fill it `times` times."""
+        return False
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of the messages that it keeps or that are being written."""
+        return 0
 
     async def room(self) -> None:  # noqa: B027
         """Wait until there is room for one more message of any size."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
 import trio
@@ -181,6 +181,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         writing: whether the writer has received a batch and not yet written it.
     """
 
+    queues: ClassVar[bool] = True
     max_messages: int
     max_bytes: int
     counts: LaneCounts = attrs.field(factory=LaneCounts)
@@ -205,6 +206,10 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     @property
     def full(self) -> bool:
         return len(self._queue) >= self.max_messages or self.bytes_queued >= self.max_bytes
+
+    @property
+    def bytes_held(self) -> int:
+        return self.bytes_queued + self.leaving
 
     def full_of_replies(self, times: int = 1) -> bool:
         """Return whether answers alone fill it `times` times: the peer sends more requests than it reads answers.
@@ -294,11 +299,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         """Remove and return the next message, or None if none waits."""
         if self._queue:
             outgoing = self._queue.popleft()
-            size = len(outgoing.data)
-            self.bytes_queued -= size
-            if outgoing.kind is Kind.REPLY:
-                self._replies -= 1
-                self._reply_bytes -= size
+            self.bytes_queued -= len(outgoing.data)
             if self._waiting_senders and not self.full:
                 self._waiting_senders.unpark_all()
             return outgoing

@@ -362,28 +362,27 @@ class Session:
     def paused(self) -> bool:
         """Whether the reader must not read on, see `readable`."""
         sink = self.sink
-        outbox = sink if type(sink) is Outbox else None  # `isinstance` of an abstract class takes thirty times as long
         if self.closed.is_set():
             return False
         if self.busy:
             return True
         if self.pending or self.owed:
             # A peer that floods us while it owes us an answer has to read first: then its answer is read, too.
-            return outbox is not None and outbox.full_of_replies(_FLOOD)
+            return sink.queues and sink.full_of_replies(_FLOOD)
         # Refusals and pongs are posted without waiting. So a peer that sends but never reads is paused here.
         jobs = self.jobs
         if (jobs.mailbox.bytes_queued or jobs.parked) and jobs.mailbox.full(jobs.parked):
             return True
-        if outbox is not None and outbox.full_of_replies():
+        if sink.queues and sink.full_of_replies():
             return True
         holding = self.amount.holding
         return holding is not None and holding.held > LITTLE and not holding.may_grow
 
     def weigh(self) -> None:
         """Count the memory that the peer uses now: waiting and running requests, and messages that it has not read."""
-        held, sink = self.jobs.bytes_held + self._handshake + self.kept, self.sink
-        if not self.pushed and type(sink) is Outbox:  # a pushed session's sink belongs to the transport
-            held += sink.bytes_queued + sink.leaving
+        held = self.jobs.bytes_held + self._handshake + self.kept
+        if not self.pushed:  # a pushed session's sink belongs to the transport
+            held += self.sink.bytes_held
         self.amount.set(held)
 
     # Its jobs
@@ -401,7 +400,7 @@ class Session:
         if not jobs.by_id:
             if jobs.idle:
                 jobs.idle.unpark_all()
-            if self.amount.counted and type(self.sink) is not Outbox:  # with an Outbox, once it is written
+            if self.amount.counted and not self.sink.queues:  # with an Outbox, once it is written
                 self.weigh()
         elif self.pushed and job.size >= STEP:
             self.weigh()
