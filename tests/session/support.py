@@ -19,7 +19,8 @@ from trimcp.session.context import Context
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import Job
 from trimcp.session.limits import Limits
-from trimcp.session.session import Pending, Session
+from trimcp.session.pending import Pending
+from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, ServerCapabilities
 from trimcp.wire.common import Implementation

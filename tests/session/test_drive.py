@@ -21,8 +21,9 @@ from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
+from trimcp.session.pending import Pending
 from trimcp.session.queues import EACH
-from trimcp.session.session import Pending, Session
+from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.jsonrpc import encode_request

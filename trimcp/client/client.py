@@ -28,8 +28,9 @@ from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
 from trimcp.session.clock import WorkClock
 from trimcp.session.drive import AnyChannel, DirectEnd, driving
+from trimcp.session.pending import Pending
 from trimcp.session.scopes import cancellation_text, guarded
-from trimcp.session.session import Pending, Session, mirrored
+from trimcp.session.session import Session, mirrored
 from trimcp.wire.common import META_SERVER_INFO, Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.lifecycle import DiscoverResult

@@ -51,11 +51,12 @@ class Signature:
     _whole_numbers: tuple[str, ...] = attrs.field(alias="whole_numbers")
     _rest: Convert | None = attrs.field(default=None, alias="rest")
     _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
-    converts: bool = attrs.field(init=False)
-
-    @converts.default
-    def _any_conversion(self) -> bool:
-        return bool(self._converters or self._whole_numbers or self._special) or self._rest is not None
+    converts: bool = attrs.field(
+        init=False,
+        default=attrs.Factory(
+            lambda it: bool(it._converters or it._whole_numbers or it._special) or it._rest is not None, takes_self=True
+        ),
+    )
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Convert validated JSON arguments to keyword arguments; return the same mapping if nothing is converted.

@@ -72,12 +72,17 @@ class Registry(Generic[EntryT]):
     bus: Bus
     change: Change
     touched: bool = attrs.field(init=False, default=False)
+    get: Callable[[str], EntryT | None] = attrs.field(init=False)
+    """Returns an entry by its name, or None. It is the dict's own method, as each request asks."""
     _entries: dict[str, EntryT] = attrs.field(init=False, factory=dict)
     _unlisted: set[str] = attrs.field(init=False, factory=set)
     _held: int = attrs.field(init=False, default=0)  # blocks of `together` under way
     _late: bool = attrs.field(init=False, default=False)  # there was a change inside of them
     _needed: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict)  # scopes, of entries that need any
     _pages: dict[tuple[Revision, frozenset[str] | None, str | None], Encoded] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.get = self._entries.get
 
     def __len__(self) -> int:
         return len(self._entries) - len(self._unlisted)
@@ -90,9 +95,6 @@ class Registry(Generic[EntryT]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries
-
-    def get(self, name: str) -> EntryT | None:
-        return self._entries.get(name)
 
     def add(
         self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset(), listed: bool = True

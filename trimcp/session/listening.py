@@ -17,9 +17,10 @@ import trio
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.protocol.events import Notified, Replied
 from trimcp.protocol.vocabulary import vocabulary
+from trimcp.session.pending import Pending
 from trimcp.session.queues import Changes
 from trimcp.session.scopes import cancellation_text
-from trimcp.session.session import Pending, Session
+from trimcp.session.session import Session
 from trimcp.values import valued
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID

@@ -51,7 +51,7 @@ def cancellation_text(cancelled: BaseException) -> str:
     return str(reason)[:_LONGEST_REASON].encode("utf-8", "replace").decode("utf-8")
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class Waiting:
     """The tasks that wait for one thing: a `trio.lowlevel.ParkingLot` whose tasks are all woken at once.
 

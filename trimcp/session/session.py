@@ -37,8 +37,9 @@ from trimcp.protocol.vocabulary import Verb, vocabulary
 from trimcp.session.job import CancelReason, Endpoint, Job
 from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
+from trimcp.session.pending import Pending
 from trimcp.session.queues import SMALL, BatchSink, HeldReplies, Outbox, weight
-from trimcp.session.scopes import Background, Waiting, cancellation_text
+from trimcp.session.scopes import Background, cancellation_text
 from trimcp.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY
@@ -52,62 +53,6 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("trimcp.session")
 
 _FLOOD: Final = 16  # reading stops, even if the peer owes us an answer, when its answers fill the outbox so many times
-
-
-@slotted
-class Pending:
-    """One request of ours in progress. Several tasks may wait for it.
-
-    Attributes:
-        origin: the origin of the peer's request that it belongs to, or None.
-        on_progress: called with each progress message, or None to ask for none.
-        on_reply: called with the answer, or with the reason why there will be none; or None. Neither must block.
-        reply: the answer, once there is one.
-    """
-
-    engine: Connection
-    id: int
-    verb: Verb
-    origin: Origin | None = None
-    on_progress: Callable[[ProgressParams], object] | None = None
-    on_reply: Callable[[Replied], object] | None = None
-    reply: Replied | None = None
-    _waiting: Waiting = attrs.field(init=False, factory=Waiting)
-
-    def replied(self, reply: Replied) -> None:
-        """Store the answer and wake the waiting tasks."""
-        self.reply = reply
-        if self.on_reply is not None:
-            self.on_reply(reply)
-        self._waiting.wake()
-
-    async def raw(self) -> dict[str, Any]:
-        """Wait for the answer and return it as a JSON object; raises as `Session.call` does."""
-        if self.reply is None:
-            await self._waiting.wait()
-        else:
-            await trio.lowlevel.checkpoint()
-        return self._raw_now()
-
-    async def payload(self) -> Any:
-        """Wait for the answer and return its payload; raises as `Session.call` does."""
-        if self.reply is None:
-            await self._waiting.wait()
-        else:
-            await trio.lowlevel.checkpoint()
-        return self.engine.load_result(self.verb, self._raw_now())
-
-    def payload_now(self) -> Any:
-        """Return the payload of an answer that has arrived; raises as `Session.call` does."""
-        return self.engine.load_result(self.verb, self._raw_now())
-
-    def _raw_now(self) -> dict[str, Any]:
-        reply = self.reply
-        assert reply is not None
-        if reply.error is not None:
-            raise reply.error
-        assert reply.result is not None
-        return reply.result
 
 
 @slotted

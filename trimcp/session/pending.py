@@ -1,0 +1,73 @@
+"""One request of ours, from the queue to its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import trio
+
+from trimcp.channel import Origin
+from trimcp.protocol.connection import Connection
+from trimcp.protocol.events import Replied
+from trimcp.protocol.vocabulary import Verb
+from trimcp.session.scopes import Waiting
+from trimcp.slotted import slotted
+from trimcp.wire.lifecycle import ProgressParams
+
+
+@slotted
+class Pending:
+    """One request of ours in progress. Several tasks may wait for it.
+
+    Attributes:
+        origin: the origin of the peer's request that it belongs to, or None.
+        on_progress: called with each progress message, or None to ask for none.
+        on_reply: called with the answer, or with the reason why there will be none; or None. Neither must block.
+        reply: the answer, once there is one.
+    """
+
+    engine: Connection
+    id: int
+    verb: Verb
+    origin: Origin | None = None
+    on_progress: Callable[[ProgressParams], object] | None = None
+    on_reply: Callable[[Replied], object] | None = None
+    reply: Replied | None = None
+    _waiting: Waiting = attrs.field(init=False, factory=Waiting)
+
+    def replied(self, reply: Replied) -> None:
+        """Store the answer and wake the waiting tasks."""
+        self.reply = reply
+        if self.on_reply is not None:
+            self.on_reply(reply)
+        self._waiting.wake()
+
+    async def raw(self) -> dict[str, Any]:
+        """Wait for the answer and return it as a JSON object; raises as `Session.call` does."""
+        if self.reply is None:
+            await self._waiting.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        return self._raw_now()
+
+    async def payload(self) -> Any:
+        """Wait for the answer and return its payload; raises as `Session.call` does."""
+        if self.reply is None:
+            await self._waiting.wait()
+        else:
+            await trio.lowlevel.checkpoint()
+        return self.engine.load_result(self.verb, self._raw_now())
+
+    def payload_now(self) -> Any:
+        """Return the payload of an answer that has arrived; raises as `Session.call` does."""
+        return self.engine.load_result(self.verb, self._raw_now())
+
+    def _raw_now(self) -> dict[str, Any]:
+        reply = self.reply
+        assert reply is not None
+        if reply.error is not None:
+            raise reply.error
+        assert reply.result is not None
+        return reply.result
