@@ -91,7 +91,6 @@ class PooledConnection:
             self.cut()
             return False
         self.exchange, exchange.connection = exchange, self
-        self._reply.reset()
         if self._silence is not None:
             self._silence.set(self._pool.timeouts.silence)
         if taken == len(request):
@@ -201,6 +200,7 @@ class PooledConnection:
         self.exchange = exchange.connection = None
         pool.lingering.remove(self)
         keeps = self._reply.keeps and self._drained is None
+        self._reply.reset()  # also so that an idle connection holds nothing of what it brought
         if keeps:
             pool.release(self)
         else:
