@@ -52,7 +52,7 @@ class _LegacyListener:
 
     session: Session
     lists: frozenset[Change]
-    uris: set[str] = attrs.field(factory=set)
+    uris: dict[str, None] = attrs.field(factory=dict)  # an empty set takes three times as much memory
 
     def tell(self, change: Change | str) -> None:
         if change in self.lists or change in self.uris:
@@ -78,9 +78,13 @@ class Subscribers:
 
     server: Offering
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
+    _lists: frozenset[Change] = attrs.field(init=False, default=frozenset())  # as announced to the last session
 
     def attach(self, session: Session) -> None:
-        listener = self._listeners[session] = _LegacyListener(session, self.server.announced())
+        lists = self.server.announced()
+        if lists != self._lists:
+            self._lists = lists
+        listener = self._listeners[session] = _LegacyListener(session, self._lists)
         self.server.changes.attach(listener.tell)
 
     def detach(self, session: Session) -> None:
@@ -111,11 +115,11 @@ class Subscribers:
         listener = self._listener(ctx)
         if len(listener.uris) >= _MOST_SUBSCRIPTIONS:
             raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} subscriptions on one session")
-        listener.uris.add(params.uri)
+        listener.uris[params.uri] = None
         return EmptyResult()
 
     async def unsubscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
-        self._listener(ctx).uris.discard(params.uri)
+        self._listener(ctx).uris.pop(params.uri, None)
         return EmptyResult()
 
     def _listener(self, ctx: Context[Any]) -> _LegacyListener:

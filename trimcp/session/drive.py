@@ -337,7 +337,8 @@ class _ChannelDriver:
             try:
                 while True:
                     batch = await outbox.receive()
-                    session.readers.unpark_all()
+                    if session.readers.lot:
+                        session.readers.unpark_all()
                     if self._asleep:
                         self._wake()
                     await channel.send(batch)

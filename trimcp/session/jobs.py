@@ -18,7 +18,7 @@ import trio
 from trimcp.budget import LARGE, STEP, Amount
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
-from trimcp.session.queues import Mailbox
+from trimcp.session.queues import Mailbox, Waiters
 from trimcp.session.scopes import Waiting, innermost_scope
 from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
@@ -150,8 +150,8 @@ class Jobs:
     parked: int = attrs.field(init=False, default=0)
     bytes_running: int = attrs.field(init=False, default=0)
     bytes_unread: int = attrs.field(init=False, default=0)
-    _unread: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # tasks that wait until it shrinks
-    idle: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _unread: Waiters = attrs.field(init=False, factory=Waiters)  # tasks that wait until it shrinks
+    idle: Waiters = attrs.field(init=False, factory=Waiters)
 
     def __attrs_post_init__(self) -> None:
         self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)
@@ -213,8 +213,6 @@ class Jobs:
     async def until_read(self, job: Job) -> None:
         """Wait until less is unread, before the handler begins: otherwise its result would have to be kept, too."""
         job.started = False
-        if self._unread is None:
-            self._unread = trio.lowlevel.ParkingLot()
         while self.bytes_unread and self.too_much_unread(job.session.amount):
             await self._unread.park()
         self._unread.unpark()  # the next one checks for itself
@@ -238,7 +236,7 @@ class Jobs:
             await job.sink.room()
         finally:
             self.bytes_unread -= size
-            if self._unread is not None:
+            if self._unread.lot:
                 self._unread.unpark()
 
     # End

@@ -71,7 +71,8 @@ class WrittenOutbox(Outbox):
             writer.write(outgoing)
         session = self.session
         if session is not None:
-            session.readers.unpark_all()
+            if session.readers.lot:
+                session.readers.unpark_all()
             if session.amount.counted:
                 session.weigh()
 

@@ -6,7 +6,7 @@ replace an item before it is received, accept a reply without waiting, keep equa
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
@@ -61,6 +61,38 @@ def weight(raw: Mapping[str, Any], size: int) -> int:
     return size + more
 
 
+class Waiters:
+    """Tasks that wait until they are woken: a parking lot of Trio that takes no memory until the first one waits.
+
+    Attributes:
+        lot: the parking lot. Where every message passes, it is asked before anything is called.
+    """
+
+    __slots__ = ("lot",)
+
+    def __init__(self) -> None:
+        self.lot: trio.lowlevel.ParkingLot | None = None
+
+    def __len__(self) -> int:
+        return 0 if self.lot is None else len(self.lot)
+
+    async def park(self) -> None:
+        """Wait until woken."""
+        if self.lot is None:
+            self.lot = trio.lowlevel.ParkingLot()
+        await self.lot.park()
+
+    def unpark(self) -> None:
+        """Wake the task that has waited longest, if any does."""
+        if self.lot:
+            self.lot.unpark()
+
+    def unpark_all(self) -> None:
+        """Wake all that wait."""
+        if self.lot:
+            self.lot.unpark_all()
+
+
 @slotted
 class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
     """A channel of requests that wait for a slot: first in, first out, bounded by count and memory.
@@ -77,8 +109,8 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
     bytes_queued: int = attrs.field(init=False, default=0)
     _queue: OrderedDict[Job, int] = attrs.field(init=False, factory=OrderedDict)  # with their memory
     _closed: bool = attrs.field(init=False, default=False)
-    _senders: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # created when first needed
-    _receivers: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)
+    _senders: Waiters = attrs.field(init=False, factory=Waiters)
+    _receivers: Waiters = attrs.field(init=False, factory=Waiters)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -103,7 +135,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
             weight += _HEADER * len(headers) + sum(map(len, headers.values()))
         self._queue[job] = weight
         self.bytes_queued += weight
-        if self._receivers is not None:
+        if self._receivers.lot:
             self._receivers.unpark()
 
     def first(self) -> Job:
@@ -126,7 +158,7 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
 
     def _free(self, weight: int) -> None:
         self.bytes_queued -= weight
-        if self._senders is not None:
+        if self._senders.lot:
             self._senders.unpark()
 
     # The channel interface
@@ -134,8 +166,6 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
     async def send(self, value: Job) -> None:
         await trio.lowlevel.checkpoint()
         while self.full() and not self._closed:
-            if self._senders is None:
-                self._senders = trio.lowlevel.ParkingLot()
             await self._senders.park()
         if self._closed:
             raise trio.ClosedResourceError
@@ -146,23 +176,19 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
         while not self._queue:
             if self._closed:
                 raise trio.EndOfChannel
-            if self._receivers is None:
-                self._receivers = trio.lowlevel.ParkingLot()
             await self._receivers.park()
         return self.take()
 
     async def aclose(self) -> None:
         self._closed = True
-        for waiting in (self._senders, self._receivers):
-            if waiting is not None:
-                waiting.unpark_all()
+        self._senders.unpark_all()
+        self._receivers.unpark_all()
         await trio.lowlevel.checkpoint()
 
     def statistics(self) -> QueueStatistics:
         from trimcp.session.statistics import QueueStatistics
 
-        senders, receivers = (0 if lot is None else len(lot) for lot in (self._senders, self._receivers))
-        return QueueStatistics(len(self), self.max_requests, senders, receivers)
+        return QueueStatistics(len(self), self.max_requests, len(self._senders), len(self._receivers))
 
 
 @slotted
@@ -189,10 +215,10 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     batches: int = attrs.field(init=False, default=0)
     writing: bool = attrs.field(init=False, default=False)
     leaving: int = attrs.field(init=False, default=0)
-    _queue: deque[Outgoing] = attrs.field(init=False, factory=deque)
+    _queue: list[Outgoing] = attrs.field(init=False, factory=list)  # an empty deque takes ten times as much memory
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
-    _waiting_writer: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _waiting_senders: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _waiting_writer: Waiters = attrs.field(init=False, factory=Waiters)
+    _waiting_senders: Waiters = attrs.field(init=False, factory=Waiters)
     _closed: bool = attrs.field(init=False, default=False)
 
     @classmethod
@@ -251,7 +277,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         if key in self._latest:
             self.counts.merge(lane_of(outgoing))
         self._latest[key] = outgoing
-        if self._waiting_writer:
+        if self._waiting_writer.lot:
             self._waiting_writer.unpark()
 
     def settle_latest(self, key: Hashable, *, keep: bool) -> None:
@@ -281,8 +307,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             if self._closed:
                 raise trio.EndOfChannel
             await self._waiting_writer.park()
-        batch = list(self._queue)
-        self._queue.clear()
+        batch, self._queue = self._queue, []
         self.leaving = self.bytes_queued
         if self._latest:
             self.leaving += sum(len(outgoing.data) for outgoing in self._latest.values())
@@ -291,16 +316,16 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self.bytes_queued = 0
         self.writing = True
         self.batches += 1
-        if self._waiting_senders:
+        if self._waiting_senders.lot:
             self._waiting_senders.unpark_all()
         return batch
 
     def take_next(self) -> Outgoing | None:
         """Remove and return the next message, or None if none waits."""
         if self._queue:
-            outgoing = self._queue.popleft()
+            outgoing = self._queue.pop(0)  # of few: who takes one by one takes each at once
             self.bytes_queued -= len(outgoing.data)
-            if self._waiting_senders and not self.full:
+            if self._waiting_senders.lot and not self.full:
                 self._waiting_senders.unpark_all()
             return outgoing
         if self._latest:
@@ -344,7 +369,7 @@ class Changes(trio.abc.ReceiveChannel[ChangeT]):
 
     end: BaseException | None = attrs.field(init=False, default=None)
     _kept: dict[ChangeT, None] = attrs.field(init=False, factory=dict)
-    _waiting: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _waiting: Waiters = attrs.field(init=False, factory=Waiters)
 
     async def receive(self) -> ChangeT:
         """Wait for the next one, or raise the end. Cancelling this loses nothing."""

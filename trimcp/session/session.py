@@ -38,7 +38,7 @@ from trimcp.session.job import CancelReason, Endpoint, Job
 from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
-from trimcp.session.queues import SMALL, BatchSink, HeldReplies, Outbox, weight
+from trimcp.session.queues import SMALL, BatchSink, HeldReplies, Outbox, Waiters, weight
 from trimcp.session.scopes import Background, cancellation_text
 from trimcp.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
@@ -133,7 +133,7 @@ class Session:
     _now: float = attrs.field(init=False, default=0.0)  # when the messages being processed were delivered
     _handshake: int = attrs.field(init=False, default=0)
     _held: HeldReplies | None = attrs.field(init=False, default=None)
-    readers: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    readers: Waiters = attrs.field(init=False, factory=Waiters)
 
     def __attrs_post_init__(self) -> None:
         self.jobs = Jobs(self.limits)
@@ -335,15 +335,16 @@ class Session:
     def next_jobs(self) -> None:
         """Start waiting jobs, as far as there are slots, and let the reader check again."""
         self.jobs.start_waiting()
-        self.readers.unpark_all()
+        if self.readers.lot:
+            self.readers.unpark_all()
 
     def job_ended(self, job: Job) -> None:
         """Continue after a job: start the next one, and wake tasks that wait for the last one's end."""
         jobs = self.jobs
-        if jobs.mailbox.bytes_queued or self.readers:
+        if jobs.mailbox.bytes_queued or self.readers.lot:
             self.next_jobs()
         if not jobs.by_id:
-            if jobs.idle:
+            if jobs.idle.lot:
                 jobs.idle.unpark_all()
             if self.amount.counted and not self.sink.queues:  # with an Outbox, once it is written
                 self.weigh()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import orjson
@@ -195,3 +197,20 @@ async def test_there_are_only_so_many_streams_and_one_address_does_not_take_them
         assert sum(stream.finished for stream, _ in streams) == 6
         assert len(visitor.face.sse2024.streams) == 20
         visitor.face.end()
+
+
+async def test_a_session_that_ended_waits_for_no_collector(autojump_clock: Any) -> None:
+    async with visiting(make_server(), OLDEST) as visitor:
+        stream, _ = await met(visitor)
+        [session] = visitor.face.service.sessions  # type: ignore[attr-defined]
+        gone = weakref.ref(session)
+        del session
+        gc.collect()
+        gc.disable()
+        try:
+            stream.leave()
+            del stream
+            await trio.testing.wait_all_tasks_blocked()
+            assert gone() is None
+        finally:
+            gc.enable()

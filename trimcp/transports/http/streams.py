@@ -252,6 +252,7 @@ class EventStream:
             return
         event = b"" if data is None else self.take(data, reply=True)
         self.ended = True
+        self.on_lapse = None  # who ends may be who is told, and would otherwise be kept by what it keeps
         self.latest.clear()
         self._leave(event)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import socket
 import stat
 import struct
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
@@ -25,6 +27,7 @@ from tests.transports.http.support import DummyFace
 from trimcp.errors import LocalError
 from trimcp.transports.http.h1 import listener
 from trimcp.transports.http.h1.listener import serve_http1
+from trimcp.transports.http.h1.parser import RequestParser
 from trimcp.transports.http.h1.sockets import tls_context
 from trimcp.transports.http.h1.wires import SocketWire
 from trimcp.transports.http.seams import HttpResponse
@@ -597,6 +600,24 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 # The end
+
+
+async def test_a_connection_that_ended_waits_for_no_collector() -> None:
+    face = DummyFace()
+    async with serving(face) as (url,):
+        client = await connect(url)
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
+        assert (await client.fetch("POST", body=HELLO)).body == HELLO
+        gc.collect()
+        [gone] = [weakref.ref(each) for each in gc.get_objects() if type(each) is RequestParser]
+        gc.disable()
+        try:
+            await client.stream.aclose()
+            del client
+            with trio.fail_after(5):
+                await until(lambda: gone() is None)
+        finally:
+            gc.enable()
 
 
 async def test_it_stops_when_it_is_told_to(tmp_path: Path, steady_clock: trio.abc.Clock) -> None:

@@ -306,6 +306,7 @@ class PolledWire(SocketWire):
     async def close(self, *, reset: bool = False) -> None:
         """Close without waiting."""
         self._poller.remove(self._fd)
+        self._take = None  # which knows the connection that knows this: so that none waits for a collector
         await super().close(reset=reset)
 
     def _resume(self) -> None:
