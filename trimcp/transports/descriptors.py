@@ -61,12 +61,15 @@ async def hung_up(sock: AnySocket | None) -> int:
 
     Returns:
         The `errno` that broke the connection (the next read or write does not report it again), or 0. EBADF if the
-        socket is already closed here; if it is closed here during the wait, the wait continues.
+        socket is closed here already, or by its reader at the same time; if it is closed here during the wait, the wait
+        continues.
     """
     if sys.platform == "linux" and sock is not None:
         if sock.fileno() < 0:
             return errno.EBADF
         await _wait_epoll(sock.fileno(), select.EPOLLRDHUP)
+        if sock.fileno() < 0:  # its reader has seen the end in the same turn, and closed it
+            return errno.EBADF
         return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     return await trio.sleep_forever()
 
