@@ -113,6 +113,28 @@ async def test_a_closed_socket_is_forgotten_and_its_number_can_be_used_again(
     nursery.cancel_scope.cancel()
 
 
+@pytest.mark.parametrize("handed_on", [False, True])
+async def test_closing_twice_leaves_alone_who_has_the_number_now(
+    poller: Poller, nursery: trio.Nursery, handed_on: bool
+) -> None:
+    nursery.start_soon(poller.run)
+    first, far = socket.socketpair()
+    number, old = first.fileno(), PolledWire(first, poller)
+    if handed_on:
+        await old.into_stream().aclose()
+    else:
+        await old.close()
+    ours, theirs = socket.socketpair()
+    assert ours.fileno() == number
+    wire = PolledWire(ours, poller)
+    await old.close()
+    with closing(far), closing(theirs), trio.fail_after(5):
+        theirs.send(b"still heard")
+        assert await wire.read(100) == b"still heard"
+        await wire.close()
+    nursery.cancel_scope.cancel()
+
+
 async def test_a_socket_that_cannot_be_watched_is_refused(poller: Poller) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -305,7 +305,8 @@ class PolledWire(SocketWire):
 
     async def close(self, *, reset: bool = False) -> None:
         """Close without waiting."""
-        self._poller.remove(self._fd)
+        if self._open:  # else its number may be another connection's by now
+            self._poller.remove(self._fd)
         self._take = None  # which knows the connection that knows this: so that none waits for a collector
         await super().close(reset=reset)
 
