@@ -90,8 +90,12 @@ async def measure(rounds: int, number: int) -> dict[str, list[float]]:
                 gc.collect()
                 began = time.process_time()
                 await child.stdin.send_all(orjson.dumps([case, number]) + b"\n")
-                if not await child.stdout.receive_some(100):
-                    raise AssertionError("the load has failed")
+                said = b""
+                while not said.endswith(b"\n"):
+                    piece = await child.stdout.receive_some(100)
+                    if not piece:
+                        raise AssertionError("the load has failed")
+                    said += piece
                 return (time.process_time() - began) / number * 1e6
 
             for case in CASES:

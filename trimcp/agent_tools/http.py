@@ -181,10 +181,18 @@ class AgentHttp:
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
-        if self.shared.exchanges >= self.shared.settings.max_exchanges:
+        exchange = self._exchange(reader, head)
+        if exchange is None:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
             raise TooMuch("too much is under way; try again later", retry_after=1)
-        return AgentExchange(self, head, reader)
+        if self.shared.judged_by_head:
+            head.again = partial(self._exchange, reader)
+        return exchange
+
+    def _exchange(self, reader: Reader, head: Head) -> AgentExchange | None:
+        """Return the handler of an admitted request, or None if too much is under way."""
+        shared = self.shared
+        return AgentExchange(self, head, reader) if shared.exchanges < shared.settings.max_exchanges else None
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -393,7 +401,7 @@ class AgentExchange(Handler, StreamSink):
             return
         data = answer.encode(call.request)
         if stream is not None:
-            stream.event = "tool_response"
+            stream.name_events("tool_response")
             stream.end(data)
             return
         self.http.shared.show("-->", data)
@@ -468,7 +476,7 @@ class AgentExchange(Handler, StreamSink):
             stream.open(reply, self.head.reply_headers)
             async for event in events:
                 await stream.room()
-                stream.event = event.type
+                stream.name_events(event.type)
                 stream.post(Outgoing(encode_message(event), Kind.NOTIFICATION))
             stream.end()
 

@@ -106,7 +106,7 @@ class EventStream:
     open_streams: OpenStreams
     events: SessionEvents | None = None  # keeps them
     number: int = 0  # among the streams of its session
-    event: str | None = None  # the type of each event; 2024-11-05 requires "message"
+    event: str | None = None  # the type of each event, see `name_events`; 2024-11-05 requires "message"
     counts: LaneCounts | None = None  # counts messages dropped because the reader was slow or gone
     reply: HttpReply | None = attrs.field(init=False, default=None)  # the response that the reader reads now
     until: float = attrs.field(init=False, default=math.inf)  # seconds since 1970; then the reader's authorization ends
@@ -121,10 +121,15 @@ class EventStream:
     _after: bytes = attrs.field(init=False)  # and from its number to its data
 
     def __attrs_post_init__(self) -> None:
-        event = b"data: " if self.event is None else b"event: %b\ndata: " % self.event.encode()
+        self._plain = self.events is None and self.open_streams.tracer is None
+        self.name_events(self.event)
+
+    def name_events(self, event: str | None) -> None:
+        """Give the events that follow this type."""
+        self.event = event
+        beginning = b"data: " if event is None else b"event: %b\ndata: " % event.encode()
         kept = self.events is not None
-        self._plain = not kept and self.open_streams.tracer is None
-        self._before, self._after = (b"id: %d-" % self.number, b"\n" + event) if kept else (event, b"")
+        self._before, self._after = (b"id: %d-" % self.number, b"\n" + beginning) if kept else (beginning, b"")
 
     # The reader
 
