@@ -1087,7 +1087,7 @@ async def test_finding_the_newest_version_takes_one_look() -> None:
             looks.append(key)
             return super().get(key, default)
 
-    server.tools._entries = Counting(server.tools._entries)
+    server.tools.get = Counting(server.tools._entries).get
     catalog._families = None  # type: ignore[assignment]  # not asked
     catalog.find("echo")
     assert looks == ["echo"]

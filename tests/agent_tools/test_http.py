@@ -764,6 +764,28 @@ async def test_too_many_requests_are_refused() -> None:
         await call.done()
 
 
+@pytest.mark.parametrize("anonymous", [True, False])
+async def test_a_head_that_comes_again_is_not_judged_again_but_counted(anonymous: bool) -> None:
+    options = {"authenticate": None} if anonymous else {}
+    async with agents(settings={"max_exchanges": 1}, **options) as agent:
+        headers = {"host": "localhost:8000", **JSON, **({} if anonymous else {"authorization": "Bearer demo-token"})}
+        head = Head("POST", "/tools/call", "", headers, agent.visitor.peer)
+        assert not isinstance(await agent.visitor.face.admit(head), HttpResponse)
+        if not anonymous:  # the check may say otherwise the next time
+            assert head.again is None
+            return
+        assert head.again is not None
+        handler = head.again(head)
+        assert handler is not None
+        answer = Answer()
+        handler.start(orjson.dumps(call_of("wait")), answer)
+        assert head.again(head) is None
+        agent.world.release.set()
+        await answer.done()
+        assert answer.status == 200
+        assert head.again(head) is not None
+
+
 # The end
 
 

@@ -46,6 +46,15 @@ async def test_a_handler_knows_how_long_its_caller_waits(revision: trimcp.Revisi
     assert seen[1] is CancelReason.PEER  # it says so itself, and so it is believed
 
 
+async def test_a_server_is_not_told_less_time_than_there_is(autojump_clock: MockClock) -> None:
+    """Else it would give up first, and its error would arrive where the caller is about to be cancelled."""
+    seen: list[Any] = []
+    async with connected(make_server(seen)) as session:
+        with trio.move_on_after(1.0004):
+            await session.call_tool("work")
+    assert 1.0004 <= seen[0] <= 1.002
+
+
 @every_revision
 async def test_the_work_stops_by_itself_where_no_cancellation_comes_through(
     revision: trimcp.Revision, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture

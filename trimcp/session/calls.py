@@ -81,7 +81,9 @@ class Rounds:
         """Send the request of this round. If cancelled, it has sent nothing."""
         meta = self.meta
         if self.deadline != math.inf:
-            left = max(0.0, round(self.deadline - trio.current_time(), 3))
+            # Up to the next millisecond: the peer must not give up before our own scopes do, or the caller would get
+            # its error instead of being cancelled. The last digits are those of the clock's arithmetic.
+            left = math.ceil(max(0.0, self.deadline - trio.current_time()) * 1_000 - 1e-4) / 1_000
             meta = {META_TIMEOUT: left} if meta is None else {META_TIMEOUT: left, **meta}
         pending = self._pending = await self.session.begin(
             self.name,
