@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from trimcp.errors import LocalError
 
@@ -27,7 +27,8 @@ from trimcp.errors import LocalError
 class _Keyed(Enum):
     """An enumeration whose members are looked up by identity. `Enum` computes a hash in Python, twice for a request."""
 
-    __hash__ = object.__hash__
+    if not TYPE_CHECKING:  # for them it is the hash of any object
+        __hash__ = object.__hash__
 
 
 class Handshake(_Keyed):
