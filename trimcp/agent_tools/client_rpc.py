@@ -70,8 +70,8 @@ try:
     from google.protobuf.message import DecodeError
 
     from trimcp.agent_tools.rpc_messages import ERROR_TRAILER, PB, SERVICE, fill, members_of
-except ImportError as error:
-    raise LocalError("agent tools through gRPC need another package: pip install protobuf") from error
+except ImportError as _error:
+    raise LocalError("agent tools through gRPC need another package: pip install protobuf") from _error
 
 _OUTBOX_MESSAGES: Final = 1_024
 _OUTBOX_BYTES: Final = 1024 * 1024

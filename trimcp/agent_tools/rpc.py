@@ -80,8 +80,8 @@ try:
     from connectrpc.method import IdempotencyLevel, MethodInfo, StreamType
     from connectrpc.server import ConnectASGIApplication, Endpoint
     from google.protobuf.message import DecodeError
-except ImportError as error:
-    raise LocalError("agent tools through gRPC need more packages: pip install 'trimcp[grpc]'") from error
+except ImportError as _error:
+    raise LocalError("agent tools through gRPC need more packages: pip install 'trimcp[grpc]'") from _error
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

@@ -314,7 +314,7 @@ class MessageGate(FrameGate):
         try:
             text.decode()
         except UnicodeDecodeError:
-            self.fault = FrameFault(1007, "text is UTF-8")
+            self.fault: FrameFault | None = FrameFault(1007, "text is UTF-8")
         else:
             self.texts.append(text)
 
