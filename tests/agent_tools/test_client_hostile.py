@@ -30,7 +30,7 @@ from trimcp.agent_tools.messages import (
     rules_of,
 )
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.errors import InvalidReply
+from trimcp.errors import InvalidReply, McpError
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 ASKED = (
@@ -43,6 +43,9 @@ ASKED = (
     RemoveTool(name="x"),
     ProvideTools(tools=[]),
 )
+
+ENDS = (AgentToolsError, McpError, trio.EndOfChannel)
+"""What watches and streams may end with."""
 
 TEXTS = st.sampled_from(["", "c", "r", "x", "ask-1", "success", "error", "input_required", "x" * 300, "\ud7ff\n"])
 SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | TEXTS
@@ -121,10 +124,10 @@ def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any
         assert wire.lost is not None
         for asked in wire._asked.values():
             assert asked.settled.is_set()
-        with pytest.raises(Exception):  # noqa: B017  # whichever ended it
+        with pytest.raises(ENDS):
             while True:
                 await watch.receive()
-        with pytest.raises(Exception):  # noqa: B017
+        with pytest.raises(ENDS):
             while True:
                 await stream.receive()
 

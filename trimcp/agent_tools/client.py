@@ -285,7 +285,7 @@ class AgentConnection:
         except trio.Cancelled:
             reason = "its block was cancelled"
             raise
-        except Exception as error:
+        except Exception as error:  # the body's, raised on: the service is told its kind
             reason = f"its block raised {type(error).__name__}"
             raise
         finally:

@@ -509,6 +509,7 @@ class ContextActor:
         """Wait for calls and tasks, then run the clean-ups; each for at most so many seconds. Shielded."""
         self._unwound = trio.Event()
         self._look_unwound()
+        # A context ends in order also where what it belongs to is cancelled; each wait is bounded.
         with trio.move_on_after(seconds, shield=True):
             await self._unwound.wait()
         for function in reversed(self._clean_ups or ()):
