@@ -26,7 +26,6 @@ _MOST_VARINT: Final = 10
 _LONGEST_MESSAGE: Final = 1_000  # characters of a status message that are sent
 _UNRESERVED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
-_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _MOST_DIGITS: Final = 8
 
 
@@ -91,14 +90,6 @@ def encode_timeout(seconds: float) -> str:
     if milliseconds < 10**_MOST_DIGITS:
         return f"{milliseconds}m"
     return f"{min(round(seconds), 10**_MOST_DIGITS - 1)}S"
-
-
-def decode_timeout(value: str) -> float | None:
-    """Return the seconds that a header `grpc-timeout` names; None if it cannot be read."""
-    digits, unit = value[:-1], value[-1:]
-    if unit in _UNITS and 0 < len(digits) <= _MOST_DIGITS and digits.isascii() and digits.isdigit():
-        return int(digits) * _UNITS[unit]
-    return None
 
 
 @attrs.frozen
