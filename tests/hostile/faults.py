@@ -87,6 +87,10 @@ class Asked:
             result = {**result, "resultType": "complete"}
         return orjson.dumps({"jsonrpc": "2.0", "id": self.message["id"] if id is None else id, "result": result})
 
+    def wrong(self, id: int) -> bytes:
+        """An answer that is none."""
+        return orjson.dumps({"jsonrpc": "2.0", "id": id, "result": {}, "error": {}})
+
     async def write(self, *pieces: bytes) -> None:
         for piece in pieces:
             await self.wire.stream.send_all(piece)
@@ -286,6 +290,7 @@ async def drips_comments(asked: Asked) -> None:
 
 @fault(ANSWERED)
 async def waits(asked: Asked) -> None:
+    asked.server.waiting = asked.message["id"]
     await asked.server.release.wait()
     await asked.write(whole(asked.answer()))
 
@@ -323,6 +328,13 @@ says("a_length_too_small", lambda a: head(JSON, "Content-Length: 10") + a.answer
 says("a_length_too_large", lambda a: head(JSON, "Content-Length: 1000") + a.answer(), HANGS)
 says("two_answers_in_events", lambda a: chunked(event(a.answer()) + event(a.answer("x")), 0, EVENTS), ANSWERED)
 says("an_answer_to_another", lambda a: whole(a.answer("poison", 987_654)), INVALID)
+says("the_answer_of_another_call", lambda a: whole(a.answer("poison", a.server.waiting)), INVALID)
+says("a_broken_answer_of_another_call", lambda a: whole(a.wrong(a.server.waiting)), INVALID)
+says(
+    "the_answer_of_another_call_before_its_own",
+    lambda a: chunked(event(a.answer("poison", a.server.waiting)) + event(a.answer()), 0, EVENTS),
+    ANSWERED,
+)
 
 
 @fault(ANSWERED)
@@ -637,6 +649,7 @@ class FaultServer:
         wires: the open connections, the newest last.
         busy: those of them on which a request has begun that has no whole reply.
         last_id: of the last call.
+        waiting: the id of the call that was told last to wait.
     """
 
     revision: Revision
@@ -652,6 +665,7 @@ class FaultServer:
     wires: list[HttpWire] = attrs.field(factory=list)
     busy: set[HttpWire] = attrs.field(factory=set)
     last_id: int = 0
+    waiting: int = 0
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     @property

@@ -74,6 +74,22 @@ async def _suffer(here: World, fault: Fault) -> None:
 
 @OnBoth
 @InBoth
+@pytest.mark.parametrize("name", [each for each in FAULTS if "answer_of_another_call" in each])
+async def test_the_reply_to_one_call_answers_no_other(engine: str, revision: Revision, name: str) -> None:
+    async with world(engine, revision) as here, trio.open_nursery() as nursery:
+
+        @nursery.start_soon
+        async def wait() -> None:
+            assert await here.harm("waits") == (ANSWERED, None)
+
+        await here.server.wait_for(lambda: here.server.faults["waits"] == 1)
+        outcome, _ = await here.harm(name)
+        assert outcome in FAULTS[name].outcomes
+        here.server.release.set()
+
+
+@OnBoth
+@InBoth
 @pytest.mark.parametrize("fault", [each for each in FAMILIES["half dead"] if not each.name.startswith("drips")])
 async def test_silence_is_the_end_of_a_connection(
     engine: str, revision: Revision, fault: Fault, steady_clock: trio.abc.Clock

@@ -14,6 +14,7 @@ from trimcp.transports.http.client.policy import (
     Trouble,
     answers,
     error_in,
+    in_reply_to,
     refusal,
     seconds_to_wait,
 )
@@ -116,6 +117,24 @@ def test_an_error_in_a_refusal_answers_the_request_whatever_its_id() -> None:
 )
 def test_a_body_that_is_no_error_is_none(body: bytes) -> None:
     assert error_in(body, 3) is None
+
+
+def test_the_reply_to_a_request_has_no_answer_to_another() -> None:
+    mine, notification = Response(1, {}), Notification("n")
+    others = [Response(2, {}), ErrorResponse(2, 1, ""), Malformed(-1, "", 2, "json", True), Response("1", {})]
+    for other in others:
+        assert in_reply_to(other, 1) is None
+        assert in_reply_to(Batch((other, mine, notification)), 1) == Batch((mine, notification))
+        assert in_reply_to(Batch((other,)), 1) is None
+    # The server's own requests, and what nobody can tell whom it answers:
+    for message in (
+        mine,
+        notification,
+        Request(2, "m"),
+        ErrorResponse(None, 1, ""),
+        Malformed(-1, "", 2, "json", is_request=True),
+    ):
+        assert in_reply_to(message, 1) is message
 
 
 def test_what_answers_a_request() -> None:

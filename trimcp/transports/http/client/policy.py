@@ -177,3 +177,19 @@ def answers(message: Message, id: RequestId | None) -> bool:
     if isinstance(message, Malformed) and message.is_request:
         return False  # the server's own request, which may have the same id
     return isinstance(message, Response | ErrorResponse | Malformed) and message.id == id
+
+
+def in_reply_to(message: Message, id: RequestId | None) -> Message | None:
+    """Return the message without answers to other requests than `id`; None if nothing is left.
+
+    Each request is answered in the reply to its own POST (specification, "Transports", "Sending Messages to the
+    Server"), so that a reply which a server mixes up is taken for nobody's.
+    """
+    if isinstance(message, Batch):
+        members = tuple(member for member in message.members if in_reply_to(member, id) is not None)
+        return Batch(members) if members else None
+    if not isinstance(message, Response | ErrorResponse | Malformed):
+        return message
+    if isinstance(message, Malformed) and message.is_request:
+        return message  # the server's own
+    return message if message.id in (id, None) else None

@@ -13,16 +13,17 @@ import trio
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.gathering import Gathered
 from trimcp.framing.sse import Event
+from trimcp.security import security_event
 from trimcp.transports.http.client.engine import ExchangeBroken, RawReply
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, EventReader, message_in, read_events
-from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in
+from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in, in_reply_to
 from trimcp.transports.http.client.pool import LINGER, PooledConnection
 from trimcp.transports.http.client.state import SESSION, VERSION, ClientState, method_of
 from trimcp.transports.http.h1.replies import ReplyParser
 from trimcp.transports.targets import status_text
 from trimcp.wire.codes import FORBIDDEN, INVALID_REQUEST, METHOD_NOT_FOUND
-from trimcp.wire.jsonrpc import Malformed, Message, RequestId, parse
+from trimcp.wire.jsonrpc import Batch, Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find
 
 _MAX_ERROR: Final = 1024 * 1024
@@ -351,6 +352,13 @@ class Post:
     async def _take(self, message: Message, size: int) -> None:
         inbox = self._state.inbox
         answer = answers(message, self.outgoing.request_id)
+        if not answer or isinstance(message, Batch):
+            kept = in_reply_to(message, self.outgoing.request_id)
+            if kept is not message:
+                security_event("server_garbage", why="an answer to another request than the one that was sent")
+            if kept is None:
+                return
+            message = kept
         if answer and self._begins is not None:
             self._state.session.agreed(message, self._begins)
         if self._scope is None and not inbox.full:
