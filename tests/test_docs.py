@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+import click
 import pytest
 import trio
 from trio.testing import MockClock
@@ -24,6 +25,7 @@ import trimcp
 import trimcp.testing
 from tests.pages import PAGES, ROOT, Block, blocks_of
 from tests.sandboxes import require_bwrap
+from trimcp.cli.app import app
 from trimcp.cli.exits import EXIT_CODES
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import ERRORS
@@ -155,6 +157,17 @@ def test_the_tables_of_limits_name_nothing_that_is_gone() -> None:
 def test_the_table_of_exit_codes_is_complete() -> None:
     said = [row[:2] for row in rows("reference/command.md") if row[0].isdecimal()]
     assert said == [list(found) for found in re.findall(r"^ +(\d+) +(.+)$", EXIT_CODES, re.MULTILINE)]
+
+
+def test_options_of_the_command_have_the_values_that_its_help_names() -> None:
+    known: set[tuple[str, str]] = set()
+    for command in app.commands.values():
+        for option in command.params:
+            metavar = option.make_metavar(click.Context(command))
+            known |= {(name, metavar) for name in option.opts}
+    said = re.findall(r"`(--[a-z-]+) ([A-Z]+)`", " ".join(row[0] for row in rows("reference/command.md")))
+    assert len(said) > 40
+    assert [option for option in said if option not in known] == []
 
 
 def test_every_public_name_is_in_the_reference() -> None:

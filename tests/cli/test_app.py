@@ -83,6 +83,7 @@ def test_each_command_explains_itself_with_examples_and_exit_codes(command: str)
     assert "Exit codes:" in result.stdout
     timed = "124  the time given by --timeout is over" in result.stdout
     assert timed is (command in ("inspect", "call", "read", "prompt"))
+    assert ("the tool itself reported an error" in result.stdout) is (command == "call")
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -231,7 +231,7 @@ def test_what_is_no_target_is_refused_at_once() -> None:
         Client("c").connect("http://")
 
 
-@pytest.mark.parametrize("scheme", ["http", "https", "HTTP", "ws", "wss"])
+@pytest.mark.parametrize("scheme", ["http", "https", "HTTP", "ws", "wss", "http+unix", "WS+unix"])
 def test_a_url_is_a_target(scheme: str) -> None:
     found = named(f"{scheme}://server.test/mcp")
     assert isinstance(found, HttpServer if scheme[0] in "hH" else WebSocketServer)
@@ -373,7 +373,8 @@ async def test_a_server_that_is_late_is_told_of_with_its_last_words(autojump_clo
     [
         (lambda m: "die", ConnectionLost, "^server/discover was not answered: it said: no disk$"),
         (lambda m: error(m["id"], -32601, "what?"), InvalidReply, "of the legacy era.*answered.*what\\?"),
-        (lambda m: {"id": m["id"], "result": {}}, InvalidReply, "of the legacy era"),
+        (lambda m: {"id": m["id"], "result": {}}, InvalidReply, "not answered as it has to be: .*supportedVersions"),
+        (lambda m: {"id": m["id"], "result": [1]}, InvalidReply, "not answered as it has to be: .*an object"),
         (lambda m: error(m["id"], MISSING_CAPABILITY, "no roots"), InvalidReply, "refused the probe.*no roots"),
     ],
 )

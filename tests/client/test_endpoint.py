@@ -12,6 +12,7 @@ from tests.client.peers import HandMade, Scripted, connected, discover_result, i
 from trimcp.client.client import Client
 from trimcp.errors import ErrorReply, InvalidReply, LocalError, RemoteError
 from trimcp.wire.content import TextContent
+from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -38,6 +39,10 @@ def curious() -> HandMade:
     @server.tool
     async def visit(params: Any, ctx: Any) -> Any:
         return text((await ctx.elicit_url("pay", "https://example.org/pay", elicitation_id="7")).action)
+
+    @server.tool
+    async def look(params: Any, ctx: Any) -> Any:
+        return text((await ctx.elicit_url("look", "https://example.org/look")).action)
 
     @server.tool
     async def sample(params: Any, ctx: Any) -> Any:
@@ -93,11 +98,20 @@ async def test_elicitation_by_url(revision: Any) -> None:
     @client.elicitation
     async def answer(params: Any) -> Any:
         assert isinstance(params, ElicitURLParams)
-        assert params.url == "https://example.org/pay"
+        seen.append((params.url.rpartition("/")[2], params.elicitation_id))
         return ElicitResult("decline")
 
+    seen: list[tuple[str, Any]] = []
     async with connected(curious(), client, revision) as session:
-        assert said(await session.call_tool("visit")) == "decline"
+        for tool in ("visit", "look", "look"):
+            assert said(await session.call_tool(tool)) == "decline"
+    pages, ids = zip(*seen, strict=True)
+    assert pages == ("pay", "look", "look")
+    if revision is V2025_11_25:
+        assert ids[0] == "7"
+        assert len(set(ids)) == 3  # that revision wants one, so each question without one has its own
+    else:
+        assert set(ids) == {ABSENT}
 
 
 @pytest.mark.parametrize("revision", REVISIONS, ids=str)

@@ -42,6 +42,8 @@ _ROWS = [
     (ProbeResult(Met.ERROR, code=-32600), OLD, 1, Next.INITIALIZE, V2025_06_18),
     (ProbeResult(Met.ERROR, code=0), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
     (ProbeResult(Met.ERROR, code=METHOD_NOT_FOUND), MODERN_ONLY, 1, Next.FAIL, None),
+    (ProbeResult(Met.NONSENSE), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (ProbeResult(Met.NONSENSE), MODERN_ONLY, 1, Next.FAIL, None),
     (ProbeResult(Met.SILENCE), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
     (ProbeResult(Met.SILENCE), MODERN_ONLY, 1, Next.FAIL, None),
     (ProbeResult(Met.UNANSWERED, why="404"), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
@@ -63,6 +65,7 @@ _OUTCOMES = [
     *(ProbeResult(Met.ERROR, code=code) for code in (-32700, -32603, -32601, -32022, -32021, -32020, -32000, 0, 1001)),
     _unsupported(LATEST.name),
     _unsupported(),
+    ProbeResult(Met.NONSENSE),
     ProbeResult(Met.SILENCE),
     ProbeResult(Met.UNANSWERED),
     ProbeResult(Met.DIED),
@@ -74,7 +77,11 @@ def test_a_failure_is_told_by_what_was_met_and_not_by_what_was_offered() -> None
         decide(ProbeResult(Met.UNANSWERED, why="refused"), MODERN_ONLY).why
         == "server/discover was not answered: refused"
     )
-    for met in (Met.SILENCE, Met.DIED, Met.UNANSWERED):
+    assert (
+        decide(ProbeResult(Met.NONSENSE, why="a page"), MODERN_ONLY).why
+        == "server/discover was not answered as it has to be: a page"
+    )
+    for met in (Met.NONSENSE, Met.SILENCE, Met.DIED, Met.UNANSWERED):
         assert "legacy" not in decide(ProbeResult(met), MODERN_ONLY).why
     assert "of the legacy era" in decide(ProbeResult(Met.ERROR, code=METHOD_NOT_FOUND), MODERN_ONLY).why
 

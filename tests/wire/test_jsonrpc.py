@@ -74,6 +74,8 @@ def malformed(data: bytes) -> Malformed:
             Notification("notifications/initialized"),
         ),
         (b'{"jsonrpc":"2.0","method":"n","params":{"a":null}}', Notification("n", {"a": None})),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":null}', Request(1, "ping")),
+        (b'{"jsonrpc":"2.0","method":"n","params":null}', Notification("n")),
         (b'{"jsonrpc":"2.0","id":1,"result":{"a":1}}', Response(1, {"a": 1})),
         (b'{"jsonrpc":"2.0","id":1,"error":{"code":-1,"message":"no"}}', ErrorResponse(1, -1, "no")),
         (
@@ -116,7 +118,6 @@ def test_an_id_that_is_neither_string_nor_integer_is_refused(id: str) -> None:
             "shape",
         ),
         (b'{"jsonrpc":"2.0","id":1,"method":"x","params":[1]}', INVALID_PARAMS, 1, "params"),
-        (b'{"jsonrpc":"2.0","id":1,"method":"x","params":null}', INVALID_REQUEST, 1, "params"),
         (b'{"jsonrpc":"2.0","id":1,"method":"x","params":"a"}', INVALID_REQUEST, 1, "params"),
         (b'{"jsonrpc":"2.0","id":[],"method":"x","params":"a"}', INVALID_REQUEST, None, "params"),
         (b"{}", INVALID_REQUEST, None, "shape"),

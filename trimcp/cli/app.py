@@ -26,6 +26,7 @@ from trimcp.cli.exits import (
     RECORD_EXIT_CODES,
     REPLAY_EXIT_CODES,
     RUN_EXIT_CODES,
+    TALK_EXIT_CODES,
     TOOL_ERROR,
     Failure,
 )
@@ -41,8 +42,6 @@ from trimcp.run import run_stdio
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool
-
-_EPILOG: Final = TARGET_HELP + "\n" + EXIT_CODES
 
 _WORDS: Final = "trimcp.words"
 _WAITING: Final = """\
@@ -125,7 +124,9 @@ def app() -> None:
     """
 
 
-def _talks(name: str | None = None, *, short_help: str) -> Callable[[Callable[..., Any]], click.Command]:
+def _talks(
+    name: str | None = None, *, short_help: str, exit_codes: str = TALK_EXIT_CODES
+) -> Callable[[Callable[..., Any]], click.Command]:
     """Make a command from a function that takes a `target` and `options`, and returns the body of the conversation."""
 
     def decorate(function: Callable[..., Body]) -> click.Command:
@@ -134,7 +135,7 @@ def _talks(name: str | None = None, *, short_help: str) -> Callable[[Callable[..
             sys.exit(converse(target, options, function(target=target, options=options, **arguments)))
 
         whole = click.argument("target")(with_options(ConnectOptions)(command))
-        return app.command(name, cls=_Command, epilog=_EPILOG, short_help=short_help)(whole)
+        return app.command(name, cls=_Command, epilog=TARGET_HELP + "\n" + exit_codes, short_help=short_help)(whole)
 
     return decorate
 
@@ -295,7 +296,7 @@ def inspect_(target: str, options: ConnectOptions) -> Body:
     return body
 
 
-@_talks(short_help="Call a tool and print the result.")
+@_talks(short_help="Call a tool and print the result.", exit_codes=EXIT_CODES)
 @click.argument("tool")
 @click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option("--arguments", "text", metavar="JSON", help="All arguments as one object; - reads standard input.")

@@ -28,6 +28,8 @@ Exit codes:
   130  interrupted by Ctrl-C (143: by SIGTERM)
 """
 
+TALK_EXIT_CODES: Final = EXIT_CODES.replace("  1    the tool itself reported an error\n", "")
+
 RUN_EXIT_CODES: Final = """\
 \b
 Exit codes:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from trimcp.cli.exits import Failure
+from trimcp.client.client import URL
 from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
 from trimcp.errors import LocalError, McpError
 from trimcp.run import target_of
@@ -35,7 +36,6 @@ TARGET is one of
 Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer | GrpcServer"
 """What a command can connect to."""
 
-_URL = re.compile(r"(https?|wss?|grpcs?|(http|ws|grpc)\+unix)://", re.IGNORECASE)
 _OTHER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _UNAUTHORIZED = re.compile(r"\bthe server answered 401\b")
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -82,7 +82,7 @@ def _with_login(target: Target) -> Target:
 
 
 def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
-    if _URL.match(text):
+    if URL.match(text):
         return target_of(ServerEntry("", url=text))
     if _OTHER_URL.match(text):
         raise Failure(

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _LONGEST_PROBE: Final = 30.0
-_URL: Final = re.compile(r"(https?|wss?|grpcs?)://", re.IGNORECASE)
+URL: Final = re.compile(r"(https?|wss?|grpcs?|(http|ws|grpc)\+unix)://", re.IGNORECASE)
+"""How a URL of a server begins."""
 
 
 @runtime_checkable
@@ -111,7 +112,8 @@ class Client(ClientProgram):
         does cancelling it. If the server is lost the body goes on: its calls raise `ConnectionLost`.
 
         Args:
-            target: a URL (http, https, ws, wss, grpc, grpcs), what `trimcp.stdio`, `trimcp.http` and so on return, a
+            target: a URL (http, https, ws, wss, grpc, grpcs, or a Unix socket's, "http+unix://%2Frun%2Fserver.sock/mcp",
+                ws+unix, grpc+unix), what `trimcp.stdio`, `trimcp.http` and so on return, a
                 `MessageChannel`, or an async context manager that yields one.
             revision: use exactly this one; by default the newest that both sides support.
 
@@ -156,7 +158,7 @@ def named(target: Target) -> Opener:
     """
     given: object = target  # at run time it may be anything
     if isinstance(given, str):
-        if _URL.match(given):
+        if URL.match(given):
             return at_url(given)
         what = "a str that is no URL with http://, https://, ws://, wss://, grpc:// or grpcs://"
     elif isinstance(given, DirectEnd | MessageChannel | Connectable | AbstractAsyncContextManager):
@@ -335,11 +337,11 @@ class _Negotiation:
                 versions = raw.get("supportedVersions")
                 if isinstance(versions, list):
                     return ProbeResult(Met.DISCOVERED, versions), raw
-                return ProbeResult(Met.ERROR), raw
+                return ProbeResult(Met.NONSENSE, why="the result has no list of supportedVersions"), raw
         except RemoteError as error:
             return ProbeResult(Met.ERROR, code=error.code, data=error.data, why=str(error)), {}
         except InvalidReply as error:
-            return ProbeResult(Met.ERROR, why=str(error)), {}
+            return ProbeResult(Met.NONSENSE, why=str(error)), {}
         except ConnectionLost as error:
             met = Met.UNANSWERED if self.actor.lost is None else Met.DIED
             return ProbeResult(met, why=str(error)), {}

@@ -11,8 +11,8 @@ a single error code, since legacy servers use various ones. `decide` is called u
     -32022 with a common modern revision      DISCOVER again with it (once), never INITIALIZE
     -32022 without one                        FAIL
     another modern error (-32020, -32021)     FAIL: the server is modern and sent the reason
-    any other error, silence, or no answer
-    on a connection that stays open (HTTP)    INITIALIZE
+    any other error, nonsense, silence, or no
+    answer on a connection that stays open    INITIALIZE
     the child process ended on the probe      RESPAWN, then INITIALIZE
 
 If no legacy revision is offered, the last two rows are FAIL, with the result of the probe as the reason.
@@ -36,6 +36,7 @@ class Met(Enum):
 
     DISCOVERED = auto()
     ERROR = auto()
+    NONSENSE = auto()
     SILENCE = auto()
     UNANSWERED = auto()
     DIED = auto()
@@ -120,6 +121,8 @@ def _failure(outcome: ProbeResult) -> str:
     if outcome.met is Met.ERROR:
         answered = f" (it answered server/discover: {outcome.why})" if outcome.why else ""
         return f"the server is of the legacy era, and no legacy revision is offered{answered}"
+    if outcome.met is Met.NONSENSE:
+        return f"server/discover was not answered as it has to be: {outcome.why}"
     return f"server/discover was not answered{f': {outcome.why}' if outcome.why else ''}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
@@ -58,6 +59,7 @@ _T = TypeVar("_T")
 # least every 64th is a schedule point, and each is a cancel point.
 _REPORTS_PER_CHECKPOINT: Final = 64
 _NUMBERS: Final = (int, float)  # no bool, and no number of another library
+_COMPLETE: Final = "notifications/elicitation/complete"
 
 
 @attrs.define(eq=False, repr=False)
@@ -439,7 +441,15 @@ class Context(Admitted, Generic[StateT]):
     async def elicit_url(
         self, message: str, url: str, *, elicitation_id: str | None = None, key: str | None = None
     ) -> ElicitResult:
-        """Ask the user to open a URL (client/elicitation, "URL Mode"), for data that the client must not see."""
+        """Ask the user to open a URL (client/elicitation, "URL Mode"), for data that the client must not see.
+
+        Args:
+            message, url: what the user is told, and the page.
+            elicitation_id: for `elicitation_complete`, in 2025-11-25; made up where that revision wants one.
+            key: see `elicit`.
+        """
+        if elicitation_id is None and _COMPLETE in vocabulary(self.revision):
+            elicitation_id = os.urandom(16).hex()
         params = ElicitURLParams(
             message=message, url=url, elicitation_id=ABSENT if elicitation_id is None else elicitation_id
         )
@@ -452,9 +462,8 @@ class Context(Admitted, Generic[StateT]):
         Args:
             elicitation_id: the one passed to `elicit_url`.
         """
-        name = "notifications/elicitation/complete"
-        if name in vocabulary(self.revision):
-            self._post(self._encode(name, ElicitationCompleteParams(elicitation_id=elicitation_id)))
+        if _COMPLETE in vocabulary(self.revision):
+            self._post(self._encode(_COMPLETE, ElicitationCompleteParams(elicitation_id=elicitation_id)))
         await trio.lowlevel.checkpoint()
 
     async def sample(self, params: CreateMessageParams, *, key: str | None = None) -> CreateMessageResult:

@@ -316,10 +316,9 @@ def _member(value: Any) -> _Member:
             return Response(id, result)
     if type(method) is not str or value.get("jsonrpc") != "2.0" or "result" in value or "error" in value:
         return _response(value, id, method)
-    params = value.get("params", _ABSENT)
-    if params is _ABSENT:
-        params = None
-    elif type(params) is not dict:
+    params = value.get("params")
+    # null counts as none, as for every optional member: some write it so
+    if params is not None and type(params) is not dict:
         return _bad_params(id, type(params) is list)
     if type(id) is int or type(id) is str:
         return Request(id, method, params)

@@ -110,6 +110,7 @@ JSON_ERROR = b'{"jsonrpc":"2.0","error":{"code":-32600,"message":"the \\n Origin
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "400 Bad Request; .*have their WebSocket at /ws"),
         (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "401 Unauthorized; it wants credentials"),
         (
             b"HTTP/1.1 403 Forbidden\r\nContent-Length: 99\r\n\r\n" + JSON_ERROR,
@@ -147,8 +148,9 @@ async def test_a_refusal_says_why_and_what_to_do(autojump_clock: MockClock, repl
             pass
 
     async with answering(answer) as port:
-        with pytest.raises(ConnectionLost, match=f"no WebSocket at ws://127.0.0.1:{port}/...: .*{why}") as caught:
-            async with WebSocketServer(f"ws://127.0.0.1:{port}/secret").connect():
+        url = f"ws://127.0.0.1:{port}/ws"
+        with pytest.raises(ConnectionLost, match=rf"no WebSocket at {url}/\.\.\.: .*{why}") as caught:
+            async with WebSocketServer(f"{url}/secret0123456789ab?key=secret").connect():
                 raise AssertionError
     assert "secret" not in str(caught.value)
     assert str(caught.value).isprintable()
@@ -173,7 +175,7 @@ async def test_a_server_that_does_not_answer(autojump_clock: MockClock, drip: bo
 
 
 async def test_nobody_is_there() -> None:
-    with pytest.raises(ConnectionLost, match=r"cannot connect to ws://127.0.0.1:1/...: .*; is the server running"):
+    with pytest.raises(ConnectionLost, match=r"cannot connect to ws://127\.0\.0\.1:1/ws: .*; is the server running"):
         async with WebSocketServer("ws://127.0.0.1:1/ws").connect():
             raise AssertionError
     with pytest.raises(ConnectionLost, match="no address is known"):

@@ -18,7 +18,7 @@ from trimcp.framing.grpc import GrpcStatus
 from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
 from trimcp.transports.grpc.channel import EXCHANGE, REFUSED, GrpcChannel
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
-from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, socket_path
+from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, shown_url, socket_path
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
@@ -108,7 +108,7 @@ class GrpcServer:
             except CallFailed as failure:
                 raise ConnectionLost(self._why_refused(failure)) from failure
             except trio.TooSlowError:
-                text = f"no answer of {masked_url(self.url)} within {self.timeout:g} seconds"
+                text = f"no answer of {shown_url(self.url)} within {self.timeout:g} seconds"
                 raise ConnectionLost(text) from None
             async with GrpcChannel(_ExchangeEnd(call, connection), CLIENT_MAX_MESSAGE, window=WINDOW) as channel:
                 yield channel if self.trace is None else traced(channel, self.trace)
@@ -129,17 +129,17 @@ class GrpcServer:
         try:
             stream = await dial(host, port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING)
         except ConnectionLost as error:
-            raise ConnectionLost(f"cannot connect to {masked_url(self.url)}: {error}") from error.__cause__
+            raise ConnectionLost(f"cannot connect to {shown_url(self.url)}: {error}") from error.__cause__
         if isinstance(stream, trio.SSLStream) and stream.selected_alpn_protocol() != "h2":
             await trio.aclose_forcefully(stream)
-            raise ConnectionLost(f"{masked_url(self.url)} does not speak HTTP/2 on this port; check the URL")
+            raise ConnectionLost(f"{shown_url(self.url)} does not speak HTTP/2 on this port; check the URL")
         client = Http2Client(stream, _authority(parts), secure, self.keep_alive)
         async with running_http2(client):
             yield client
 
     def _why_refused(self, failure: CallFailed) -> str:
         advice = _ADVICE.get(failure.status, "check the URL")
-        return f"no MCP at {masked_url(self.url)}: the server answered {failure} ({advice})"
+        return f"no MCP at {shown_url(self.url)}: the server answered {failure} ({advice})"
 
 
 @attrs.define(eq=False)

@@ -14,7 +14,15 @@ import trio
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
-from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, socket_path, status_text
+from trimcp.transports.targets import (
+    checked_headers,
+    checked_url,
+    dial,
+    masked_url,
+    shown_url,
+    socket_path,
+    status_text,
+)
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 from trimcp.transports.websocket.handshake import SUBPROTOCOL, HandshakeFailed, open_websocket
@@ -25,12 +33,13 @@ _PORTS: Final = {"ws": 80, "wss": 443, _UNIX: 0}
 _LONGEST: Final = 200
 _TRUSTING: Final = "pass ssl_context= with what to trust"
 
+_CHECK: Final = "check the URL (servers made with trimcp have their WebSocket at /ws)"
 _ADVICE: Final = {
-    400: "it does not understand the request; is there a proxy in between that knows no WebSocket?",
+    400: f"what is at this path, or a proxy in between, knows no WebSocket; {_CHECK}",
     401: "it wants credentials that were not sent or are not valid; set headers={'Authorization': ...}",
     403: "it knows who asks and does not allow it, or does not accept this address as its own",
-    404: "there is nothing at this path; check the URL (servers made with trimcp have their WebSocket at /ws)",
-    405: "what is at this path is no WebSocket; check the URL",
+    404: f"there is nothing at this path; {_CHECK}",
+    405: f"what is at this path is no WebSocket; {_CHECK}",
     426: "it wants to speak something else; check the URL",
     429: "too many ask; try again later",
     503: "it has too much to do, or is shutting down; try again later",
@@ -127,7 +136,7 @@ class WebSocketServer:
         try:
             stream = await dial(host, port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING)
         except ConnectionLost as error:
-            raise ConnectionLost(f"cannot connect to {masked_url(self.url)}: {error}") from error.__cause__
+            raise ConnectionLost(f"cannot connect to {shown_url(self.url)}: {error}") from error.__cause__
         try:
             with trio.move_on_at(deadline):
                 return stream, await open_websocket(stream, _host(parts), resource, self.headers, subprotocol)
@@ -144,7 +153,7 @@ class WebSocketServer:
         head, _, body = failure.answer.partition(b"\r\n\r\n")
         first, *lines = head.decode("latin-1").split("\r\n")
         status = first.split(" ")[1] if first.startswith("HTTP/") and " " in first else ""
-        text = f"no WebSocket at {masked_url(self.url)}: "
+        text = f"no WebSocket at {shown_url(self.url)}: "
         if not (status.isascii() and status.isdigit() and len(status) == 3) or status == "101":
             return f"{text}{failure}"
         text += f"the server answered {status_text(int(status))}"

@@ -126,7 +126,11 @@ async def test_an_error_is_delivered_whatever_the_status_and_whatever_its_id(sta
 @pytest.mark.parametrize(
     ("body", "headers", "why"),
     [
-        (b"<html>", {"content-type": "text/html"}, "'text/html'"),
+        (
+            b"<html>",
+            {"content-type": "text/html"},
+            "200 OK at http://server.test/mcp with the content type 'text/html'",
+        ),
         (b"{", JSON, "not valid JSON"),
         (b'{"jsonrpc":"2.0","id":1,"result":"\xff"}', JSON, "UTF-8"),
         (b"", JSON, "200 OK and no result"),
@@ -228,7 +232,7 @@ async def test_a_refusal_without_an_error_loses_the_request(status: int, why: st
         assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("status", [401, 403, 426])
 async def test_what_a_gatekeeper_says_is_no_answer_of_the_servers(status: int) -> None:
     async def handle(exchange: Exchange) -> None:
         await exchange.json({"jsonrpc": "2.0", "id": 1, "error": {"code": -32600, "message": "no\nway"}}, status)

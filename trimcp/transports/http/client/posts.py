@@ -308,7 +308,7 @@ class Post:
                 await read_events(reply, cursor, self._state.inbox, take)
             return None
         if reply.content_type not in (JSON_TEXT, ""):
-            what = f"the server answered with the content type {reply.content_type!r:.100}, not JSON or events"
+            what = f"{reply.refusal()} with the content type {reply.content_type!r:.100}, not JSON or events"
             return Trouble(what, nonsense=True, status=reply.status)
         try:
             body = await reply.body(self._state.inbox.max_message)
@@ -376,7 +376,8 @@ class Post:
         if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
             return Trouble(why, status=status, forgotten=session_id)
         code = None if error is None else error.code
-        if status == 401 or (status == 403 and code != FORBIDDEN) or (status == 404 and code == INVALID_REQUEST):
+        unheard = (status == 403 and code != FORBIDDEN) or (status == 404 and code == INVALID_REQUEST)
+        if unheard or status in (401, 426):
             return Trouble(why, status=status)  # not refused by the endpoint, which would know the request
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
