@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import logging
 import traceback
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import trimcp
 from tests.yardsticks import assert_costs
-from trimcp.cleaning import digest, harmless, mask, shapes, traceback_text
+from trimcp.cleaning import digest, harmless, log_crash, mask, shapes, traceback_text
 
 
 @pytest.mark.parametrize(
@@ -78,3 +82,42 @@ def test_a_traceback_cannot_be_made_to_look_like_other_lines() -> None:
 def test_a_traceback_of_nothing_strange_is_what_python_writes() -> None:
     error = _raised(ValueError("plain"))
     assert traceback_text(error) == "".join(traceback.format_exception(error)).rstrip("\n")
+
+
+@pytest.mark.parametrize("level", [logging.DEBUG, logging.WARNING, logging.ERROR])
+def test_what_is_logged_of_an_exception_forges_no_line(level: int, caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("trimcp.test")
+    error = _raised(ValueError("no\n\x1b[2K2026-01-01 ERROR root: forged"))
+    with caplog.at_level(level, "trimcp.test"):
+        log_crash(logger, error, "it %s", "failed", level=level)
+    [record] = caplog.records
+    assert (record.getMessage(), record.levelno, record.funcName) == (
+        "it failed",
+        level,
+        "test_what_is_logged_of_an_exception_forges_no_line",
+    )
+    assert record.exc_info == (ValueError, error, error.__traceback__)
+    assert caplog.text.splitlines()[-1] == r"    | \x1b[2K2026-01-01 ERROR root: forged"
+    caplog.clear()
+    with caplog.at_level(level + 1, "trimcp.test"):
+        log_crash(logger, error, "it failed", level=level)
+    assert not caplog.records
+
+
+def tracebacks_logged(source: str) -> list[int]:
+    """The lines of a module where a traceback goes into a log as Python writes it."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [
+        call.lineno
+        for call in calls
+        if any(keyword.arg == "exc_info" for keyword in call.keywords)
+        or (isinstance(call.func, ast.Attribute) and call.func.attr == "exception" and bool(call.args))
+    ]
+
+
+def test_every_traceback_in_a_log_is_harmless() -> None:
+    """What strangers say may stand in any exception's text, and few who log one know whose it is."""
+    assert tracebacks_logged("log.exception('x')\nlog.debug('x', exc_info=True)\nsys.exception()") == [1, 2]
+    package = Path(trimcp.__file__).parent
+    found = {path.relative_to(package): tracebacks_logged(path.read_text("utf-8")) for path in package.rglob("*.py")}
+    assert {path: lines for path, lines in found.items() if lines} == {}

@@ -6,6 +6,7 @@ Traces, audits and security events use it for all that they write. It handles JS
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import traceback
 import unicodedata
@@ -149,6 +150,28 @@ def traceback_text(error: BaseException) -> str:
 
 def _quoted(text: str) -> str:
     return clean(text).replace("\n", "\n    | ")
+
+
+def log_crash(
+    logger: logging.Logger, error: BaseException, message: str, *args: object, level: int = logging.ERROR
+) -> None:
+    """Log an exception that ends here with its traceback, in which no text can imitate a log line.
+
+    Every traceback in a log of this package is written by this: an exception's text may quote a peer.
+
+    Args:
+        logger: whose record it is.
+        error: the exception.
+        message, args: what failed, as for `logger.log`.
+        level: of the record.
+    """
+    if not logger.isEnabledFor(level):
+        return
+    file, line, function, _ = logger.findCaller(stacklevel=2)
+    told = (type(error), error, error.__traceback__)
+    record = logger.makeRecord(logger.name, level, file, line, message, args, told, function)
+    record.exc_text = traceback_text(error)  # formatters use this instead of their own
+    logger.handle(record)
 
 
 def digest(secret: str) -> str:

@@ -28,6 +28,15 @@ def test_a_schema_that_cannot_be_used_is_reported_and_not_checked(caplog: pytest
     assert caplog.text.count("is unusable") == 1
 
 
+def test_what_a_schema_says_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    outputs = Outputs()
+    outputs.listed([tool({"$ref": "#/\x1b[2K2026-01-01 ERROR\nroot: forged"})])
+    outputs.check("t", result({}))
+    assert r"\x1b" in caplog.text
+    assert "\x1b" not in caplog.text
+    assert len(caplog.text.splitlines()) == len(caplog.records)
+
+
 def test_a_pattern_of_the_servers_costs_nothing() -> None:
     outputs = Outputs()
     outputs.listed([tool({"type": "string", "pattern": "^(a+)+$"})])

@@ -11,7 +11,7 @@ import trio.testing
 
 from tests.client.peers import HandMade, Scripted, text
 from trimcp.client.client import Client
-from trimcp.errors import ConnectionLost, LocalError
+from trimcp.errors import ConnectionLost, ErrorReply, LocalError
 from trimcp.fleet.group import Group
 from trimcp.nurseries import open_service_nursery
 from trimcp.transports.memory import memory_channels
@@ -118,13 +118,13 @@ async def test_a_server_that_cannot_list_is_left_out(caplog: Any) -> None:
 
     @broken.method("tools/list")
     async def tools(params: Any, ctx: Any) -> Any:
-        raise ValueError
+        raise ErrorReply(5, "no\n\x1b[2K2026-01-01 ERROR root: forged")
 
     async with Group(Client("c")) as group:
         await group.open("bad", broken)
         await group.open("good", named("good"))
         assert [tool.name for tool in await group.list_tools()] == ["good__who"]
-    assert "'bad' cannot list its tools" in caplog.text
+    assert r"'bad' cannot list its tools: no \x1b[2K2026-01-01 ERROR root: forged (code 5)" in caplog.text
 
 
 async def test_a_failed_opening_raises_here_and_leaves_the_name_free() -> None:

@@ -38,6 +38,7 @@ from trimcp.agent_tools.messages import (
 )
 from trimcp.bounds import check_number
 from trimcp.channel import require_trio
+from trimcp.cleaning import one_line
 from trimcp.errors import InvalidReply, LocalError, McpError
 from trimcp.nurseries import open_service_nursery
 from trimcp.session.agent_context import ContextEvent
@@ -506,7 +507,7 @@ class ContextHandle:
         try:
             await self.destroy(reason[:_LONGEST_REASON])
         except McpError as error:
-            _log.debug("the context could not be destroyed: %s", error)
+            _log.debug("the context could not be destroyed: %s", one_line(str(error)))
 
 
 @attrs.define(eq=False)

@@ -35,6 +35,7 @@ from trimcp.agent_tools.merging import EMPTY_OBJECT, MAX_DEPTH, StateBounds, Sta
 from trimcp.agent_tools.saving import Saver
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
 from trimcp.budget import Budget, Holding
+from trimcp.cleaning import log_crash
 from trimcp.nurseries import open_service_nursery
 from trimcp.security import security_event
 from trimcp.session.agent_context import ContextEvent
@@ -295,7 +296,7 @@ class ContextTable:
             except Exception as error:  # whatever the store raises
                 if not self._unreadable:  # logged once, as failed writes are
                     self._unreadable = True
-                    log.error("the store of contexts cannot be read", exc_info=error)
+                    log_crash(log, error, "the store of contexts cannot be read")
                 raise AgentToolsError("the service could not read the context") from error
             self._unreadable = False
             if kept is None or min(kept.until, kept.ends) <= time.time():
@@ -444,8 +445,8 @@ class ContextTable:
                 while ended := await self._store.expire(time.time()):
                     for owner, id in ended:
                         self._expired(owner, id)
-            except Exception:  # whatever the store raises
-                log.exception("the store of contexts could not forget old ones")
+            except Exception as error:  # whatever the store raises
+                log_crash(log, error, "the store of contexts could not forget old ones")
             await trio.sleep(_SWEEP)
 
     def _expired(self, owner: Owner, id: str) -> None:

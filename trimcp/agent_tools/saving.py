@@ -12,6 +12,7 @@ import trio
 from trimcp.agent_tools.errors import AgentToolsError
 from trimcp.agent_tools.merging import Patched
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
+from trimcp.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
@@ -161,4 +162,4 @@ class Saver:
     def _failed(self, error: Exception) -> None:
         if not self._failing:  # logged once: a full disk fails every write, and the log is often on the same disk
             self._failing = True
-            log.error("the store of contexts failed; updates fail until it works again", exc_info=error)
+            log_crash(log, error, "the store of contexts failed; updates fail until it works again")

@@ -18,7 +18,8 @@ from trimcp.agent_tools.messages import encode_message
 from trimcp.agent_tools.service import message_of
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.channel import Kind, Outgoing, Sink
-from trimcp.session.scopes import Background, guarded, log_crash
+from trimcp.cleaning import log_crash
+from trimcp.session.scopes import Background, guarded
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

@@ -18,6 +18,7 @@ from joserfc.jwk import Key
 from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read_json, secure_url
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.auth.verifying import key_for, read_keys
+from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class IssuerKeys:
             try:
                 await self._fetch()
             except (AuthorizationError, ValueError) as error:
-                _log.warning("the keys of %s could not be fetched: %s", self.issuer.name, error)
+                _log.warning("the keys of %s could not be fetched: %s", self.issuer.name, one_line(str(error)))
                 self.metadata = None  # it may say something else by now
             self._fetching = False
             self._fetched.set()

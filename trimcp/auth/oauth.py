@@ -25,6 +25,7 @@ from trimcp.auth.jose import ProofKey
 from trimcp.auth.metadata import host_of, is_loopback, origin_of
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
 from trimcp.auth.stores import CredentialStore, MemoryStore
+from trimcp.cleaning import log_crash, one_line
 from trimcp.errors import AuthorizationError
 from trimcp.nurseries import open_service_nursery, sole
 
@@ -152,7 +153,7 @@ class _Account:
                 if self.proof_key is None or self.proof_key.jwk != kept:
                     self.proof_key = ProofKey.from_jwk(kept)
             except ValueError as error:
-                _log.warning("the login for %s is not used: %s", self.key, error)
+                _log.warning("the login for %s is not used: %s", self.key, one_line(str(error)))
                 self.credentials = None
         if dpop and self.proof_key is None:
             self.proof_key = ProofKey.generate()
@@ -324,7 +325,7 @@ class Authorizer:
         except Exception as error:  # a store's, a browser's or an assertion's: it must not end the connection
             alone = sole(error)
             if not isinstance(alone, AuthorizationError):
-                _log.exception("a login failed")
+                log_crash(_log, error, "a login failed")
                 alone = AuthorizationError(f"the login failed: {type(alone).__name__}; the log has the details")
             attempt.error = alone
         finally:

@@ -35,6 +35,7 @@ from trimcp.auth.verifying import (
     check_proof,
     unverified,
 )
+from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
 from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
@@ -250,7 +251,7 @@ class ResourceServer:
             return self._bad(bad)
         except AuthorizationError as error:
             # Nobody can be let in whose token cannot be checked; it is not the client's fault.
-            _log.warning("a token could not be checked: %s", error)
+            _log.warning("a token could not be checked: %s", one_line(str(error)))
             return Refused(503, (("Retry-After", "5"),), "tokens cannot be checked now; try again later")
         self._verified[digest] = found
         while len(self._verified) > self.max_tokens:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimcp.cleaning import one_line
 from trimcp.client.cache import Cache
 from trimcp.client.endpoint import ClientEndpoint, Logs
 from trimcp.client.handlers import ClientProgram, call_handler
@@ -281,7 +282,7 @@ class ClientSession:
         try:
             await self._ask("logging/setLevel", SetLevelParams(level=self._log_level))
         except (RemoteError, InvalidReply, trio.TooSlowError) as error:
-            log.debug("the server did not take the log level: %s", error)
+            log.debug("the server did not take the log level: %s", one_line(str(error)))
 
     async def ping(self) -> None:
         """Wait until the server has answered a ping (since 2026-07-28 `server/discover`): it is alive."""

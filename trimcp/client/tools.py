@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import orjson
 
+from trimcp.cleaning import one_line
 from trimcp.errors import InvalidReply
 from trimcp.framing.headers import Mirror, find_mirrors, param_headers
 from trimcp.security import security_event
@@ -82,7 +83,8 @@ def _build(tool: Tool) -> Validator | None:
         return peer_validator(tool.output_schema)
     except SchemaError as error:
         security_event("schema_refused", tool=tool.name, why=str(error))
-        log.warning("results of the tool %r are not checked; its output schema is unusable: %s", tool.name, error)
+        why = one_line(str(error))
+        log.warning("results of the tool %r are not checked; its output schema is unusable: %s", tool.name, why)
         return None
 
 
@@ -110,7 +112,8 @@ class Mirrors:
             except ValueError as error:
                 invalid += 1
                 if invalid <= _MOST_WARNINGS:
-                    log.warning("the tool %s is left out, its inputSchema is invalid: %s", f"{tool.name!r:.200}", error)
+                    why = one_line(str(error))
+                    log.warning("the tool %s is left out, its inputSchema is invalid: %s", f"{tool.name!r:.200}", why)
                 continue
             valid.append(tool)
             if mirrors:

@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 import attrs
 import trio
 
+from trimcp.cleaning import log_crash
 from trimcp.errors import NoGoodAnswer
 from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
 from trimcp.values import valued
@@ -91,7 +92,7 @@ async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, 
             if crash is not None and not isinstance(crash, Exception):
                 raise
             if crash is not None and answers:
-                log.debug("an attempt that was too late failed", exc_info=crash)
+                log_crash(log, crash, "an attempt that was too late failed", level=logging.DEBUG)
             elif crash is not None:
                 failures.append(crash)
             if cancelled is not None:
@@ -364,5 +365,5 @@ class Mapped(Generic[ResultT]):
             self._failure = error
             self._scope.cancel(reason="another item failed")
         else:
-            log.debug("another item failed, too, when the rest was cancelled", exc_info=error)
+            log_crash(log, error, "another item failed, too, when the rest was cancelled", level=logging.DEBUG)
         self._reading.unpark_all()

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.channel import require_trio
+from trimcp.cleaning import log_crash, one_line
 from trimcp.client.client import Client, Target
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError
@@ -172,7 +173,7 @@ class Group:
                         await member.closing.wait()
         except Exception as error:  # any failure of one member ends no other
             if member.usable is not None:
-                log.exception("a connection of the group failed")
+                log_crash(log, error, "a connection of the group failed")
             member.error = error
         finally:
             member.ready.set()
@@ -241,7 +242,7 @@ class Group:
             try:
                 tools: list[Any] = await member.list_tools()
             except (McpError, trio.TooSlowError) as error:
-                log.warning("the server %r cannot list its tools: %s", name, error)
+                log.warning("the server %r cannot list its tools: %s", name, one_line(str(error)))
                 return
             found[name] = [attrs.evolve(tool, name=f"{name}{self.separator}{tool.name}") for tool in tools]
 

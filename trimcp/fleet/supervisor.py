@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from trimcp.cleaning import one_line
+from trimcp.cleaning import log_crash, one_line
 from trimcp.client.client import Client, Connectable, connecting
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError, UpstreamDown
@@ -231,7 +231,7 @@ class Supervisor:
                     why = None
         except Exception as error:  # any failure is this upstream's and no caller's
             if not isinstance(error, McpError | OSError | trio.TooSlowError):
-                log.exception("the connection to the upstream %r failed", self.name)
+                log_crash(log, error, "the connection to the upstream %r failed", self.name)
             why = None if why is None else str(error) or type(error).__name__
         if why is not None and not self._interrupted.is_set():
             self._note(why, stood)

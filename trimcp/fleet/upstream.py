@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from trimcp.channel import require_trio
+from trimcp.cleaning import one_line
 from trimcp.client.client import Client, Connectable, Target, named, pinned
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError, UpstreamDown
@@ -392,7 +393,7 @@ class UpstreamSubscription:
                 try:
                     await self._listen(session)
                 except ConnectionLost as error:
-                    log.debug("the subscription to %r is lost: %s", supervisor.name, error)
+                    log.debug("the subscription to %r is lost: %s", supervisor.name, one_line(str(error)))
                     supervisor.suspect(session)
                 if session.session.lost is None:
                     # The server ended it, or only the subscription was lost. If that happens at once, pause longer.

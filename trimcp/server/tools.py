@@ -202,7 +202,9 @@ def error_text(name: str, error: BaseException) -> str | None:
     if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
         return str(cause)
     if isinstance(cause, trio.TooSlowError):
-        log.debug("the tool %s ran into a time limit of its own", name, exc_info=error)
+        from trimcp.cleaning import log_crash
+
+        log_crash(log, error, "the tool %s ran into a time limit of its own", name, level=logging.DEBUG)
         return f"{name} gave up: a time limit in its own code has passed"
     return None
 

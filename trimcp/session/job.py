@@ -24,7 +24,7 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
-from trimcp.session.scopes import Work, abandon_left_open, blamed, contained, has_left_open, innermost_scope, log_crash
+from trimcp.session.scopes import Work, abandon_left_open, blamed, contained, has_left_open, innermost_scope
 from trimcp.slotted import slotted
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
@@ -430,7 +430,7 @@ class Job:
 
     def log_crash(self, error: BaseException) -> ErrorReply:
         """Log a handler's crash with its traceback, and return an error without details."""
-        from trimcp.cleaning import in_quotes
+        from trimcp.cleaning import in_quotes, log_crash
 
         where = self.session.endpoint.whereabouts(self)
         about = "" if self.target is None else f": {in_quotes(self.target)}"
@@ -498,4 +498,6 @@ class Job:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the reply is sent anyway
+            from trimcp.cleaning import log_crash
+
             log_crash(log, error, "what is told of every request that ends crashed")

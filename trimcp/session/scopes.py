@@ -212,24 +212,13 @@ def written(function: Any) -> str | None:
     return None if code is None else f"{named(function)} in {code.co_filename}:{code.co_firstlineno}"
 
 
-def log_crash(logger: logging.Logger, error: BaseException, message: str, *args: object) -> None:
-    """Log what users' code raised as one ERROR with its traceback, in which no text can imitate a log line."""
-    if not logger.isEnabledFor(logging.ERROR):
-        return
-    from trimcp.cleaning import traceback_text
-
-    file, line, function, _ = logger.findCaller(stacklevel=2)
-    told = (type(error), error, error.__traceback__)
-    record = logger.makeRecord(logger.name, logging.ERROR, file, line, message, args, told, function)
-    record.exc_text = traceback_text(error)  # formatters use this instead of their own
-    logger.handle(record)
-
-
 async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
     """Run background work. A crash is logged with its traceback and ends nothing else."""
     try:
         await contained(function, *args)
     except Exception as error:  # any failure of the work
+        from trimcp.cleaning import log_crash
+
         log_crash(log, error, "background work %r crashed", named(function))
 
 

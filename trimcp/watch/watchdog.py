@@ -25,6 +25,7 @@ import attrs
 import trio
 
 from trimcp.bounds import check_number
+from trimcp.cleaning import log_crash
 from trimcp.session.job import Job
 from trimcp.session.session import Session
 from trimcp.watch.tree import work_tree
@@ -168,8 +169,8 @@ class _Watchdog(trio.abc.Instrument):
     def _guarded(self, function: Any, *args: float) -> None:
         try:
             function(*args)
-        except Exception:  # the inspected objects may change meanwhile; keep watching
-            log.exception("the watchdog could not say what holds the event loop")
+        except Exception as error:  # the inspected objects may change meanwhile; keep watching
+            log_crash(log, error, "the watchdog could not say what holds the event loop")
 
     # Reports
 

@@ -70,7 +70,7 @@ async def test_a_hook_that_crashes_lets_nobody_in_and_is_logged_whole(
     late: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     def crash(head: Head) -> Identity:
-        raise RuntimeError("the table of users is gone")
+        raise RuntimeError("the table of users is gone\n\x1b[2K2026-01-01 ERROR root: forged")
 
     async def crash_later(head: Head) -> Identity:
         await trio.lowlevel.checkpoint()
@@ -82,7 +82,7 @@ async def test_a_hook_that_crashes_lets_nobody_in_and_is_logged_whole(
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
     assert "in crash\n" in caplog.text
-    assert "the table of users is gone" in caplog.text
+    assert "the table of users is gone\n    | \\x1b[2K2026-01-01 ERROR root: forged\n" in caplog.text
     assert "a-secret" not in caplog.text
 
 

@@ -144,9 +144,9 @@ async def test_a_line_without_end_is_passed_on_in_pieces_while_it_grows() -> Non
 
 async def test_standard_error_goes_to_the_log_at_debug(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "trimcp.stdio"):
-        async with python("import sys; sys.stderr.write('hello\\n'); sys.stdin.read()").connect():
+        async with python("import sys; sys.stderr.write('hello\\x1b[2K\\n'); sys.stdin.read()").connect():
             pass
-    assert f"{sys.executable}: hello" in [record.getMessage() for record in caplog.records]
+    assert rf"{sys.executable}: hello\x1b[2K" in [record.getMessage() for record in caplog.records]
     assert {record.levelno for record in caplog.records} == {logging.DEBUG}
 
 
@@ -171,12 +171,14 @@ async def test_endless_standard_error_is_drained_and_bounded() -> None:
 
 
 async def test_death_ends_the_channel_with_an_obituary() -> None:
-    code = f"import sys\nprint({encode_notification('n').decode()!r})\nsys.stderr.write('cannot go on\\n')\nsys.exit(3)"
+    code = f"import sys\nprint({encode_notification('n').decode()!r})\n"
+    code += "sys.stderr.write('cannot\\x1b[2K go on\\r\\n')\nsys.exit(3)"
     async with python(code).connect() as channel:
         assert [each.message for each in await everything(channel)] == [Notification("n")]
         assert channel.process.returncode == 3
         assert channel.close_reason() == (
-            f"the server {sys.executable!r} exited with status 3; its last words on standard error:\n  cannot go on"
+            f"the server {sys.executable!r} exited with status 3; its last words on standard error:\n"
+            r"  cannot\x1b[2K go on"
         )
         with pytest.raises(trio.BrokenResourceError):
             for _ in range(10):

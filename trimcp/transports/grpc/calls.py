@@ -8,6 +8,7 @@ from typing import Final, Protocol
 import attrs
 import trio
 
+from trimcp.cleaning import one_line
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, decode_text, status_of_http
 
 WINDOW: Final = 256 * 1024
@@ -193,7 +194,7 @@ class Http2Call:
         status = self.status
         if status is GrpcStatus.OK:
             status = GrpcStatus.UNKNOWN
-        return CallFailed(status, text[:_LONGEST], self.trailers)
+        return CallFailed(status, one_line(text, _LONGEST), self.trailers)
 
     def check(self) -> None:
         """Raise CallFailed if nothing can be sent any more."""

@@ -91,7 +91,7 @@ class JsonFormatter(logging.Formatter):
         }
         extra = {name: value for name, value in vars(record).items() if name not in self._STANDARD}
         if record.exc_info:
-            ours["exception"] = self.formatException(record.exc_info)
+            ours["exception"] = record.exc_text or self.formatException(record.exc_info)
         if record.stack_info:
             ours["stack"] = self.formatStack(record.stack_info)
         # Our members come first, and win if the application's fields have the same names.

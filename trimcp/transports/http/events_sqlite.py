@@ -11,6 +11,7 @@ from typing import Final
 
 import attrs
 
+from trimcp.cleaning import log_crash
 from trimcp.transports.http.events import OVERHEAD, BoundedEvents, Entry
 
 log: logging.Logger = logging.getLogger("trimcp.http")
@@ -92,9 +93,7 @@ class SqliteEvents(BoundedEvents[int]):
         # Logged once: a full disk fails every event of every session, and the log is often on the same disk.
         if not self._warned:
             self._warned = True
-            log.error(
-                "the event store %r fails; what it does not keep cannot be resumed", str(self.path), exc_info=error
-            )
+            log_crash(log, error, "the event store %r fails; what it does not keep cannot be resumed", str(self.path))
 
 
 class _File:
@@ -152,8 +151,8 @@ class _File:
         for path in (Path(f"{self._path}-wal"), self._path):
             try:
                 path.unlink(missing_ok=True)
-            except OSError:
-                log.warning("could not remove %r", str(path), exc_info=True)
+            except OSError as error:
+                log_crash(log, error, "could not remove %r", str(path), level=logging.WARNING)
         os.close(self._lock)
 
 

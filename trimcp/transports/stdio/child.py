@@ -17,6 +17,7 @@ import trio
 
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, require_trio
+from trimcp.cleaning import clean, log_crash
 from trimcp.descendants import MARK, Descendants
 from trimcp.errors import LocalError
 from trimcp.nurseries import closing_with, open_service_nursery
@@ -171,7 +172,7 @@ class ChildChannel(WrappedChannel):
             state = f"exited with status {code}"
         self._take_remaining_stderr()
         text = f"the server {self._command[0]!r} {state}"
-        lines = [line for line in self.stderr_tail.split("\n") if line.strip()][-_LAST_LINES:]
+        lines = [line for line in clean(self.stderr_tail).split("\n") if line.strip()][-_LAST_LINES:]
         if lines:
             text += "; its last words on standard error:\n" + "\n".join(f"  {line[:500]}" for line in lines)
         return text
@@ -211,11 +212,11 @@ class ChildChannel(WrappedChannel):
             text = line[start : start + _LONGEST_LINE].decode(errors="replace")
             try:
                 if self._on_stderr is None:
-                    _log.debug("%s: %s", self._command[0], text)
+                    _log.debug("%s: %s", self._command[0], clean(text))
                 else:
                     self._on_stderr(text)
-            except Exception:  # the hook is the user's function; its failure must not end the connection
-                _log.exception("the hook for standard error failed")
+            except Exception as error:  # the hook is the user's function; its failure must not end the connection
+                log_crash(_log, error, "the hook for standard error failed")
 
     def _take_remaining_stderr(self) -> None:
         with suppress(trio.WouldBlock, trio.ClosedResourceError, trio.BrokenResourceError):

@@ -23,6 +23,7 @@ from wsproto.utilities import ProtocolError
 
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
+from trimcp.cleaning import log_crash
 from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
@@ -261,7 +262,7 @@ class WebSocketChannel(MessageChannel):
             except* Exception as group:
                 crash = _first(group)
             if crash is not None and not isinstance(crash, ConnectionClosed | ProtocolError):
-                _log.error("a WebSocket connection crashed", exc_info=crash)
+                log_crash(_log, crash, "a WebSocket connection crashed")
             self._gated.over.set()
             await self._send_fault()
         finally:

@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.budget import Budget, owner_of
+from trimcp.cleaning import log_crash
 from trimcp.transports.http.asgi.request import HttpCall, Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall
 from trimcp.transports.http.deadlines import Deadlines
@@ -119,7 +120,7 @@ class AsgiApp:
         except Exception as error:
             if stage == "running":
                 raise  # ASGI has no event for this: servers log the exception
-            _log.debug("the %s of the face failed", stage, exc_info=True)
+            log_crash(_log, error, "the %s of the face failed", stage, level=logging.DEBUG)
             message = f"{type(error).__name__}: {error}"[:_REASON]
             await send({"type": f"lifespan.{stage}.failed", "message": message})
         else:

@@ -44,6 +44,7 @@ from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
 from trimcp.budget import NOWHERE_KNOWN, Holding, owner_of
 from trimcp.channel import PeerProgress
+from trimcp.cleaning import log_crash
 from trimcp.nurseries import sole
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
 from trimcp.transports.http.asgi.request import HUNG_UP, MESSAGES
@@ -463,6 +464,6 @@ def _report(error: BaseException) -> None:
         if strange is None:
             _log.debug("a connection ended with %r", sole(failures))
         else:
-            _log.error("Hypercorn failed on a connection", exc_info=strange)
+            log_crash(_log, strange, "Hypercorn failed on a connection")
     if rest is not None:
         raise error if failures is None else rest

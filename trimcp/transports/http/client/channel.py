@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.channel import HttpClientStatistics, Incoming, Kind, MessageChannel, OneTask, Outgoing
+from trimcp.cleaning import log_crash
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import Http
 from trimcp.transports.http.client.incoming import Cursor, Inbox
@@ -249,8 +250,8 @@ class GetStream:
         with self.scope:
             try:
                 await self._state.read_again(self._cursor, self._read, least=_LEAST_PAUSE)
-            except Exception:  # a bug here or in a library; requests go on without the stream
-                _log.exception("listening over HTTP crashed")
+            except Exception as error:  # a bug here or in a library; requests go on without the stream
+                log_crash(_log, error, "listening over HTTP crashed")
         self.written.set()
 
     async def _read(self) -> bool:

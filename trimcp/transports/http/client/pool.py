@@ -19,6 +19,7 @@ import attrs
 import trio
 
 from trimcp.channel import HttpClientStatistics
+from trimcp.cleaning import log_crash
 from trimcp.errors import ConnectionLost
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.policy import Timeouts
@@ -152,8 +153,8 @@ class PooledConnection:
             refused = str(error)
         except UnreadableReply as error:
             self._why = pool.broke(str(error))
-        except Exception:  # a bug here or in a library, which must not end other exchanges
-            _log.exception("a connection over HTTP crashed")
+        except Exception as error:  # a bug here or in a library, which must not end other exchanges
+            log_crash(_log, error, "a connection over HTTP crashed")
             self._why = pool.broke("its task crashed; the log has the details")
         finally:
             await self._close(refused)

@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
+from trimcp.cleaning import log_crash
 from trimcp.framing.gathering import Gathered
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
@@ -141,8 +142,8 @@ class Post:
                 try:
                     await state.session.confirmed()
                     trouble = await state.persist(self._attempt, self._next_pause, renewable=True)
-                except Exception:  # a bug here or in a library, which must not end the other requests
-                    _log.exception("a request over HTTP crashed")
+                except Exception as error:  # a bug here or in a library, which must not end the other requests
+                    log_crash(_log, error, "a request over HTTP crashed")
                     trouble = Trouble("the request could not be sent; the log has the details")
                 if trouble is not None and not self._answered:
                     state.unreachable = trouble.untouched
@@ -551,8 +552,8 @@ class Notices:
                 _log.warning("the server did not accept %s in %g s", what, timeout)
             if confirming is not None:
                 await self._confirmed()
-        except Exception:  # a bug here or in a library; no caller waits for a notification
-            _log.exception("%s could not be sent", what)
+        except Exception as error:  # a bug here or in a library; no caller waits for a notification
+            log_crash(_log, error, "%s could not be sent", what)
         finally:
             if post is not None:
                 post.abandon("the request was cancelled")

@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
+from trimcp.cleaning import log_crash
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
 from trimcp.transports.descriptors import over_or_hung_up
@@ -67,8 +68,8 @@ class SseConnection:
         """Read the stream to its end. Cancelling it closes the connection."""
         try:
             self.why = await self._read()
-        except Exception:  # a bug here or in a library; calls fail with this reason
-            _log.exception("reading the event stream crashed")
+        except Exception as error:  # a bug here or in a library; calls fail with this reason
+            log_crash(_log, error, "reading the event stream crashed")
             self.why = "the event stream could not be read; the log has the details"
         finally:
             self._reply = None
@@ -174,8 +175,8 @@ class SseConnection:
             trouble = await self._state.persist(lambda: self._attempt(outgoing), self._next_pause)
             if trouble is not None:
                 self._give_up(outgoing, trouble)
-        except Exception:  # as above; other messages go on
-            _log.exception("a message over HTTP+SSE crashed")
+        except Exception as error:  # as above; other messages go on
+            log_crash(_log, error, "a message over HTTP+SSE crashed")
             self._give_up(outgoing, Trouble("the message could not be sent; the log has the details"))
         finally:
             self._under_way -= 1

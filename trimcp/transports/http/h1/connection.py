@@ -15,6 +15,7 @@ import attrs
 import trio
 
 from trimcp.budget import LARGE, Amount, owner_of
+from trimcp.cleaning import log_crash
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
@@ -95,15 +96,15 @@ class H1Connection:
         """Serve until either side ends the connection. A crash ends this connection only, and is logged."""
         try:
             await self._serve()
-        except Exception:
-            log.exception("serving a connection from %s crashed", self._peer)
+        except Exception as error:
+            log_crash(log, error, "serving a connection from %s crashed", self._peer)
             self._reset = True
         except BaseExceptionGroup as group:
             cancelled, crash = group.split(trio.Cancelled)
             if cancelled is None or not (crash is None or isinstance(crash, ExceptionGroup)):
                 raise
             if crash is not None:
-                log.error("serving a connection from %s crashed", self._peer, exc_info=crash)
+                log_crash(log, crash, "serving a connection from %s crashed", self._peer)
             raise cancelled from None
         finally:
             await self._end()
@@ -216,8 +217,8 @@ class H1Connection:
             if self._secure:
                 request.head.certificate = self._wire.certificate
             admitted = await self._face.admit(request.head)
-        except Exception:
-            log.exception("judging a request from %s crashed", self._peer)
+        except Exception as error:
+            log_crash(log, error, "judging a request from %s crashed", self._peer)
             admitted = HttpResponse(500)
         if isinstance(admitted, HttpResponse):
             await self._respond_unread(request, admitted)
@@ -263,8 +264,8 @@ class H1Connection:
         reply = self._reply = H1Reply(self, request, handler)
         try:
             handler.start(body, reply)
-        except Exception:
-            log.exception("answering a request from %s crashed", self._peer)
+        except Exception as error:
+            log_crash(log, error, "answering a request from %s crashed", self._peer)
             if reply.status:
                 reply.abort()
             else:
@@ -475,8 +476,8 @@ class H1Connection:
         self._deadline.close()
         try:
             self._abandon("was cut off")
-        except Exception:
-            log.exception("ending a connection from %s crashed", self._peer)
+        except Exception as error:
+            log_crash(log, error, "ending a connection from %s crashed", self._peer)
         finally:
             self.writer.close()
             self._holding.close()

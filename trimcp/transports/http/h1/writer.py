@@ -21,6 +21,7 @@ import trio
 
 from trimcp.budget import Amount
 from trimcp.channel import PeerProgress
+from trimcp.cleaning import log_crash
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
@@ -205,8 +206,8 @@ class H1Writer:
                 self.owner.drained()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.give_up()
-        except Exception:
-            log.exception("writing a response crashed")
+        except Exception as error:
+            log_crash(log, error, "writing a response crashed")
             self.give_up()
 
     async def _write_pending(self) -> None:
@@ -334,9 +335,9 @@ class H1Reply:
             framing += "Connection: keep-alive\r\n"
         try:
             return _head(int(time.time()), status, response.headers, framing)
-        except ValueError:
+        except ValueError as error:
             # A header with a line break could split the response in two. The body is sent without these headers.
-            log.exception("the headers of a response with status %d cannot be sent", status)
+            log_crash(log, error, "the headers of a response with status %d cannot be sent", status)
             return encode_head(status, (), framing)
 
     def _framed(self, before: bytes, data: bytes, after: bytes) -> Sequence[bytes]:
