@@ -196,6 +196,13 @@ class Sink(ABC):
             LocalError: it is a request, and there is no connection to send it on.
         """
 
+    def post_alone(self, outgoing: Outgoing) -> None:
+        """Do as `post`, with a message that probably no others follow in this turn of Trio's loop.
+
+        It may be sent at once. Where others follow, `post` is better: a queue sends them in one write.
+        """
+        self.post(outgoing)
+
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         """Enqueue in place of an unsent message with the same key."""
         self.post(outgoing)
@@ -317,6 +324,9 @@ class MessageChannel(ABC):
     mirrors_headers: bool = False
     """Whether `Outgoing.headers` are sent to the peer (HTTP); servers then compare them with the body."""
 
+    sends_now: bool = False
+    """Whether `send_nowait` can send, so that a message that comes alone needs no turn of the session's writer."""
+
     half_open: bool = True
     """Whether the peer can still read after it closed its sending side (a pipe). If not, its requests are cancelled."""
 
@@ -347,6 +357,14 @@ class MessageChannel(ABC):
             trio.ClosedResourceError: this channel was closed here.
             trio.BusyResourceError: another task is sending.
         """
+
+    def send_nowait(self, outgoing: Outgoing) -> Outgoing | None:
+        """Send as much of a message as the system takes at once, and return the rest, to be sent next; None if all.
+
+        Never waits and never raises: where nothing can be sent now, for whatever reason, it returns the message, and
+        `send` will wait or raise. Called only where `sends_now` is True, and not during a `send`.
+        """
+        return outgoing
 
     @abstractmethod
     async def receive(self) -> Sequence[Incoming]:

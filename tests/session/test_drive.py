@@ -16,6 +16,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.session.support import FORM, Answers, Tools, Wire, agree, call, client_engine, linked, served, server_engine
+from trimcp.budget import Budget
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
@@ -26,7 +27,7 @@ from trimcp.session.queues import EACH
 from trimcp.session.session import Session
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
-from trimcp.wire.jsonrpc import encode_request
+from trimcp.wire.jsonrpc import encode_request, encode_result
 from trimcp.wire.revisions import LATEST_LEGACY
 from trimcp.wire.tools import CallToolParams
 
@@ -535,6 +536,71 @@ async def test_messages_are_written_together_by_one_writer() -> None:
         assert wire.most == 1
         assert len(wire.batches) <= 2
         assert all(orjson.loads(out.data)["jsonrpc"] == "2.0" for out in wire.sent)
+
+
+@attrs.define(eq=False)
+class Prompt(Wire):
+    """Takes a message at once, and counts the others that a writer sends."""
+
+    sends_now = True
+    written: list[int] = attrs.field(factory=list)
+
+    def send_nowait(self, outgoing: Outgoing) -> Outgoing | None:
+        self.sent.append(outgoing)
+        return None
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        self.written.append(len(batch))
+        await super().send(batch)
+
+
+async def test_a_reply_to_a_request_alone_takes_no_turn_of_the_writer() -> None:
+    async def run(ctx: Any) -> str:
+        return "done"
+
+    wire = Prompt()
+    budget = Budget(100 * 2**20)
+    session = Session(server_engine(), Tools({"run": run}), Limits(), budget=budget)
+    agree(session.engine, client_engine(), LATEST_LEGACY)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(drive, session, wire)
+        for n in range(3):
+            wire.feed(call(n, text="x" * 1_000_000))
+            await wait_all_tasks_blocked()
+            assert len(wire.sent) == n + 1
+            assert budget.held == 0
+        assert wire.written == []
+        wire.feed(call(3), call(4), call(5))
+        await wait_all_tasks_blocked()
+        assert wire.written == [3], "those that arrive together are answered together"
+        session.close()
+    assert [orjson.loads(out.data)["id"] for out in wire.sent] == list(range(6))
+
+
+async def test_a_request_alone_takes_no_turn_of_the_writer() -> None:
+    wire = Prompt()
+
+    async def answer(count: int) -> None:
+        """Answer the last requests, in one read."""
+        await wait_all_tasks_blocked()
+        wire.feed(*(encode_result(orjson.loads(out.data)["id"], {}) for out in wire.sent[-count:]))
+        await wait_all_tasks_blocked()
+
+    async with _client(wire) as session, trio.open_nursery() as nursery:
+        nursery.start_soon(session.call, "ping")
+        await answer(1)
+        wire.written.clear()
+        for _ in range(2):
+            nursery.start_soon(session.call, "ping")
+        await wait_all_tasks_blocked()
+        assert len(wire.sent) == 3
+        assert wire.written == [1], "the first is alone; the second follows it"
+        await answer(2)
+        for _ in range(2):
+            nursery.start_soon(session.call, "ping")
+        await wait_all_tasks_blocked()
+        assert wire.written == [1, 2], "who was woken together sends together"
+        await answer(2)
 
 
 # A peer that leaves while it is not read

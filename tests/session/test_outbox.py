@@ -29,6 +29,40 @@ async def test_all_that_waits_leaves_together_in_order() -> None:
     assert (len(outbox), outbox.bytes_queued) == (0, 0)
 
 
+async def test_a_message_alone_leaves_at_once_but_never_before_others() -> None:
+    outbox = Outbox(10, 1000)
+    sent: list[bytes] = []
+    left: Outgoing | None = None
+
+    def send(outgoing: Outgoing) -> Outgoing | None:
+        sent.append(outgoing.data)
+        return left
+
+    outbox.post_alone(_note(b"1"))
+    assert [message.data for message in await outbox.receive()] == [b"1"], "without a way to send, it waits"
+    outbox.send_nowait = send
+    outbox.post_alone(_note(b"2"))
+    assert (len(outbox), sent) == (1, []), "the writer has not written the first"
+    assert [message.data for message in await outbox.receive()] == [b"2"]
+    with trio.move_on_after(0):
+        await outbox.receive()  # it has written
+    outbox.post_alone(_note(b"3"))
+    assert (len(outbox), outbox.bytes_held, sent) == (0, 0, [b"3"])
+    left = _note(b"rest")
+    outbox.post_alone(_note(b"4"))
+    outbox.post_alone(_note(b"5"))
+    assert sent == [b"3", b"4"]
+    assert [message.data for message in await outbox.receive()] == [b"rest", b"5"]
+    with trio.move_on_after(0):
+        await outbox.receive()
+    outbox.post_latest("key", _note(b"latest"))
+    outbox.post_alone(_note(b"6"))
+    outbox.close()
+    outbox.post_alone(_note(b"7"))
+    assert sent == [b"3", b"4"]
+    assert [message.data for message in await outbox.receive()] == [b"6", b"latest"]
+
+
 @pytest.mark.parametrize(("outbox", "size"), [(Outbox(2, 1000), 1), (Outbox(100, 20), 10)])
 async def test_senders_wait_for_room_in_messages_and_bytes(outbox: Outbox, size: int) -> None:
     passed: list[int] = []

@@ -107,6 +107,68 @@ async def test_a_batch_is_one_write() -> None:
     assert sender.written == [b"{}\n[]\n", b"closed"]
 
 
+@pytest.mark.parametrize("connect", [pipes, sockets])
+async def test_what_is_begun_at_once_is_ended_by_the_next_send(
+    connect: Callable[[], tuple[MessageChannel, MessageChannel]],
+) -> None:
+    near, far = connect()
+    messages = [Outgoing(encode_request(n, "m", {"text": "x" * 50_000}), Kind.REQUEST, n) for n in range(20)]
+    async with near, far:
+        assert near.sends_now
+        sent = 0
+        while (rest := near.send_nowait(messages[sent])) is None:
+            sent += 1
+        assert sent, "at least the first finds room"
+        assert near.send_nowait(rest) is rest, "nothing more is taken until the peer reads"
+        if rest is not messages[sent]:  # a part of it was taken
+            assert rest.request_id is None, "else it could be withdrawn"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(near.send, [rest, *messages[sent + 1 :]])
+            arrived: list[Incoming] = []
+            while len(arrived) < len(messages):
+                arrived += await far.receive()
+        assert [each.message for each in arrived] == [Request(n, "m", {"text": "x" * 50_000}) for n in range(20)]
+
+
+async def test_what_cannot_be_sent_at_once_is_left_to_send() -> None:
+    near, far = pipes()
+    note = Outgoing(b'{"jsonrpc":"2.0","method":"m"}', Kind.NOTIFICATION)
+    large = Outgoing(b"x" * 100_000, Kind.NOTIFICATION)
+    assert near.send_nowait(large) is large
+    await far.aclose()
+    assert near.send_nowait(note) is note
+    with pytest.raises(trio.BrokenResourceError):
+        await near.send([note])
+    await near.aclose()
+    assert near.send_nowait(note) is note
+    assert not StreamChannel(*memory_stream_pair()).sends_now, "only pipes and sockets of ours"
+
+
+async def test_a_reader_that_found_all_waits_before_it_reads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    read_end, write_end = os.pipe()
+    receiver = FdReceiver(read_end)
+    reads: list[int] = []
+    read = os.read
+
+    def counted(fd: int, size: int) -> bytes:
+        reads.append(size)
+        return read(fd, size)
+
+    monkeypatch.setattr(os, "read", counted)
+    os.write(write_end, b"abcd")
+    assert await receiver.receive_some(2) == b"ab"
+    assert await receiver.receive_some(8) == b"cd"
+    assert len(reads) == 2
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(receiver.receive_some, 8)
+        await wait_all_tasks_blocked()
+        assert len(reads) == 2, "a read now would only fail"
+        os.write(write_end, b"ef")
+    assert len(reads) == 3
+    receiver.close()
+    os.close(write_end)
+
+
 async def test_one_receive_returns_all_that_arrived() -> None:
     near, far = memory_stream_pair()
     async with StreamChannel(near, near) as channel:

@@ -177,6 +177,8 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
     async with channel, open_service_nursery() as wire:
         outbox = session.sink
         assert isinstance(outbox, Outbox)
+        if channel.sends_now:
+            session.sends_now, outbox.send_nowait = True, channel.send_nowait
         driver = _ChannelDriver(session, channel, outbox)
         if channel.holding is not None:
             driver.connection, channel.holding.holder = channel.holding.holder, driver

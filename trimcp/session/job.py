@@ -113,6 +113,7 @@ class Owner(Protocol):
     sink: Sink
     counts: LaneCounts
     handler_errors: str
+    alone: bool
     lost: ConnectionLost | None
     refused: int
     on_finished: Callable[[Job, bytes | None], object] | None
@@ -485,7 +486,8 @@ class Job:
                 headers = {"retry-after": str(math.ceil(self.retry_after))}
             elif self.required:
                 headers = {"scope": " ".join(self.required)}
-            sink.post(Outgoing(reply, Kind.REPLY, id, self.origin, headers, self.error))
+            post = sink.post_alone if session.alone and not session.jobs.by_id else sink.post
+            post(Outgoing(reply, Kind.REPLY, id, self.origin, headers, self.error))
         else:
             sink.unanswered(id)
         if admitted:

@@ -7,7 +7,7 @@ replace an item before it is received, accept a reply without waiting, keep equa
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import attrs
@@ -205,6 +205,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         leaving: bytes that the writer has received and not yet written.
         batches: number of batches that the writer has received.
         writing: whether the writer has received a batch and not yet written it.
+        send_nowait: sends a message while the writer sends nothing, and returns the rest; None if only the writer can.
     """
 
     queues: ClassVar[bool] = True
@@ -215,6 +216,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     batches: int = attrs.field(init=False, default=0)
     writing: bool = attrs.field(init=False, default=False)
     leaving: int = attrs.field(init=False, default=0)
+    send_nowait: Callable[[Outgoing], Outgoing | None] | None = attrs.field(init=False, default=None)
     _queue: list[Outgoing] = attrs.field(init=False, factory=list)  # an empty deque takes ten times as much memory
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
     _waiting_writer: Waiters = attrs.field(init=False, factory=Waiters)
@@ -270,6 +272,13 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self.bytes_queued += len(outgoing.data)
         if len(queue) == 1:  # the writer waits only while there is nothing
             self._waiting_writer.unpark()
+
+    def post_alone(self, outgoing: Outgoing) -> None:
+        """Send at once what `send_nowait` takes, if nothing is before it; the writer saves its turns then."""
+        if self.send_nowait is None or self.writing or self._queue or self._latest or self._closed:
+            self.post(outgoing)
+        elif (rest := self.send_nowait(outgoing)) is not None:
+            self.post(rest)
 
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         if self._closed:

@@ -83,6 +83,8 @@ class Session:
         counts: messages merged or dropped because a reader was slow, by lane.
         abandoned_threads: threads that still run after their call ended, because threads cannot be stopped.
         arriving: bytes of the message being processed now.
+        sends_now: whether its channel can send a message without a turn of the writer.
+        alone: whether it can, and the last message arrived without others: then no others follow what it leads to.
         notices: number of notification handlers that run.
         refused: number of requests refused because too many were in progress, or the session was ending.
         readers: tasks that wait until the session may read on.
@@ -119,6 +121,8 @@ class Session:
     counts: LaneCounts = attrs.field(init=False)
     abandoned_threads: int = attrs.field(init=False, default=0)
     arriving: int = attrs.field(init=False, default=0)
+    sends_now: bool = attrs.field(init=False, default=False)
+    alone: bool = attrs.field(init=False, default=False)
     notices: int = attrs.field(init=False, default=0)
     refused: int = attrs.field(init=False, default=0)
     background: Background = attrs.field(init=False)
@@ -202,6 +206,7 @@ class Session:
         """Process received messages. Never waits and never raises because of what a peer sent."""
         receive = self.engine.receive
         self._now = trio.current_time()
+        self.alone = self.sends_now and len(batch) == 1
         for incoming in batch:
             event = receive(incoming.message, incoming.principal)
             if type(event) is RequestReceived:
@@ -346,7 +351,7 @@ class Session:
         if not jobs.by_id:
             if jobs.idle.lot:
                 jobs.idle.unpark_all()
-            if self.amount.counted and not self.sink.queues:  # with an Outbox, once it is written
+            if self.amount.counted and not (self.sink.queues and self.sink.bytes_held):  # else once that is written
                 self.weigh()
         elif self.pushed and job.size >= STEP:
             self.weigh()
@@ -434,9 +439,10 @@ class Session:
         if self.lost is not None:
             raise ConnectionLost(*self.lost.args)
         self.engine.sent(pending.id, pending.verb, wants_progress=pending.on_progress is not None)
+        post = sink.post_alone if self.alone and not self.pending else sink.post
         self.pending[pending.id] = pending
         try:
-            sink.post(Outgoing(data, Kind.REQUEST, pending.id, origin, headers))
+            post(Outgoing(data, Kind.REQUEST, pending.id, origin, headers))
         except LocalError:
             del self.pending[pending.id]
             self.engine.give_up(pending.id)

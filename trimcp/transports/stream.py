@@ -13,6 +13,7 @@ from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoin
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.slotted import slotted
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
+from trimcp.transports.stdio.streams import FdSender
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
 
 _SMALLEST: Final = 64  # bytes of a short request line, approximately
@@ -51,6 +52,7 @@ class StreamChannel(MessageChannel):
 
     def __attrs_post_init__(self) -> None:
         self._decoder = LineDecoder(SERVER_MAX_MESSAGE, self.limits, LINES)
+        self.sends_now: bool = isinstance(self._sender, FdSender)
         self.read_ahead: tuple[int, int] = (READ_SIZE // _SMALLEST, READ_SIZE)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
@@ -75,6 +77,20 @@ class StreamChannel(MessageChannel):
             self._broken = False
         finally:
             self._sending = False
+
+    def send_nowait(self, outgoing: Outgoing) -> Outgoing | None:
+        sender, data = self._sender, outgoing.data
+        assert isinstance(sender, FdSender)
+        if self._sending or self._closed or self._broken or len(data) > PIECE:
+            return outgoing
+        try:
+            sent = sender.send_nowait(data + b"\n")
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return outgoing  # `send` raises it again
+        if sent > len(data):
+            return None
+        # What has begun belongs to no request any more: it cannot be withdrawn.
+        return Outgoing(data[sent:], outgoing.kind) if sent else outgoing
 
     def set_max_message(self, size: int) -> None:
         self._decoder.max_size = size

@@ -23,11 +23,16 @@ class WrappedChannel(MessageChannel):
 
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers: bool = self.channel.mirrors_headers
+        # A subclass with a `send` of its own changes what is sent, and has to see all of it.
+        self.sends_now: bool = self.channel.sends_now and type(self).send is WrappedChannel.send
         self.half_open: bool = self.channel.half_open
         self.read_ahead: tuple[int, int] = self.channel.read_ahead
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         await self.channel.send(batch)
+
+    def send_nowait(self, outgoing: Outgoing) -> Outgoing | None:
+        return self.channel.send_nowait(outgoing)
 
     async def receive(self) -> Sequence[Incoming]:
         return await self.channel.receive()

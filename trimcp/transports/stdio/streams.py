@@ -73,6 +73,7 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
         restore: make the descriptor blocking again when it is closed.
     """
 
+    _emptied = False  # whether the last read left nothing: then a read before the next wait would most likely fail
     _left: int | None = None  # bytes until the end of input, after `end_after_buffered`
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
@@ -82,6 +83,8 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
             trio.ClosedResourceError: this stream was closed, before or during the call.
             trio.BrokenResourceError: the system reported an error.
         """
+        if self._emptied:
+            return await self.receive_later(max_bytes)
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
             data = self.receive_nowait(max_bytes)
@@ -125,6 +128,7 @@ class FdReceiver(_FdStream, trio.abc.ReceiveStream):
             if exc.errno == errno.EIO:  # a terminal that hung up
                 return b""
             raise trio.BrokenResourceError(f"reading failed: {exc}") from exc
+        self._emptied = len(data) < size
         if self._left is not None:
             self._left -= len(data)
         return data
