@@ -21,6 +21,7 @@ from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.converters import converter_for
 from trimcp.schema.json_schema import schema_of
 from trimcp.schema.validator import Validator
+from trimcp.wire.content import TextContent
 
 Json = TypeAliasType("Json", "dict[str, Json] | list[Json] | datetime.date | int | None")
 
@@ -226,6 +227,11 @@ def test_a_datetime_without_a_zone_is_local_time() -> None:
 def test_what_json_cannot_carry(value: Any) -> None:
     with pytest.raises(ConversionError):
         to_json(value)
+
+
+def test_content_among_values_is_told_from_what_has_no_json_form() -> None:
+    with pytest.raises(ConversionError, match=r"content blocks are no plain values: .* -> list\[Text \| Audio\]"):
+        to_json(["a text", TextContent("a block")])
 
 
 def test_loops_are_noticed() -> None:

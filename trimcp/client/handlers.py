@@ -211,7 +211,7 @@ class ClientProgram:
 
         For example "notifications/resources/updated", "notifications/elicitation/complete" (2025-11-25), or one of an
         extension, whose params are a dict. Progress and cancellations belong to calls and are not passed to handlers.
-        Each runs in a task of the connection; a crash is logged and ends nothing else. At most
+        Each runs in a task of the connection, so in no order; a crash is logged and ends nothing else. At most
         `Limits.backlog_requests` run at once; further notifications are dropped and counted.
         """
 

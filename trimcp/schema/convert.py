@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import attrs
 
 from trimcp.schema.hints import is_alias, is_model, is_union, readable, split
+from trimcp.wire.fields import ABSENT
 
 Convert = Callable[[Any], Any]
 
@@ -170,6 +171,8 @@ def _dump(value: Any, room: int) -> Any:
 
 
 def _dump_special(value: Any, room: int) -> Any:
+    if value is ABSENT:  # only payloads have it
+        raise _Undumpable("content blocks are no plain values: annotate what returns them, as by -> list[Text | Audio]")
     if isinstance(value, enum.Enum):
         return _dump(value.value, room)
     if is_model(type(value)):

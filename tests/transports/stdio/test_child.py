@@ -13,6 +13,7 @@ import trio
 from tests.stopwatch import Stopwatch
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import LocalError
+from trimcp.transports.stdio import child
 from trimcp.transports.stdio.child import ChildChannel, StdioServer, child_environment
 from trimcp.transports.stdio.ending import ShutdownTimes
 from trimcp.wire.jsonrpc import Malformed, Notification, Request, encode_notification, encode_request
@@ -194,6 +195,26 @@ async def test_no_last_word_is_on_its_way_while_the_obituary_is_written() -> Non
             os.waitid(os.P_PID, channel.process.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - on purpose
             await trio.lowlevel.checkpoint()
             assert "Missing API key" in channel.close_reason()
+
+
+@pytest.mark.parametrize("direction", [0, 1])
+async def test_who_closes_a_pipe_and_then_dies_is_not_told_to_be_running(
+    direction: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_REAPED", 60)
+    said = f"sys.stdout.buffer.write({encode_notification('n')!r} + b'\\n'); sys.stdout.flush(); "
+    code = f"import os, sys, time; os.close({direction}); {said if direction == 0 else ''}time.sleep(0.1); os._exit(3)"
+    async with python(code).connect() as channel:
+        if direction == 1:
+            with pytest.raises(trio.EndOfChannel):
+                await channel.receive()
+        else:
+            await channel.receive()
+            assert channel.sends_now == (sys.platform != "win32")
+            assert channel.send_nowait(note()) is not None
+            with pytest.raises(trio.BrokenResourceError):
+                await channel.send([note()])
+        assert "exited with status 3" in channel.close_reason()
 
 
 async def test_death_is_noticed_while_a_descendant_holds_the_pipes() -> None:

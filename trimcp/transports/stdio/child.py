@@ -16,7 +16,7 @@ import attrs
 import trio
 
 from trimcp.bounds import checked
-from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, require_trio
+from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, Outgoing, require_trio
 from trimcp.cleaning import clean, log_crash
 from trimcp.descendants import MARK, Descendants
 from trimcp.errors import LocalError
@@ -141,15 +141,31 @@ class ChildChannel(WrappedChannel):
         """The pipes from and to the child, for callers that read and write bytes instead of messages."""
         return self._receiver, self._sender
 
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self.sends_now = self.channel.sends_now  # `send` changes nothing of what is sent
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        try:
+            await self.channel.send(batch)
+        except trio.BrokenResourceError:
+            await self._probable_exit()
+            raise
+
     async def receive(self) -> Sequence[Incoming]:
         try:
             return await self.channel.receive()
         except trio.EndOfChannel:
-            # A process closes its pipes shortly before it can be waited for. Wait, so that `close_reason` knows its
-            # status.
-            with trio.move_on_after(_REAPED):
-                await self._exited.wait()
+            await self._probable_exit()
             raise
+
+    async def _probable_exit(self) -> None:
+        """Wait a moment for the exit of a process that closed a pipe, so that `close_reason` knows its status.
+
+        A process closes its pipes shortly before it can be waited for.
+        """
+        with trio.move_on_after(_REAPED):
+            await self._exited.wait()
 
     async def aclose(self) -> None:
         """Close both pipes, so the child's input ends. `StdioServer.connect` waits for the child to exit."""
