@@ -11,6 +11,7 @@ import pytest
 
 import trimcp
 import trimcp.testing
+from trimcp import agent_tools, auth
 from trimcp.bounds import check_number, checked
 from trimcp.client.client import Client
 from trimcp.fleet.supervision import Breaker, Health
@@ -35,7 +36,18 @@ RECORDS: dict[type, tuple[Any, ...]] = {
     StdioServer: (["server"],),
     HttpServer: ("http://server.test",),
     WebSocketServer: ("ws://server.test",),
+    trimcp.GrpcServer: ("grpc://server.test",),
+    **dict.fromkeys((agent_tools.ContextLimits, agent_tools.ManifestBounds, agent_tools.RegistrationRules), ()),
+    agent_tools.AgentTarget: ("http://server.test/agent",),
+    agent_tools.Callbacks: ([],),
+    **dict.fromkeys((auth.OAuth, auth.Browser), ()),
+    auth.ResourceServer: ("https://server.test/mcp", ["https://issuer.test"]),
+    auth.Issuer: ("https://issuer.test",),
+    auth.Introspection: ("https://issuer.test/look", "us", "secret", "https://issuer.test"),
 }
+NO_SETTINGS = {"Arg", "ContextActor", "ContextUpdate", "Refused", "Registration", "Revision", "ToolProgress", "Tokens"}
+"""Public classes with numbers that may be left out, and may be any: what a schema, a peer or an author says."""
+
 NUMBERS = {"int", "float", "int | None", "float | None"}
 
 
@@ -48,6 +60,18 @@ def numbers() -> Iterator[Any]:
 
 def test_there_are_as_many_as_one_thinks() -> None:
     assert len(list(numbers())) > 80
+
+
+def test_no_public_setting_is_left_unchecked() -> None:
+    unchecked = {
+        name
+        for module in (trimcp, agent_tools, auth)
+        for name in module.__all__
+        if isinstance(public := getattr(module, name), type) and attrs.has(public)
+        for field in attrs.fields(public)
+        if field.init and str(field.type) in NUMBERS and field.default is not attrs.NOTHING and field.validator is None
+    }
+    assert unchecked == NO_SETTINGS
 
 
 @pytest.mark.parametrize(("record", "attribute"), list(numbers()))

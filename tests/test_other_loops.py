@@ -11,6 +11,8 @@ import pytest
 import trio
 
 import trimcp
+import trimcp.agent_tools
+import trimcp.auth
 import trimcp.testing
 
 server: trimcp.Server[Any] = trimcp.Server("s")
@@ -28,7 +30,17 @@ ENTERED: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
     "http": lambda: trimcp.http("http://127.0.0.1:1/mcp").connect(),
     "websocket": lambda: trimcp.websocket("ws://127.0.0.1:1/ws").connect(),
     "grpc": lambda: trimcp.grpc("grpc://127.0.0.1:1").connect(),
+    "agent_tools.connect": lambda: trimcp.agent_tools.connect("http://127.0.0.1:1/agent"),
+    "toy_issuer": trimcp.testing.toy_issuer,
+    "resource_server": lambda: trimcp.auth.ResourceServer("https://a.test/mcp", ["https://b.test"]).running(),
 }
+
+
+async def watched() -> None:
+    with trimcp.watchdog(server):
+        raise AssertionError("it began")
+
+
 AWAITED: dict[str, Callable[[], Awaitable[None]]] = {
     "serve_stdio": lambda: trimcp.serve_stdio(server),
     "serve_http": lambda: trimcp.serve_http(server, port=0),
@@ -36,6 +48,9 @@ AWAITED: dict[str, Callable[[], Awaitable[None]]] = {
     "serve_websocket": lambda: trimcp.serve_websocket(server, port=0),
     "serve_grpc": lambda: trimcp.serve_grpc(server, port=0),
     "serve_hypercorn": lambda: trimcp.serve_hypercorn(trimcp.asgi_app(server)),
+    "agent_tools.provide": lambda: trimcp.agent_tools.provide("http://127.0.0.1:1/agent", ()),
+    "check_channel": lambda: trimcp.testing.check_channel(trimcp.memory_channels),  # type: ignore[arg-type]
+    "watchdog": watched,
 }
 RUN: dict[str, Callable[..., None]] = {
     "serve_stdio": trimcp.run_stdio,

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import attrs
 import trio
 
+from trimcp.bounds import checked
 from trimcp.errors import AuthorizationError
 
 _MAX_HEAD: Final = 16 * 1024
@@ -56,7 +57,7 @@ class UserAgent(ABC):
         """
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=checked(zero=("port",)))
 class Browser(UserAgent):
     """Opens the page in the person's browser, and waits for them on a port of this machine (RFC 8252 section 7.3).
 

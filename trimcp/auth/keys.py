@@ -18,6 +18,7 @@ from joserfc.jwk import Key
 from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read_json, secure_url
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.auth.verifying import key_for, read_keys
+from trimcp.bounds import checked
 from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
 
@@ -29,7 +30,7 @@ _log = logging.getLogger("trimcp.auth")
 _AGE: Final = re.compile(r"(?:^|[\s,])max-age=([0-9]{1,9})", re.IGNORECASE)
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=checked(zero=("max_age",)))
 class Issuer:
     """An authorization server whose tokens are taken.
 

@@ -25,6 +25,7 @@ from trimcp.auth.jose import ProofKey
 from trimcp.auth.metadata import host_of, is_loopback, origin_of
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
 from trimcp.auth.stores import CredentialStore, MemoryStore
+from trimcp.bounds import checked
 from trimcp.cleaning import log_crash, one_line
 from trimcp.errors import AuthorizationError
 from trimcp.nurseries import open_service_nursery, sole
@@ -41,7 +42,7 @@ _MOST_STEP_UPS: Final = 50  # sets of scopes that a server may ask for
 _MOST_TRIES: Final = 2  # that one request may cost: a token that was renewed, then one that is new
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, field_transformer=checked())
 class OAuth:
     """How a client gets access tokens for the servers it connects to: `trimcp.http(url, auth=OAuth())`.
 

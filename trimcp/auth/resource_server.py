@@ -35,6 +35,8 @@ from trimcp.auth.verifying import (
     check_proof,
     unverified,
 )
+from trimcp.bounds import checked
+from trimcp.channel import require_trio
 from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
 from trimcp.nurseries import open_service_nursery
@@ -57,7 +59,7 @@ _NONCE_SECONDS: Final = 300.0
 _PRINTABLE: Final = frozenset(map(chr, range(0x21, 0x7F)))
 
 
-@attrs.frozen
+@attrs.frozen(field_transformer=checked(zero=("max_age",)))
 class Introspection:
     """How tokens are judged that say nothing by themselves: their issuer is asked (RFC 7662).
 
@@ -87,7 +89,7 @@ class _Verified:
     settled: bool  # shown as a bearer token it is good for every request, with nothing more to judge
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, field_transformer=checked(zero=("skew",)))
 class ResourceServer:
     """Takes the access tokens of authorization servers: `serve_http(server, auth=ResourceServer(...))`.
 
@@ -193,6 +195,7 @@ class ResourceServer:
         """Keep the issuers' keys fresh while the block runs. Whoever serves does this."""
         from trimcp.auth.fetching import opened_fetcher
 
+        require_trio()
         # Who is named here is meant. What their metadata names is not: it could point anywhere.
         own = [url for issuer in self.issuers if isinstance(issuer, Issuer) for url in (issuer.name, issuer.jwks_uri)]
         own.append(None if self.introspection is None else self.introspection.endpoint)

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
-from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing, require_trio
 from trimcp.nurseries import sole
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
 
@@ -39,6 +39,7 @@ async def check_channel(make_pair: MakePair, *, clogs: bool = True, big: int = 1
         AssertionError: a check failed; the traceback names it.
         trio.TooSlowError: a check took 20 seconds.
     """
+    require_trio()
     checks: list[_Check] = [_order, _both_directions, _empty_batch, _garbage, partial(_big_message, size=big)]
     checks += [_end_of_channel, _own_close, _close_wakes_receiver, _close_when_cancelled, _peer_gone]
     checks += [_one_receiver, _cancelled_receive, _checkpoints]

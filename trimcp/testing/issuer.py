@@ -21,6 +21,7 @@ from joserfc import jwt
 from joserfc.jwk import ECKey
 
 from trimcp.budget import Budget
+from trimcp.channel import require_trio
 from trimcp.nurseries import open_service_nursery
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.listener import serve_http1
@@ -218,6 +219,7 @@ async def toy_issuer(port: int = 0, **settings: Any) -> AsyncIterator[ToyIssuer]
         port: the port; 0 for any free one.
         settings: see `ToyIssuer`.
     """
+    require_trio()
     issuer = ToyIssuer("", **settings)
     async with open_service_nursery() as nursery:
         nursery.start_soon(issuer.deadlines.run)

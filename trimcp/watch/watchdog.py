@@ -25,6 +25,7 @@ import attrs
 import trio
 
 from trimcp.bounds import check_number
+from trimcp.channel import require_trio
 from trimcp.cleaning import log_crash
 from trimcp.session.job import Job
 from trimcp.session.session import Session
@@ -66,6 +67,7 @@ def watchdog(
     Raises:
         ValueError: a time is not positive.
     """
+    require_trio()
     check_number("seconds", seconds)
     check_number("lag", lag, optional=True)
     watcher = _Watchdog(
