@@ -169,7 +169,7 @@ async def serve_http(
         task_status: `await nursery.start(serve_http, ...)` returns the URLs it listens on.
 
     Raises:
-        LocalError: it cannot listen there or cannot use the certificate (Hypercorn: OSError), only one of the two TLS
+        LocalError: it cannot listen there (Hypercorn: OSError), cannot use the certificate, only one of the two TLS
             files is given, or the installed version of Hypercorn is not supported. The text says which.
     """
     if certfile is None and keyfile is not None:
@@ -181,6 +181,11 @@ async def serve_http(
     stop = trio.Event() if stop is None else stop
     settings = _with_auth(settings, auth, agent_tools)
     limits = HttpLimits() if limits is None else limits
+    from_files: ssl.SSLContext | None = None
+    if certfile is not None:
+        from trimcp.transports.http.h1.sockets import tls_context
+
+        from_files = tls_context(certfile, keyfile)  # Hypercorn's own error would not name the file
     at_port = None if uds is not None or sockets else port
     async with http_face(server, settings) as face, open_service_nursery() as nursery:
         closing, drained = trio.Event(), trio.Event()
@@ -201,13 +206,10 @@ async def serve_http(
             )
         else:
             from trimcp.transports.http.h1.listener import serve_http1
-            from trimcp.transports.http.h1.sockets import tls_context
             from trimcp.transports.websocket.frames import KeepAlive
             from trimcp.transports.websocket.served import push_websocket
 
             keep_alive = KeepAlive(message_timeout=limits.body_timeout, message_rate=limits.body_rate)
-            if ssl_context is None and certfile is not None:
-                ssl_context = tls_context(certfile, keyfile)
             listen = partial(
                 serve_http1,
                 face,
@@ -215,7 +217,7 @@ async def serve_http(
                 port=at_port,
                 path=uds,
                 sockets=sockets,
-                ssl_context=ssl_context,
+                ssl_context=ssl_context or from_files,
                 limits=limits,
                 upgrade_websocket=partial(_serve_upgraded, keep_alive),
                 push_websocket=partial(push_websocket, keep_alive),

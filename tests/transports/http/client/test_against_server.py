@@ -326,3 +326,7 @@ async def test_tls_that_is_half_said_is_refused(
             await serve(keyfile=certfile)
         with pytest.raises(trimcp.LocalError, match="either certfile or ssl_context"):
             await serve(certfile=certfile, ssl_context=context)
+        with pytest.raises(trimcp.LocalError, match=r"cannot use the certificate 'nowhere\.pem': No such file"):
+            await serve(certfile="nowhere.pem")
+        with pytest.raises(trimcp.LocalError, match=r"with the key 'nowhere\.pem': No such file"):
+            await serve(certfile=certfile, keyfile="nowhere.pem")

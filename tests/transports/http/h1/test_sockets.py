@@ -134,6 +134,8 @@ def test_certificates(tmp_path: Path) -> None:
         tls_context(cert)
     with pytest.raises(LocalError, match="No such file"):
         tls_context(tmp_path / "missing.pem")
+    with pytest.raises(LocalError, match=r"cert\.pem' with the key '.*missing\.pem': No such file"):
+        tls_context(cert, tmp_path / "missing.pem")
     other = tmp_path / "other.pem"
     trustme.CA().issue_cert("localhost").private_key_pem.write_to_path(str(other))
     with pytest.raises(LocalError, match="cannot use the certificate"):

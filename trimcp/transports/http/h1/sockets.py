@@ -170,7 +170,8 @@ def tls_context(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str
         context.load_cert_chain(certfile, keyfile)
     except OSError as error:  # includes ssl.SSLError
         reason = error.strerror or error
-        raise LocalError(f"cannot use the certificate {os.fspath(certfile)!r}: {reason}") from error
+        key = "" if keyfile is None else f" with the key {os.fspath(keyfile)!r}"
+        raise LocalError(f"cannot use the certificate {os.fspath(certfile)!r}{key}: {reason}") from error
     return context
 
 
