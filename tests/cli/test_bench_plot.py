@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -88,6 +88,21 @@ def test_lines_to_labels_cross_nothing(tmp_path: Path) -> None:
     assert [each.xy[0] for each in labels] == sorted(each.xy[0] for each in labels)
     assert all(after.xyann[0] - before.xyann[0] >= 0.117 for before, after in pairwise(labels))
     assert all(each.arrowprops["relpos"] == (0.5, 0.0) for each in labels)
+
+
+@pytest.mark.parametrize("note", ["", "16 under way " * 9])
+def test_long_lines_stay_inside_and_apart(note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    curves = [Curve("80.0 calls answered per second, " * 5, [a_report()])]
+    draw(str(tmp_path / "plot.png"), "a tool of a long name · " * 6, curves * (2 if note else 1), note)
+    [figure] = drawn
+    boxes = [each.get_window_extent() for each in figure.texts if each.get_text()]
+    assert len(boxes) == (4 if note else 2)
+    assert all(box.x0 >= 0 and box.x1 <= 0.99 * figure.bbox.width for box in boxes)
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_two_servers_of_one_round_are_both_there(tmp_path: Path) -> None:

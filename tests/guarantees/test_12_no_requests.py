@@ -102,6 +102,11 @@ _BROKEN = {
     "a message within another": (frame(TEXT, b"{") + frame(FIN | TEXT, b"{}"), 1002),
     "half a code": (frame(FIN | CLOSE, b"\x03"), 1002),
     "a code of nobody's": (close(1005), 1002),
+    "a length in two bytes too many": (bytes((TEXT, 0x80 | 126, 0, 1, *bytes(4))) + b"{", 1002),
+    "a piece with a length in eight bytes too many": (
+        frame(TEXT, b"{") + bytes((FIN | CONTINUATION, 0x80 | 127, *bytes(7), 1, *bytes(4))) + b"}",
+        1002,
+    ),
     "no UTF-8": (message(b'"\xff"'), 1007),
     "binary": (frame(FIN | BINARY, b"{}"), 1003),
 }

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 _FORMATS: Final = (".svg", ".png")
 _COLOURS: Final = ("#2b5c8a", "#c4622d")
@@ -32,6 +33,7 @@ _FAINT: Final = "#8a9196"
 _GRID: Final = "#e3e6e8"
 _BARS: Final = 90
 _LEAST_GAP: Final = 0.118  # of the axis' width, between the middles of two labels: eight of them fit
+_GAP: Final = 0.02  # of the figure's width, between title and note
 _LEAST_SECOND: Final = 0.25  # of the last one, to be drawn as a rate
 _UNDATED: Final = {".svg": {"Date": None}, ".png": {"Software": None}}
 # Any: newer versions of matplotlib type the names as literals, older ones do not.
@@ -96,25 +98,36 @@ def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # what the font lacks is drawn as a box
         figure = Figure(figsize=(8.2, 6.0), layout=None)
         wide, left, right = _panels(figure)
-        figure.text(_LEFT, 0.965, one_line(title, 90), fontsize=13, fontweight="bold", va="top")
-        figure.text(_RIGHT, 0.957, one_line(note, 90), fontsize=8, color=_FAINT, ha="right", va="top")
+        whole = _RIGHT - _LEFT
+        told = figure.text(_RIGHT, 0.957, one_line(note, 90), fontsize=8, color=_FAINT, ha="right")
+        room = whole - _fit(figure, told, whole / 2) - (_GAP if note else 0)
+        _fit(figure, figure.text(_LEFT, 0.965, one_line(title, 90), fontsize=13, fontweight="bold"), room)
         for row, (curve, colour) in enumerate(zip(curves, _COLOURS, strict=False)):
             shade = colour if len(curves) > 1 else _FAINT
-            figure.text(_LEFT, 0.92 - 0.033 * row, one_line(curve.name, 130), fontsize=9, color=shade, va="top")
+            named = figure.text(_LEFT, 0.92 - 0.033 * row, one_line(curve.name, 130), fontsize=9, color=shade)
+            _fit(figure, named, whole)
         _draw_latencies(wide, curves)
         if len(curves) > 1:
             _draw_rounds(left, right, curves)
         else:
             _draw_course(left, right, curves[0])
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # what the font lacks is drawn as a box
-            try:
-                figure.savefig(file, dpi=160, facecolor="white", metadata=_UNDATED[Path(file).suffix.lower()])
-            except OSError as error:
-                raise Failure(f"cannot write {file}: {error.strerror}") from None
+        try:
+            figure.savefig(file, dpi=160, facecolor="white", metadata=_UNDATED[Path(file).suffix.lower()])
+        except OSError as error:
+            raise Failure(f"cannot write {file}: {error.strerror}") from None
+
+
+def _fit(figure: Figure, line: Text, width: float) -> float:
+    """Make a line small enough for a width, a share of the figure's; return the width that it has then."""
+    line.set_verticalalignment("top")
+    needed = line.get_window_extent().width / figure.bbox.width
+    if needed > width:
+        line.set_fontsize(line.get_fontproperties().get_size_in_points() * width / needed)
+    return min(needed, width)
 
 
 def _panels(figure: Figure) -> tuple[Axes, Axes, Axes]:

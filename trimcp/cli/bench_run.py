@@ -217,7 +217,7 @@ def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
 
 def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:
     if not pairs:
-        wrong = f", {first.failures:,} wrong" if first.failures else ""
+        wrong = f", {first.failures:,} errors" if first.failures else ""
         summary = f"{three(first.per_second)} calls answered per second{wrong}; {setting(first)}"
         draw(file, headline(first), [Curve(summary, [first])])
         return
