@@ -14,14 +14,14 @@ from contextlib import suppress
 from functools import cache
 from itertools import count
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import attrs
 import orjson
 import trio
 from check_far_end import CLOSE, frame
 
-from trimcp.bench.h1 import LoadConnection, Site, events_in
+from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.plan import Plan
 from trimcp.bench.supply import INITIALIZED, Load, Supply
 from trimcp.bench.tally import Tally
@@ -68,7 +68,7 @@ class Connection:
     _events: list[bytes] = attrs.field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        self._http = LoadConnection(Site.of(HttpServer(self.url)), _load())
+        self._http = LoadConnection(LoadSite.of(HttpServer(self.url), _load()), _load())
 
     async def request(self, method: str, headers: dict[str, str], body: bytes = b"", path: str = "") -> Answer:
         """Send a request, to the URL's path or another, and return the whole response."""
@@ -102,15 +102,15 @@ class Connection:
             self._take(await self._http.more())
         return self._events.pop(0).decode()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connection; the next request opens another."""
-        self._http.close()
+        await self._http.close()
 
     async def _send(self, method: str, headers: dict[str, str], body: bytes = b"", path: str = "") -> None:
         if body:
             headers = {**headers, "content-type": "application/json", "content-length": str(len(body))}
-        head = self._http.site.head(method.encode(), headers, path=path.encode() or None)
-        await self._http.request(head + b"\r\n" + body)
+        url = urljoin(self.url, path) if path else None
+        await self._http.request(self._http.site.head(method, headers, url=url) + b"\r\n" + body)
 
     def _take(self, pieces: list[bytes]) -> None:
         self._events += [event.data for event in events_in(pieces, self._decoder) if event.data]
@@ -163,7 +163,7 @@ class StreamableSession:
         if answer.status not in (200, 202, 204):
             raise AssertionError(f"DELETE: {answer}")
         await self.stream.rest()
-        self.stream.close()
+        await self.stream.close()
 
     @property
     def _both(self) -> dict[str, str]:
@@ -196,7 +196,7 @@ class SseSession:
 
     async def close(self, connection: Connection) -> None:
         """Close the stream; there is nothing else."""
-        self.stream.close()
+        await self.stream.close()
 
     async def _send(self, connection: Connection, body: bytes) -> None:
         accepted = await connection.request("POST", {}, body, self.path)
@@ -295,7 +295,7 @@ async def each(
             for session in left:
                 await work(session, connection)
         finally:
-            connection.close()
+            await connection.close()
 
     async with trio.open_nursery() as nursery:
         for _ in range(under_way):

@@ -152,6 +152,7 @@ class Wrong:
 
     Attributes:
         forgets_at: with this call the session it belongs to is forgotten.
+        later: what the sessions after the first are called, before their number.
         connections: how many there were; `at_first` before the first call.
         deleted: how many sessions were ended.
         notified, answered: the notifications, and the answers to what it asked, that came.
@@ -159,6 +160,7 @@ class Wrong:
 
     answer: Callable[[int, dict[str, Any]], bytes]
     forgets_at: int = 0
+    later: str = "s"
     forgotten: str | None = None
     connections: int = 0
     at_first: int = 0
@@ -193,10 +195,11 @@ class Wrong:
         message = orjson.loads(body)
         if message.get("method") == "initialize":
             self.initialized += 1
+            name = "s" if self.initialized == 1 else self.later
             version = message["params"]["protocolVersion"]
             info = {"name": "wrong", "version": "0"}
             result = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
-            return http(result_of(message, result), headers=f"mcp-session-id: s{self.initialized}\r\n")
+            return http(result_of(message, result), headers=f"mcp-session-id: {name}{self.initialized}\r\n")
         if message.get("method") == "tools/list":
             return http(result_of(message, {"tools": [{"name": "echo", "inputSchema": {"type": "object"}}]}))
         if message.get("method") == "tools/call":
@@ -252,9 +255,9 @@ def events(*texts: bytes) -> bytes:
 
 
 async def of_wrong(
-    answer: Callable[[int, dict[str, Any]], bytes], *, forgets_at: int = 0, **options: Any
+    answer: Callable[[int, dict[str, Any]], bytes], *, forgets_at: int = 0, later: str = "s", **options: Any
 ) -> tuple[Report, Wrong]:
-    wrong = Wrong(answer, forgets_at)
+    wrong = Wrong(answer, forgets_at, later)
     options.setdefault("count", 6)
     async with trio.open_nursery() as nursery:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -365,6 +368,12 @@ async def test_a_connection_that_breaks_fails_its_call_and_no_other() -> None:
 async def test_what_is_no_http_is_told() -> None:
     report, _ = await of_wrong(lambda n, m: b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
     assert (report.calls, counts(report)) == (0, {"not HTTP": 6})
+
+
+async def test_a_session_that_no_header_can_name_is_not_opened() -> None:
+    report, wrong = await of_wrong(lambda n, m: http(echoed(m)), later="\N{LATIN SMALL LETTER E WITH ACUTE}", reopen=0)
+    assert (report.calls, counts(report)) == (0, {"no connection": 1})
+    assert wrong.calls == 0
 
 
 async def test_a_forgotten_session_is_begun_again_a_bounded_number_of_times() -> None:

@@ -58,7 +58,7 @@ async def test_the_right_text_comes_back(kind: Kind, path: str) -> None:
         with pytest.raises(AssertionError, match="nobody"):
             await call(session, connection, "nobody", {})
         await session.close(connection)
-        connection.close()
+        await connection.close()
 
 
 async def test_a_closed_session_is_gone() -> None:
@@ -68,7 +68,7 @@ async def test_a_closed_session_is_gone() -> None:
         await session.close(connection)
         with pytest.raises(AssertionError, match="404"):
             await echo(session, connection)
-        connection.close()
+        await connection.close()
 
 
 async def test_a_wrong_text_is_found_out() -> None:
@@ -102,5 +102,5 @@ async def served_wrongly(id: int | None = None) -> AsyncIterator[Connection]:
         (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
         connection = Connection(f"http://127.0.0.1:{listener.socket.getsockname()[1]}/mcp")
         yield connection
-        connection.close()
+        await connection.close()
         nursery.cancel_scope.cancel()

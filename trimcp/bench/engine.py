@@ -64,7 +64,7 @@ async def measure(
     tally = Tally()
     supply = Supply(plan, found.requests, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    run = Measurement(load, _session_runner(target, found.transport), stop, on_tick, tick)
+    run = Measurement(load, _session_runner(target, found.transport, load), stop, on_tick, tick)
     await run.run()
     return run.report(name_of(target), found)
 
@@ -82,7 +82,7 @@ async def _discover(target: Target, plan: Plan, stop: trio.Event) -> Found:
     raise LocalError("it was ended before anything was measured")
 
 
-def _session_runner(target: Target, transport: WireName) -> Callable[..., Awaitable[None]]:
+def _session_runner(target: Target, transport: WireName, load: Load) -> Callable[..., Awaitable[None]]:
     """Return a function that runs one session to the end of the measurement, also across lost connections.
 
     It takes a `Load` and a `task_status`. It calls `started` once the session can be used, or the first attempt to open
@@ -96,13 +96,16 @@ def _session_runner(target: Target, transport: WireName) -> Callable[..., Awaita
         from trimcp.bench.websocket import websocket_opener
 
         return partial(run_session, opener=websocket_opener(cast("WebSocketServer", target)))
+    from trimcp.bench.connection import LoadSite
+
+    site = LoadSite.of(cast("HttpServer", target), load)
     if transport == "sse":
         from trimcp.bench.events import events_opener
 
-        return partial(run_session, opener=events_opener(cast("HttpServer", target)))
+        return partial(run_session, opener=events_opener(site))
     from trimcp.bench.http import run_http_session
 
-    return partial(run_http_session, server=cast("HttpServer", target))
+    return partial(run_http_session, site=site)
 
 
 @attrs.frozen

@@ -5,40 +5,37 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
-from urllib.parse import urljoin, urlsplit
+from typing import Final
 
 import attrs
 import orjson
 import trio
 
-from trimcp.bench.h1 import LoadConnection, Site, events_in
+from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
 from trimcp.bench.supply import Load
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import Event, EventDecoder
+from trimcp.transports.http.client.h1 import whole_request
+from trimcp.transports.http.client.urls import origin, resolved
 from trimcp.transports.http.h1.replies import UnreadableReply
-
-if TYPE_CHECKING:
-    from trimcp.transports.http.client.target import HttpServer
 
 _LISTEN: Final = {"accept": "text/event-stream"}
 _SEND: Final = {"content-type": "application/json"}
 
 
-def events_opener(server: HttpServer) -> Opener:
+def events_opener(site: LoadSite) -> Opener:
     """Return an opener that opens a new stream for each session."""
-    site = Site.of(server)
 
     @asynccontextmanager
     async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
-        channel = _EventChannel(load, caller, site, server.address)
+        channel = _EventChannel(load, caller, site)
         try:
             await channel.open()
             yield channel
         finally:
-            channel.close()
+            await channel.close()
 
     return opened
 
@@ -49,8 +46,7 @@ class _EventChannel:
 
     _load: Load
     _caller: LoadCaller
-    _site: Site
-    _url: str
+    _site: LoadSite
     _stream: LoadConnection = attrs.field(init=False)
     _decoder: EventDecoder = attrs.field(init=False, factory=lambda: EventDecoder(CLIENT_MAX_MESSAGE))
     _head: bytes = attrs.field(init=False, default=b"")
@@ -76,7 +72,7 @@ class _EventChannel:
         stream = self._stream
         try:
             with trio.fail_after(patience):
-                await stream.request(self._site.head(b"GET", _LISTEN) + b"\r\n")
+                await stream.request(whole_request(self._site.head("GET", _LISTEN), None))
                 while not self._arrived:
                     pieces = await stream.more()
                     status = stream.reply.status
@@ -88,11 +84,11 @@ class _EventChannel:
         except (trio.BrokenResourceError, UnreadableReply) as error:
             raise ConnectionLost(str(error)) from None
         event = self._arrived.pop(0)
-        target = urljoin(self._url, event.data.decode(errors="replace").strip())
-        if event.event != "endpoint" or urlsplit(target)[:2] != urlsplit(self._url)[:2]:
+        url = self._site.url
+        target = resolved(event.data.decode(errors="replace").strip(), url)
+        if event.event != "endpoint" or target is None or origin(target) != origin(url):
             raise ConnectionLost(f"the server named no endpoint of its own but {event.data[:200]!r}")
-        path = urlsplit(target)._replace(scheme="", netloc="", fragment="").geturl()
-        self._head = self._site.head(b"POST", _SEND, path=path.encode())
+        self._head = self._site.head("POST", _SEND, url=target)
 
     async def receive(self) -> Sequence[bytes]:
         """Return the messages received over the stream; see `LoadChannel.receive`."""
@@ -143,7 +139,7 @@ class _EventChannel:
                 self._idle.append(event)
                 await event.wait()
         finally:
-            connection.close()
+            await connection.close()
 
     async def _post(self, connection: LoadConnection, message: bytes) -> None:
         try:
@@ -152,10 +148,10 @@ class _EventChannel:
                 return
             kind, why = f"HTTP {connection.reply.status}", body.decode(errors="replace")
         except (McpError, UnreadableReply, trio.BrokenResourceError) as error:
-            connection.close()
+            await connection.close()
             kind, why = "connection lost", str(error)
         self._caller.fail(orjson.loads(message).get("id"), kind, why, trio.current_time())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the stream."""
-        self._stream.close()
+        await self._stream.close()

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import math
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 import orjson
 import trio
 
-from trimcp.bench.h1 import LoadConnection, Site, events_in
+from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller
 from trimcp.bench.requests import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.h1 import whole_request
 from trimcp.transports.http.h1.replies import UnreadableReply
-
-if TYPE_CHECKING:
-    from trimcp.transports.http.client.target import HttpServer
 
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _EVENTS: Final = "text/event-stream"
@@ -36,10 +35,10 @@ _MOST_NOTICES: Final = 1_000
 
 
 async def run_http_session(
-    load: Load, server: HttpServer, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    load: Load, site: LoadSite, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run one session to the end of the measurement. Calls `started` once it is open, or failed to open once."""
-    session = _Session(load, Site.of(server))
+    session = _Session(load, site)
     attempt = 0
     while True:
         try:
@@ -58,7 +57,7 @@ async def run_http_session(
         if load.plan.rate is None:  # connecting is not measured; an open loop uses as few connections as it can
             with suppress(McpError):  # the calls then count the failure
                 for connection in connections:
-                    await connection.open()
+                    await connection.ready()
         if attempt == 0:
             task_status.started()
         async with trio.open_nursery() as nursery:
@@ -67,7 +66,7 @@ async def run_http_session(
                 nursery.start_soon(_CallSlot(session, connection).run)
     finally:
         for connection in connections:
-            connection.close()
+            await connection.close()
         load.open -= 1
         await session.close()
 
@@ -84,7 +83,7 @@ class _Session:
     """
 
     load: Load
-    site: Site
+    site: LoadSite
     head: bytes = attrs.field(init=False, default=b"")
     id: int = attrs.field(init=False, default=0)
     nursery: trio.Nursery = attrs.field(init=False)
@@ -123,10 +122,10 @@ class _Session:
                 if status >= 300:
                     raise ConnectionLost(f"notifications/initialized was answered with HTTP {status} {body[:200]!r}")
         except trio.TooSlowError:
-            self._side.close()
+            await self._side.close()
             raise ConnectionLost(f"initialize was not answered within {patience:g} seconds") from None
-        except (trio.BrokenResourceError, UnreadableReply) as error:
-            self._side.close()
+        except (trio.BrokenResourceError, UnreadableReply, ExchangeBroken) as error:
+            await self._side.close()
             raise ConnectionLost(str(error)) from None
 
     async def renew(self, head: bytes) -> None:
@@ -148,10 +147,10 @@ class _Session:
         # Shielded, because a measurement ends by cancelling, and the server should not keep its sessions.
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIME):
             if self.session_id is not None:
-                with suppress(McpError, trio.BrokenResourceError, UnreadableReply):
-                    await self._side.request(self.site.head(b"DELETE", self._named()) + b"\r\n")
+                with suppress(McpError, trio.BrokenResourceError, UnreadableReply, ExchangeBroken):
+                    await self._side.request(whole_request(self.site.head("DELETE", self._named()), None))
                     await self._side.body()
-        self._side.close()
+        await self._side.close()
 
     def _named(self) -> dict[str, str]:
         named = {} if self.session_id is None else {"mcp-session-id": self.session_id}
@@ -160,7 +159,7 @@ class _Session:
         return named
 
     def _head_from(self, named: dict[str, str]) -> None:
-        self.head = self.site.head(b"POST", {**_ACCEPT, **named})
+        self.head = self.site.head("POST", {**_ACCEPT, **named})
 
     # Messages besides calls
 
@@ -179,7 +178,7 @@ class _Session:
             if status >= 300:
                 self.load.tally.wrong("notification refused", f"HTTP {status} {body[:200]!r}", trio.current_time())
         except (McpError, trio.BrokenResourceError, UnreadableReply, trio.TooSlowError) as error:
-            self._side.close()
+            await self._side.close()
             why = str(error) or f"no answer within {patience:g} seconds"
             self.load.tally.wrong("notification lost", why, trio.current_time())
         finally:
@@ -266,7 +265,7 @@ class _CallSlot:
                 self._fail("no answer", f"none came within {load.plan.patience:g} seconds")
             raise
         finally:
-            self._connection.close()
+            await self._connection.close()
 
     async def _make(self, call: LoadCall) -> bool:
         """Make a call and count its outcome; return False if the connection is lost."""
@@ -275,7 +274,7 @@ class _CallSlot:
         self._calls.begin(id, call)
         body = call.request.render(id, call.number)
         head, own = session.head, call.request.render_headers(call.number)
-        data = b"%b%bcontent-length: %d\r\n\r\n%b" % (head, own, len(body), body)
+        data = whole_request(head + own, body)
         try:
             if call.give_up == math.inf:
                 await self._exchange(data)
@@ -284,7 +283,7 @@ class _CallSlot:
                     await self._exchange(data)
                 if self._calls.give_up(id, trio.current_time()):
                     # The server is notified as its revision requires; the next call uses another connection.
-                    self._connection.close()
+                    await self._connection.close()
                     if not session.load.revision.disconnect_cancels:
                         session.notify(cancellation(id))
             if self._connection.reply.status == 404 and session.session_id is not None:
@@ -294,11 +293,11 @@ class _CallSlot:
             return False
         except trio.BrokenResourceError as error:
             self._fail("connection lost", str(error))
-            self._connection.close()
+            await self._connection.close()
             return False
         except UnreadableReply as error:
             self._fail("not HTTP", str(error))
-            self._connection.close()
+            await self._connection.close()
         return True
 
     async def _exchange(self, data: bytes) -> None:
@@ -335,7 +334,7 @@ class _CallSlot:
         load.replies.add("sse")
         if load.plan.reply == "json":
             self._fail("events in place of JSON", b"".join(pieces).decode(errors="replace"))
-            connection.close()
+            await connection.close()
             return
         decoder = EventDecoder(connection.max_size)
         while True:
@@ -350,7 +349,7 @@ class _CallSlot:
             while not connection.reply.complete:
                 self._take_events(decoder, await connection.more())
         if not connection.reply.complete:
-            connection.close()
+            await connection.close()
 
     def _take_events(self, decoder: EventDecoder, pieces: list[bytes]) -> None:
         for event in events_in(pieces, decoder):

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trimcp.bench.link import LoadLink, Writer, linked
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
 from trimcp.bench.supply import Load
 from trimcp.bench.tally import Tally
+from trimcp.bench.writer import Writer
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.framing.frames import text_frame
 from trimcp.framing.gathering import Gathered
+from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.http.h1.wires import Wire, wire_over
 
 if TYPE_CHECKING:
     from trimcp.transports.websocket.client import WebSocketServer
@@ -107,14 +109,14 @@ class FrameReader:
 class _FrameChannel:
     """Messages as text frames over one connection."""
 
-    _link: LoadLink
+    _wire: Wire
     _tally: Tally
     _reader: FrameReader
     _first: bytes
     _writer: Writer = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._writer = Writer(self._link.send_nowait, self._link.send_all, self._tally)
+        self._writer = Writer(self._wire.try_write, self._wire.write_all, self._tally)
 
     def send(self, messages: Sequence[bytes]) -> None:
         pieces: list[bytes] = []
@@ -129,7 +131,7 @@ class _FrameChannel:
         reader = self._reader
         if reader.fault is not None:
             raise trio.BrokenResourceError(reader.fault)
-        data, self._first = self._first or await self._link.receive(), b""
+        data, self._first = self._first or await self._wire.read(READ_SIZE), b""
         if not data:
             raise trio.EndOfChannel("the server closed the connection")
         self._tally.bytes_in += len(data)
@@ -150,12 +152,12 @@ def websocket_opener(server: WebSocketServer) -> Opener:
     async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
         context = load.ssl_context or server.ssl_context
         stream, early = await attrs.evolve(server, timeout=load.plan.opening, ssl_context=context).open()
-        link = linked(stream)
+        wire = wire_over(stream)
         try:
-            yield _FrameChannel(link, load.tally, FrameReader(CLIENT_MAX_MESSAGE), early)
+            yield _FrameChannel(wire, load.tally, FrameReader(CLIENT_MAX_MESSAGE), early)
             with suppress(trio.BrokenResourceError):
-                link.send_nowait(_CLOSE_FRAME)  # if possible without waiting
+                wire.try_write(_CLOSE_FRAME)  # if possible without waiting
         finally:
-            link.close()
+            await wire.close()
 
     return opened

@@ -20,7 +20,8 @@ from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import ConnectionLost
 from trimcp.framing.sse import encode_event
 from trimcp.transports.http.client.channel import HttpChannel
-from trimcp.transports.http.client.exchanges import Dial, Http
+from trimcp.transports.http.client.connection import Dial
+from trimcp.transports.http.client.exchanges import Http
 from trimcp.transports.http.client.h1 import H1Engine
 from trimcp.transports.http.client.httpx_engine import HttpxEngine
 from trimcp.transports.http.client.target import HttpServer

@@ -63,7 +63,7 @@ def is_clean(statistics: HttpClientStatistics) -> bool:
     return statistics.in_use == statistics.waiting == 0 and statistics.connections == statistics.idle
 
 
-@pytest.mark.parametrize("more", [b"", b"HTTP/1.1 200 OK\r\n\r\n"])
+@pytest.mark.parametrize("more", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP", b"no HTTP at all\r\n"])
 async def test_an_idle_connection_that_ends_or_speaks_is_not_used_again(more: bytes, autojump_clock: object) -> None:
     said: list[Any] = []
     async with pooled() as (http, far), trio.open_nursery() as nursery:

@@ -6,18 +6,17 @@ It knows HTTP and no messages. Two engines carry the requests; which one is deci
 
 from __future__ import annotations
 
-import base64
 import logging
 import os
 import sys
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urlsplit
 
 import attrs
 import trio
@@ -28,13 +27,14 @@ from trimcp.framing.gathering import Gathered
 from trimcp.nurseries import open_service_nursery
 from trimcp.security import security_event
 from trimcp.transports.descriptors import AnySocket
+from trimcp.transports.http.client.connection import Dial, dialing
 from trimcp.transports.http.client.engine import ExchangeBroken, HttpEngine, RawReply
-from trimcp.transports.http.client.h1 import H1Engine, keep_alive, request_head, tls_context
+from trimcp.transports.http.client.h1 import H1Engine, request_head
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
 from trimcp.transports.http.client.pool import Pool
-from trimcp.transports.http.client.urls import PORTS, normal_url, origin, resolved
+from trimcp.transports.http.client.urls import basic_authorization, credentials, normal_url, origin, resolved
 from trimcp.transports.http.h1.replies import media_type
-from trimcp.transports.targets import dial, shown_url, status_text
+from trimcp.transports.targets import shown_url, status_text
 from trimcp.wire.jsonrpc import ErrorResponse
 
 if TYPE_CHECKING:
@@ -348,9 +348,6 @@ def redirect_target(raw: RawReply, url: str) -> str | None:
     return None if location is None else resolved(location, url)
 
 
-Dial: TypeAlias = Callable[[], Awaitable[trio.abc.Stream]]
-
-
 @asynccontextmanager
 async def opened_http(
     address: str,
@@ -376,37 +373,23 @@ async def opened_http(
     url = normal_url(address)
     if url is None:
         raise LocalError("this is no URL of a server")
-    parts = urlsplit(address)
-    auth = (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
+    auth = credentials(address)
     headers = {"user-agent": "trimcp", "accept-encoding": "gzip", **headers}
     if client is not None or (uds is None and _is_proxied(url)):
         async with _over_httpx2(url, timeouts, client, auth) as engine:
             yield Http(url, engine, headers, authorizer)
         return
     if auth is not None:
-        headers["authorization"] = "Basic " + base64.b64encode(":".join(auth).encode()).decode()
+        headers["authorization"] = basic_authorization(*auth)
     place = origin(url) if uds is None else f"the socket {uds!r:.200}"
-    pool = Pool(dialed or _dialing(url, timeouts, uds), origin(url), place, timeouts, _MOST_CONNECTIONS + most, most)
+    dial = dialed or dialing(url, uds, timeouts.connect, _TRUSTING)
+    pool = Pool(dial, origin(url), place, timeouts, _MOST_CONNECTIONS + most, most)
     async with open_service_nursery() as nursery:
         await nursery.start(pool.run)
         try:
             yield Http(url, H1Engine(pool), headers, authorizer)
         finally:
             pool.close()
-
-
-def _dialing(url: str, timeouts: Timeouts, uds: str | None) -> Dial:
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]
-    # Without TLS no certificates are loaded: loading them takes longer than all other steps.
-    tls = tls_context() if parts.scheme == "https" else None
-
-    async def open() -> trio.abc.Stream:
-        stream = await dial(host, port, path=uds, tls=tls, timeout=timeouts.connect, trusting=_TRUSTING)
-        keep_alive(stream)
-        return stream
-
-    return open
 
 
 @asynccontextmanager

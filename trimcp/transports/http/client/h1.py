@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
-import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
 
 from trimcp.channel import HttpClientStatistics
-from trimcp.transports.descriptors import AnySocket, socket_under
+from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.pool import ClientExchange, Pool, PooledConnection
 from trimcp.transports.http.client.urls import origin, request_target
@@ -24,9 +20,6 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.cookies import BoundedCookieJar
 
 _AHEAD: Final = 64 * 1024  # bytes that are read before their reader takes them
-
-# The system detects within two minutes that the peer of a silent connection is gone.
-_KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 
 @attrs.define(eq=False)
@@ -213,30 +206,3 @@ def whole_request(head: bytes, content: bytes | None) -> bytes:
     if content is None:
         return head + b"\r\n"
     return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(content), content)
-
-
-# Connecting
-
-
-def tls_context() -> ssl.SSLContext:
-    """Return a context that trusts what httpx2 does: the system's certificates, or those that SSL_CERT_FILE names."""
-    paths = ssl.get_default_verify_paths()
-    if sys.platform in ("win32", "darwin") or not (paths.cafile or paths.capath):
-        import httpx2  # which knows the stores of other systems
-
-        context: ssl.SSLContext = httpx2.create_ssl_context()
-    else:
-        context = ssl.create_default_context()
-    context.set_alpn_protocols(["http/1.1"])
-    return context
-
-
-def keep_alive(stream: trio.abc.Stream) -> None:
-    """Let the system notice that the peer of a connection is gone."""
-    sock = socket_under(stream)
-    if sock is not None:
-        with suppress(OSError):  # a Unix socket, or closed
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEP_ALIVE:
-                if hasattr(socket, name):
-                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

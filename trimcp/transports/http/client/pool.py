@@ -21,18 +21,17 @@ import trio
 from trimcp.channel import HttpClientStatistics
 from trimcp.cleaning import log_crash
 from trimcp.errors import ConnectionLost
-from trimcp.transports.descriptors import AnySocket
+from trimcp.transports.http.client.connection import ClientConnection, Dial
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.deadlines import Deadline, DeadlineQueue, Deadlines
-from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply, portions
-from trimcp.transports.http.h1.wires import Wire, wire_over
+from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply
 
 # Seconds an idle connection is kept: less than the five after which common servers close it, since a request that is
 # sent while the server closes may be lost.
 _KEPT: Final = 4.0
 LINGER: Final = 0.5
 """Seconds that a server has to end a stream after the answer in it."""
-_PIECE: Final = 64 * 1024
+_UNASKED: Final = "a server sent bytes on an idle connection, a reply to nobody; it is closed"
 
 _log = logging.getLogger("trimcp.http")
 
@@ -62,8 +61,8 @@ class ClientExchange(Protocol):
 
 
 @attrs.define(eq=False)
-class PooledConnection:
-    """One connection and its task.
+class PooledConnection(ClientConnection):
+    """One connection of a pool, and its task.
 
     Attributes:
         exchange: the exchange under way, or None.
@@ -71,8 +70,6 @@ class PooledConnection:
 
     _pool: Pool
     exchange: ClientExchange | None = attrs.field(init=False, default=None)
-    _wire: Wire | None = attrs.field(init=False, default=None)
-    _reply: ReplyParser = attrs.field(init=False, factory=ReplyParser)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _why: str = attrs.field(init=False, default="")
     _silence: Deadline | None = attrs.field(init=False, default=None)
@@ -100,15 +97,6 @@ class PooledConnection:
             self._draining, self._drained = trio.CancelScope(), trio.Event()
             self._pool.start(self._drain, request[taken:], self._draining, self._drained)
         return True
-
-    @property
-    def socket(self) -> AnySocket | None:
-        """Its socket, for the functions of `descriptors`; None without one."""
-        return None if self._wire is None else self._wire.socket
-
-    def is_quiet(self) -> bool:
-        """Return whether nothing has arrived that is not read, as far as that is known."""
-        return self._wire is not None and self._wire.is_quiet()
 
     def hand_over(self, exchange: ClientExchange) -> None:
         """Let another exchange take (the rest of) the reply."""
@@ -144,14 +132,16 @@ class PooledConnection:
         refused = None
         try:
             with self._scope:
-                self._wire = wire_over(await pool.dial())
+                await self.open(pool.dial)
                 if pool.timeouts.silence < math.inf:
                     self._silence = pool.deadlines.new(self._was_silent)
                 pool.opened(self)
-                await self._serve(self._wire)
+                await self._serve()
         except ConnectionLost as error:
             refused = str(error)
         except UnreadableReply as error:
+            if self.exchange is None:
+                _log.debug(_UNASKED)
             self._why = pool.broke(str(error))
         except Exception as error:  # a bug here or in a library, which must not end other exchanges
             log_crash(_log, error, "a connection over HTTP crashed")
@@ -159,36 +149,23 @@ class PooledConnection:
         finally:
             await self._close(refused)
 
-    async def _serve(self, wire: Wire) -> None:
+    async def _serve(self) -> None:
         """Read to the end of the last exchange, or of the connection."""
-        reply = self._reply
+        reply = self.reply
         while True:
-            data = await wire.read(_PIECE)
-            if data is None:
-                continue
+            received = await self.receive()
             exchange = self.exchange
             if exchange is None:
-                if data:
-                    _log.debug("a server sent bytes on an idle connection, a reply to nobody; it is closed")
+                if received:
+                    _log.debug(_UNASKED)
                 return
             if self._silence is not None:
                 self._silence.clear()
-            if not data:
-                if not reply.end():
-                    when = "in the middle of" if reply.begun else "before"
-                    self._why = self._pool.broke(f"the server closed it {when} its reply")
-                    return
-                await exchange.arrived(reply)
-            elif (parts := portions(data)) is None:
-                reply.feed(data)
-                await exchange.arrived(reply)
-            else:
-                for part in parts:
-                    reply.feed(part)
-                    if self.exchange is None:
-                        return
-                    await self.exchange.arrived(reply)
-                    await trio.lowlevel.checkpoint()
+            if not received and not reply.complete:
+                when = "in the middle of" if reply.begun else "before"
+                self._why = self._pool.broke(f"the server closed it {when} its reply")
+                return
+            await exchange.arrived(reply)
             if self.exchange is None or (reply.complete and not self._complete()):
                 return
             if self._silence is not None and self.exchange is not None:
@@ -200,8 +177,8 @@ class PooledConnection:
         assert exchange is not None
         self.exchange = exchange.connection = None
         pool.lingering.remove(self)
-        keeps = self._reply.keeps and self._drained is None
-        self._reply.reset()  # also so that an idle connection holds nothing of what it brought
+        keeps = self.reply.keeps and self._drained is None
+        self.reply.reset()  # also so that an idle connection holds nothing of what it brought
         if keeps:
             pool.release(self)
         else:
@@ -242,8 +219,7 @@ class PooledConnection:
             # The wire must not be closed while it is written to. Bounded: that task is cancelled.
             with trio.CancelScope(shield=True):
                 await self._drained.wait()
-        if self._wire is not None:
-            await self._wire.close()
+        await self.close()
         exchange, self.exchange = self.exchange, None
         if exchange is not None:
             exchange.connection = None
@@ -275,7 +251,7 @@ class Pool:
         kept: idle connections at a time.
     """
 
-    dial: Callable[[], Awaitable[trio.abc.Stream]]
+    dial: Dial
     server: str
     _place: str
     timeouts: Timeouts

@@ -22,7 +22,8 @@ from trimcp.transports.trace import Write, traced
 if TYPE_CHECKING:
     import httpx2
 
-    from trimcp.transports.http.client.exchanges import ClientAuth, Dial, Http
+    from trimcp.transports.http.client.connection import Dial
+    from trimcp.transports.http.client.exchanges import ClientAuth, Http
 
 _UNIX: Final = "http+unix"
 

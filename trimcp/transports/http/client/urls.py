@@ -5,8 +5,9 @@ One parser decides and connects, so that two cannot see two hosts in one text.
 
 from __future__ import annotations
 
+import base64
 from typing import Final
-from urllib.parse import quote, urljoin, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 PORTS: Final = {"http": 80, "https": 443}
 _LONGEST: Final = 65_536
@@ -33,6 +34,17 @@ def normal_url(url: str) -> str | None:
         place += f":{port}"
     path = quote(parts.path or "/", safe=_PATH)
     return urlunsplit((parts.scheme, place, path, quote(parts.query, safe=_QUERY), ""))
+
+
+def credentials(url: str) -> tuple[str, str] | None:
+    """Return the name and the password in a URL, or None."""
+    parts = urlsplit(url)
+    return (unquote(parts.username or ""), unquote(parts.password or "")) if "@" in parts.netloc else None
+
+
+def basic_authorization(name: str, password: str) -> str:
+    """Return the value of the header Authorization that says them (RFC 7617)."""
+    return "Basic " + base64.b64encode(f"{name}:{password}".encode()).decode()
 
 
 def resolved(reference: str, base: str) -> str | None:

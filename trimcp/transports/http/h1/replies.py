@@ -23,7 +23,13 @@ _SHORT: Final = 64  # bytes between two line ends, below which they are taken fo
 
 
 class UnreadableReply(Exception):
-    """What the server sent is no HTTP/1.1, or too large. The text quotes nothing that the server wrote."""
+    """What the server sent is no HTTP/1.1, or too large. The text quotes nothing that the server wrote.
+
+    Attributes:
+        data: what was being read, for programs that may show it.
+    """
+
+    data: bytes = b""
 
 
 class ReplyParser:

@@ -36,15 +36,20 @@ class Wire(ABC):
     """One connection's bytes. One task reads and closes; at most one task drains; any task may call `try_write`.
 
     Attributes:
-        timed_out: whether it broke because the peer acknowledged nothing for too long (`open_tcp`, `unacknowledged`).
+        error: the system's number of the first error that ended the connection, or None.
     """
 
-    __slots__ = ("_open", "_scope", "timed_out")
+    __slots__ = ("_open", "_scope", "error")
 
     def __init__(self) -> None:
         self._open = True
         self._scope: trio.CancelScope | None = None  # around a wait that `wake` ends
-        self.timed_out: bool = False
+        self.error: int | None = None
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it broke because the peer acknowledged nothing for too long (`open_tcp`, `unacknowledged`)."""
+        return self.error == errno.ETIMEDOUT
 
     @property
     def certificate(self) -> str | None:
@@ -99,6 +104,12 @@ class Wire(ABC):
             trio.BrokenResourceError: the peer is gone.
         """
 
+    async def write_all(self, data: bytes) -> None:
+        """Write everything. Raises, and is cancelled, as `write_some`."""
+        left = bytearray(data)
+        while left:
+            del left[: await self.write_some(left)]
+
     @abstractmethod
     def progress(self) -> Hashable:
         """Return a value that changes while the peer reads what was written; None if that is unknown."""
@@ -132,7 +143,7 @@ class Wire(ABC):
 
     def _note(self, error: int | None) -> None:
         """Record the system's error that ended the connection."""
-        self.timed_out = self.timed_out or error == errno.ETIMEDOUT
+        self.error = self.error or error
 
 
 class SocketWire(Wire):
@@ -322,13 +333,19 @@ class PolledWire(SocketWire):
 
 
 class StreamWire(Wire):
-    """A Trio stream, which this owns, for TLS and tests. Each response costs a task: `try_write` accepts nothing."""
+    """A Trio stream, which this owns, for TLS and tests. Each response costs a task: `try_write` accepts nothing.
 
-    __slots__ = ("_certificate", "_heard", "_stream")
+    Args:
+        stream: any stream of bytes.
+        wakes: whether `wake` ends a `read`, which costs each read a cancel scope.
+    """
 
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    __slots__ = ("_certificate", "_heard", "_stream", "_wakes")
+
+    def __init__(self, stream: trio.abc.Stream, *, wakes: bool = True) -> None:
         super().__init__()
         self._stream = stream
+        self._wakes = wakes
         self._certificate: str | None = None
         self._heard = False  # whether the peer has sent anything: TLS cannot be closed in order before
 
@@ -341,17 +358,23 @@ class StreamWire(Wire):
         return self._certificate or None
 
     async def read(self, max_bytes: int, take: Take | None = None) -> bytes | None:
+        if not self._wakes:
+            return await self._receive(max_bytes)
         with trio.CancelScope() as self._scope:
             try:
-                data = bytes(await self._stream.receive_some(max_bytes))
-                self._heard = True
-                return data
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self._note(_errno_of(error))
-                return b""
+                return await self._receive(max_bytes)
             finally:
                 self._scope = None
         return None
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        try:
+            data = bytes(await self._stream.receive_some(max_bytes))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self._note(_errno_of(error))
+            return b""
+        self._heard = True
+        return data
 
     def is_quiet(self) -> bool:
         """The socket is asked: what has arrived there may be no data of the peer's, but is nothing to build on."""
@@ -411,9 +434,9 @@ class StreamWire(Wire):
 
 
 def wire_over(stream: trio.abc.Stream) -> Wire:
-    """Return the wire over a stream, which it takes over."""
+    """Return the wire over a client's stream, which it takes over. Nobody has to `wake` it."""
     if not isinstance(stream, trio.SocketStream):
-        return StreamWire(stream)
+        return StreamWire(stream, wakes=False)
     family, kind, protocol = stream.socket.family, stream.socket.type, stream.socket.proto
     return SocketWire(socket.socket(family, kind, protocol, fileno=stream.socket.detach()))
 
