@@ -208,6 +208,19 @@ async def test_a_url_is_recorded_as_well(how: str, journal: Path) -> None:
             assert code == 0, told
 
 
+async def test_a_server_that_wants_a_token_is_met_with_the_ways_to_give_one(journal: Path) -> None:
+    settings = trimcp.HttpSettings(authenticate=trimcp.bearer_tokens({"t0ken": "ada"}))
+    async with served(trimcp.Server("far"), "websocket", settings=settings) as place:
+        journal.write_text('{"trimcp_journal":1}\n')
+        for words in (("record", journal, place.url), ("replay", journal, place.url)):
+            code, told = await run(*words)
+            assert (code, "the server answered 401" in told) == (3, True), told
+            assert (
+                "an entry of an mcpServers file with its headers, FILE.json:NAME, or log in: trimcp login URL" in told
+            )
+            assert "--bearer" not in told
+
+
 @pytest.mark.slow
 async def test_it_stops_with_a_notice_when_the_journal_is_full(program: Path, journal: Path) -> None:
     target = recorded(journal, sys.executable, program, options=("--max-size", "0.002"))

@@ -17,7 +17,7 @@ import trio
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
 from trimcp.cleaning import clean
 from trimcp.cli.exits import NO_CONNECTION, Failure
-from trimcp.cli.targets import find_target
+from trimcp.cli.targets import find_target, token_hint
 from trimcp.errors import McpError
 from trimcp.nurseries import open_service_nursery
 from trimcp.run import signals
@@ -47,7 +47,7 @@ def run_proxy(file: Path, words: tuple[str, ...], *, masked: bool, max_bytes: in
     try:
         return trio.run(_record, target, journal)
     except McpError as error:
-        raise Failure(str(error), NO_CONNECTION) from None
+        raise Failure(f"{error}{token_hint(error, options=False)}", NO_CONNECTION) from None
     finally:
         journal.close()
 
@@ -190,7 +190,7 @@ def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], pat
     try:
         problems = trio.run(run)
     except McpError as error:
-        raise Failure(str(error), NO_CONNECTION) from None
+        raise Failure(f"{error}{token_hint(error, options=False)}", NO_CONNECTION) from None
     out = sys.stdout if client else sys.stderr  # playing the server, standard output belongs to the client
     who = "server" if client else "client"
     for problem in problems:

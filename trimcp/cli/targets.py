@@ -142,12 +142,18 @@ def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, s
     return found
 
 
-def token_hint(error: McpError) -> str:
-    """Return a hint about options if the server requires authentication; empty for other errors."""
+def token_hint(error: McpError, *, options: bool = True) -> str:
+    """Return how to give a token if the server requires one; empty for other errors.
+
+    Args:
+        options: whether the command has --bearer and --header.
+    """
     if _UNAUTHORIZED.search(str(error)) is None:
         return ""
-    ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header"
-    return f"\n{ways}; or log in: trimcp login URL"
+    ways = "Name an entry of an mcpServers file with its headers, FILE.json:NAME,"
+    if options:
+        ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header;"
+    return f"\n{ways} or log in: trimcp login URL"
 
 
 def _read_token(source: str) -> str:

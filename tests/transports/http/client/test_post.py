@@ -232,7 +232,7 @@ async def test_a_refusal_without_an_error_loses_the_request(status: int, why: st
         assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("status", [401, 403, 426])
+@pytest.mark.parametrize("status", [401, 403, 404, 405, 426])
 async def test_what_a_gatekeeper_says_is_no_answer_of_the_servers(status: int) -> None:
     async def handle(exchange: Exchange) -> None:
         await exchange.json({"jsonrpc": "2.0", "id": 1, "error": {"code": -32600, "message": "no\nway"}}, status)

@@ -377,7 +377,7 @@ class Post:
         if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
             return Trouble(why, status=status, forgotten=session_id)
         code = None if error is None else error.code
-        unheard = (status == 403 and code != FORBIDDEN) or (status == 404 and code == INVALID_REQUEST)
+        unheard = (status == 403 and code != FORBIDDEN) or (status in (404, 405) and code == INVALID_REQUEST)
         if unheard or status in (401, 426):
             return Trouble(why, status=status)  # not refused by the endpoint, which would know the request
         # An error without a Retry-After is final.
