@@ -507,14 +507,20 @@ async def test_a_close_is_answered(said: bytes, answer: bytes, why: str, tcp: bo
         assert tools.ended == ["DISCONNECTED"]
 
 
-async def test_an_end_without_a_close(tcp: bool, autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("reads_on", [False, True])
+async def test_an_end_without_a_close(tcp: bool, reads_on: bool, autojump_clock: MockClock) -> None:
+    """Whoever only says nothing more has left, too: nothing tells it apart."""
     tools = Tools()
     async with site(tools) as at:
         raw = await at.open(tcp=tcp)
         session = at.session
         await raw.say(message(call(1, "wait", name="a")))
         await wait_all_tasks_blocked(0.05)
-        await raw.stream.aclose()
+        if reads_on:
+            assert isinstance(raw.stream, trio.SocketStream | trio.StapledStream)
+            await raw.stream.send_eof()
+        else:
+            await raw.stream.aclose()
         await until_gone(at)
         assert str(session.lost) == "the connection broke: the peer is gone without a closing handshake"
         assert tools.ended == ["DISCONNECTED"]
