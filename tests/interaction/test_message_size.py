@@ -66,6 +66,19 @@ async def test_a_server_takes_what_its_limits_say(road: str) -> None:
             assert (await session.call_tool("measure", {"text": "x"})).content == [trimcp.Text("1")]
 
 
+@pytest.mark.parametrize(
+    ("road", "why"),
+    [
+        ("websocket", r"code 1009 \(message too big\): 'a message may have 10,000 bytes'"),
+        ("grpc", "RESOURCE_EXHAUSTED: a message may have 10,000 bytes"),
+    ],
+)
+async def test_what_is_sixteen_times_too_large_ends_the_connection_with_the_reason(road: str, why: str) -> None:
+    async with connected(road, trimcp.Limits(max_message=SMALLEST)) as session:
+        with pytest.raises(trimcp.ConnectionLost, match=why):
+            await session.call_tool("measure", {"text": "x" * (17 * SMALLEST)})
+
+
 @EveryRoad
 async def test_a_client_takes_what_its_limits_say(road: str) -> None:
     async with connected(road, trimcp.Limits(), trimcp.Limits(max_message=SMALLEST)) as session:

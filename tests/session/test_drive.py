@@ -277,7 +277,11 @@ async def test_requests_are_cancelled_at_once_where_nobody_reads_after_the_peer_
     assert seen == [CancelReason.DISCONNECTED]
 
 
-async def test_a_writer_that_breaks_ends_the_session_and_its_handlers(steady_clock: trio.abc.Clock) -> None:
+@pytest.mark.parametrize("known", [None, "the server 'x' exited with status 3"])
+async def test_a_writer_that_breaks_ends_the_session_and_its_handlers(
+    known: str | None, steady_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Wire, "close_reason", lambda wire: known)
     seen: list[Any] = []
 
     async def flood(ctx: Any) -> None:
@@ -298,7 +302,7 @@ async def test_a_writer_that_breaks_ends_the_session_and_its_handlers(steady_clo
         with trio.fail_after(1):
             await session.closed.wait()
             await session.jobs.wait_idle()
-        assert str(session.lost) == "the peer stopped listening"
+        assert str(session.lost) == "the peer stopped listening" + ("" if known is None else f": {known}")
     assert seen == [CancelReason.DISCONNECTED]
 
 

@@ -352,7 +352,8 @@ class _ChannelDriver:
                 pass
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 # The reader may never notice this if the peer closed only this direction.
-                self._lose("the peer stopped listening")
+                known = channel.close_reason()
+                self._lose("the peer stopped listening" + (f": {known}" if known else ""))
                 session.jobs.cancel_all(CancelReason.DISCONNECTED)
                 session.close()
         outbox.abandon()

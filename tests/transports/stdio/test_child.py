@@ -12,11 +12,13 @@ import trio
 
 from tests.stopwatch import Stopwatch
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.errors import LocalError
+from trimcp.client.client import Client
+from trimcp.errors import ConnectionLost, LocalError
 from trimcp.transports.stdio import child
 from trimcp.transports.stdio.child import ChildChannel, StdioServer, child_environment
 from trimcp.transports.stdio.ending import ShutdownTimes
 from trimcp.wire.jsonrpc import Malformed, Notification, Request, encode_notification, encode_request
+from trimcp.wire.revisions import LATEST_LEGACY
 
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line); sys.stdout.flush()"
 HOLD = "import subprocess; subprocess.Popen(['sleep', '30']); "
@@ -184,6 +186,25 @@ async def test_death_ends_the_channel_with_an_obituary() -> None:
         with pytest.raises(trio.BrokenResourceError):
             for _ in range(10):
                 await channel.send([note()])
+
+
+async def test_the_last_words_of_a_child_that_stops_reading_are_told() -> None:
+    code = r"""
+import json, os, sys, threading
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked["method"] == "initialize":
+        about = {"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": about}), flush=True)
+    elif asked["method"] == "notifications/initialized":
+        print("out of memory", file=sys.stderr, flush=True)
+        os.close(0)
+        threading.Event().wait()
+"""
+    target = python(code, shutdown=ShutdownTimes(0.1, 5))
+    with pytest.raises(ConnectionLost, match=r"stopped listening: the server .*\n  out of memory$"):
+        async with Client("c").connect(target, revision=LATEST_LEGACY) as session:
+            await session.call_tool("x", {"text": "x" * 5_000_000})
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="waits for a child without reaping it")

@@ -152,8 +152,9 @@ class GrpcChannel(MessageChannel):
                         held, size = [], 0
                 if held:
                     await self._call.send(b"".join(held))
-            except trio.BrokenResourceError:
+            except trio.BrokenResourceError as error:
                 self._check_open()
+                self._why = self._why or str(error)
                 raise
             self._broken = False
 
