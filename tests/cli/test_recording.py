@@ -209,15 +209,13 @@ async def test_a_url_is_recorded_as_well(how: str, journal: Path) -> None:
 
 
 async def test_a_server_that_wants_a_token_is_met_with_the_ways_to_give_one(journal: Path) -> None:
+    journal.write_text('{"trimcp_journal":1}\n')  # noqa: ASYNC240 - nothing else runs yet
     settings = trimcp.HttpSettings(authenticate=trimcp.bearer_tokens({"t0ken": "ada"}))
     async with served(trimcp.Server("far"), "websocket", settings=settings) as place:
-        journal.write_text('{"trimcp_journal":1}\n')
         for words in (("record", journal, place.url), ("replay", journal, place.url)):
             code, told = await run(*words)
             assert (code, "the server answered 401" in told) == (3, True), told
-            assert (
-                "an entry of an mcpServers file with its headers, FILE.json:NAME, or log in: trimcp login URL" in told
-            )
+            assert "an mcpServers file with its headers, FILE.json:NAME, or log in: trimcp login URL" in told
             assert "--bearer" not in told
 
 

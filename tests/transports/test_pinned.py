@@ -32,9 +32,8 @@ async def told_by(answer: Answer, url: str) -> str:
             await answer(stream)
 
     async with trio.open_nursery() as nursery:
-        listeners: list[trio.SocketListener] = await nursery.start(
-            lambda task_status: trio.serve_tcp(serve, 0, host="127.0.0.1", task_status=task_status)
-        )
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
         text = await told(url.replace("PORT", str(listeners[0].socket.getsockname()[1])))
         nursery.cancel_scope.cancel()
     return text
