@@ -18,8 +18,8 @@ import trio
 from trimcp.budget import LARGE, STEP, Amount
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
-from trimcp.session.queues import Mailbox, Waiters
-from trimcp.session.scopes import Waiting, innermost_scope
+from trimcp.session.queues import LazyParkingLot, Mailbox
+from trimcp.session.scopes import WaitingTasks, innermost_scope
 from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
 
@@ -46,7 +46,7 @@ class Crew:
     nursery: trio.Nursery
     # While jobs are queued, one task is scheduled to take them, or runs and has not waited yet.
     _jobs: deque[Job] = attrs.field(init=False, factory=deque)
-    _idle: Waiting = attrs.field(init=False, factory=Waiting)  # one task at most
+    _idle: WaitingTasks = attrs.field(init=False, factory=WaitingTasks)  # one task at most
     _coming: bool = attrs.field(init=False, default=False)
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
 
@@ -150,8 +150,8 @@ class Jobs:
     parked: int = attrs.field(init=False, default=0)
     bytes_running: int = attrs.field(init=False, default=0)
     bytes_unread: int = attrs.field(init=False, default=0)
-    _unread: Waiters = attrs.field(init=False, factory=Waiters)  # tasks that wait until it shrinks
-    idle: Waiters = attrs.field(init=False, factory=Waiters)
+    _unread: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)  # tasks that wait until it shrinks
+    idle: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
 
     def __attrs_post_init__(self) -> None:
         self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)

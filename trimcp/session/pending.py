@@ -12,7 +12,7 @@ from trimcp.channel import Origin
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Replied
 from trimcp.protocol.vocabulary import Verb
-from trimcp.session.scopes import Waiting
+from trimcp.session.scopes import WaitingTasks
 from trimcp.slotted import slotted
 from trimcp.wire.lifecycle import ProgressParams
 
@@ -35,7 +35,7 @@ class Pending:
     on_progress: Callable[[ProgressParams], object] | None = None
     on_reply: Callable[[Replied], object] | None = None
     reply: Replied | None = None
-    _waiting: Waiting = attrs.field(init=False, factory=Waiting)
+    _waiting: WaitingTasks = attrs.field(init=False, factory=WaitingTasks)
 
     def replied(self, reply: Replied) -> None:
         """Store the answer and wake the waiting tasks."""

@@ -52,11 +52,11 @@ def cancellation_text(cancelled: BaseException) -> str:
 
 
 @slotted
-class Waiting:
-    """The tasks that wait for one thing: a `trio.lowlevel.ParkingLot` whose tasks are all woken at once.
+class WaitingTasks:
+    """Tasks that wait for the same, and are all woken at once. Nothing is kept for who comes later, unlike an event.
 
-    It takes a quarter of the time, of which a lot spends most on its order and on moving tasks between lots. For what
-    each call waits for.
+    For what each call waits for: it takes a quarter of the time of a parking lot, which spends most of it on its order
+    and on being able to move tasks between lots.
 
     Attributes:
         tasks: those that wait.

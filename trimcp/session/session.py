@@ -38,7 +38,7 @@ from trimcp.session.job import CancelReason, Endpoint, Job
 from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
-from trimcp.session.queues import SMALL, BatchSink, HeldReplies, Outbox, Waiters, weight
+from trimcp.session.queues import SMALL, BatchSink, HeldReplies, LazyParkingLot, Outbox, weight
 from trimcp.session.scopes import Background, cancellation_text
 from trimcp.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
@@ -137,7 +137,7 @@ class Session:
     _now: float = attrs.field(init=False, default=0.0)  # when the messages being processed were delivered
     _handshake: int = attrs.field(init=False, default=0)
     _held: HeldReplies | None = attrs.field(init=False, default=None)
-    readers: Waiters = attrs.field(init=False, factory=Waiters)
+    readers: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
 
     def __attrs_post_init__(self) -> None:
         self.jobs = Jobs(self.limits)

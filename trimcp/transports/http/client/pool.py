@@ -230,7 +230,7 @@ class PooledConnection(ClientConnection):
 
 
 @attrs.define(eq=False)
-class _Waiting:
+class _WaitingExchange:
     """An exchange that waits for a connection."""
 
     _pool: Pool
@@ -264,7 +264,7 @@ class Pool:
     _connections: set[PooledConnection] = attrs.field(init=False, factory=set)
     _dialing: dict[PooledConnection, None] = attrs.field(init=False, factory=dict)
     _idle: dict[PooledConnection, None] = attrs.field(init=False, factory=dict)
-    _waiting: dict[ClientExchange, _Waiting] = attrs.field(init=False, factory=dict)
+    _waiting: dict[ClientExchange, _WaitingExchange] = attrs.field(init=False, factory=dict)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
     _closed: bool = attrs.field(init=False, default=False)
 
@@ -304,7 +304,7 @@ class Pool:
             if connection.is_quiet() and connection.begin(exchange):
                 return
             connection.cut()
-        waiting = self._waiting[exchange] = _Waiting(self, exchange)
+        waiting = self._waiting[exchange] = _WaitingExchange(self, exchange)
         if self._patience is not None:
             self._patience.add(waiting)
         self._open()
