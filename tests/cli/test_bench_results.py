@@ -64,6 +64,16 @@ def test_two_servers_are_compared(tmp_path: Path) -> None:
     assert "500 calls answered per second" in plot.read_text()
 
 
+def test_a_plot_says_of_a_rate_that_it_is_an_estimate(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    long = a_report(milliseconds=1500.0, calls=0, parts=6.6)
+    shown([[long]], "--plot", str(plot))
+    assert ">roughly 3.30 calls answered per second; " in plot.read_text()
+    shown([[a_report()], [long]], "--plot", str(plot))
+    assert ": roughly 3.30 calls answered per second" in plot.read_text()
+    assert plot.read_text().count("roughly") == 1
+
+
 def test_a_round_that_was_interrupted_is_shown_and_not_compared(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     half = a_report(calls=7, interrupted=True)

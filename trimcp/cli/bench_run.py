@@ -218,11 +218,15 @@ def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
 def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:
     if not pairs:
         wrong = f", {first.failures:,} errors" if first.failures else ""
-        summary = f"{three(first.per_second)} calls answered per second{wrong}; {setting(first)}"
+        summary = f"{_answered([first])}{wrong}; {setting(first)}"
         draw(file, headline(first), [Curve(summary, [first])])
         return
-    curves = []
-    for rounds in zip(*pairs, strict=True):
-        rate = three(median(report.per_second for report in rounds))
-        curves.append(Curve(f"{headline(rounds[0], calls=False)}: {rate} calls answered per second", rounds))
+    curves = [
+        Curve(f"{headline(rounds[0], calls=False)}: {_answered(rounds)}", rounds) for rounds in zip(*pairs, strict=True)
+    ]
     draw(file, f"{what(first.plan)} · two servers in {len(pairs)} rounds", curves, setting(first))
+
+
+def _answered(rounds: Sequence[Report]) -> str:
+    roughly = "roughly " if any(report.rough for report in rounds) else ""
+    return f"{roughly}{three(median(report.per_second for report in rounds))} calls answered per second"
