@@ -379,6 +379,13 @@ class MessageChannel(ABC):
             trio.BusyResourceError: another task is receiving.
         """
 
+    def settle(self) -> None:  # noqa: B027  # a channel that counts no memory need not implement it
+        """Count what the last `receive` returned no longer in `holding`: the session does, from now on.
+
+        The next `receive` does the same. In between it is counted twice, because counted nowhere for a moment it would
+        let somebody else's message in.
+        """
+
     def set_max_message(self, size: int) -> None:  # noqa: B027  # a channel without a limit need not implement it
         """Accept no message of more than `size` bytes from now on; a larger one arrives as `Malformed`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -16,14 +17,18 @@ import trio
 
 import trimcp
 from tests.agent_tools.streams import MANIFEST
+from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.serving import SOFTWARE, Place, connect
 from tests.peers.websockets import BINARY, FIN, HANDSHAKE, TEXT, RawWebSocket, frame, message, upgrade
 from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools
+from trimcp.agent_tools.websocket import AgentChannel
 from trimcp.principal import Principal
+from trimcp.session.session import Session
 from trimcp.transports.http.identity import Refused
 from trimcp.transports.http.seams import Head
+from trimcp.transports.websocket.channel import WebSocketChannel
 
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
@@ -154,6 +159,27 @@ async def test_a_provider_on_one_connection_serves_calls_of_others(host: str) ->
             value = orjson.dumps({"tool_name": name, "arguments": {"text": "a"}, "request_id": "1"})
             lines = ("Content-Type: application/json", "Authorization: Bearer 60")
             assert (await wire.ask(http_request("POST", "/tools/call", *lines, body=value))).status == 404
+
+
+async def test_nothing_is_left_of_a_connection() -> None:
+    """What has arrived of a message would stay in memory until the next collection."""
+
+    def left() -> int:
+        return sum(isinstance(each, WebSocketChannel | AgentChannel | Session) for each in gc.get_objects())
+
+    async with listening("own") as at:
+        gc.collect()
+        gc.disable()
+        try:
+            async with socket(at) as agent:
+                await agent.ask(type="tool_request", tool_name="add", arguments={"a": 1, "b": 2}, request_id="1")
+                await agent.raw.say(frame(TEXT, b"x" * 1_000))
+                assert left() == 3
+            with trio.fail_after(PATIENCE):
+                while left():  # noqa: ASYNC110  # a network is between
+                    await trio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 @OnBoth

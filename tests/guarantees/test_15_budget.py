@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
+import orjson
 import pytest
 import trio
 
@@ -11,10 +13,11 @@ from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
 from tests.peers.clients import on
 from tests.peers.http1 import post
-from tests.peers.messages import modern_request
+from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.serving import SOFTWARE
+from tests.peers.websockets import message, upgrade
 from trimcp.budget import DEFAULT_MEMORY
 from trimcp.session.limits import Limits
 
@@ -28,6 +31,11 @@ _READ_AHEAD = 128 * KIB  # by Hypercorn on each connection, which nobody tells u
 STREAMS = [world for world in WORLDS if world.transport in ("stdio", "sse", "websocket") and not world.modern]
 POSTS = worlds(transport="http", modern=True)
 OnBoth = pytest.mark.parametrize("world", POSTS, ids=str)
+
+
+def agent_call(tool: str, **arguments: Any) -> bytes:
+    """A call by the protocol of agent tools."""
+    return orjson.dumps({"type": "tool_request", "tool_name": tool, "request_id": "1", "arguments": arguments})
 
 
 @pytest.mark.parametrize("world", STREAMS, ids=str)
@@ -83,6 +91,46 @@ async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(
     assert not lost
 
 
+@pytest.mark.parametrize("path", ["/ws", "/agent"])
+@pytest.mark.parametrize("host", SOFTWARE)
+async def test_arguments_of_calls_under_way_take_half_the_budget_over_websockets(
+    servers: ServerPool, host: str, path: str
+) -> None:
+    """Who has sent a whole call still has its memory: it is not the turn of the next one of its address."""
+    filling = {"text": "y" * 3_900_000}
+    asked = [message(agent_call("keep", **filling))]
+    if path == "/ws":
+        asked = [message(initialize()), message(request(1, "tools/call", name="keep", arguments=filling))]
+    async with servers(host, fresh=True, agent_tools={}) as server:
+        await server.warm()
+        base = server.forget_peak()
+
+        async def call() -> None:
+            async with server.wire() as wire:
+                socket = await upgrade(wire, path=path)
+                with suppress(trio.BrokenResourceError):  # Hypercorn refuses what there is no room for
+                    await socket.say(*asked)
+                    await trio.sleep_forever()
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(MANY):
+                nursery.start_soon(call)
+            await settled(server.pid)
+            async with on(server, "modern") as peer:
+                lost = sum([("result" not in await peer.ask(id, "echo", text="x" * 1_000)) for id in range(50)])
+            spent = server.peak - base
+            nursery.cancel_scope.cancel()
+        await trio.sleep(5)  # for which the memory has
+        left = server.memory - base
+    half = DEFAULT_MEMORY / 2 + 64 * MIB if host == "own" else DEFAULT_MEMORY + 128 * MIB  # as much as each turn brings
+    where = f"{path} {host}"
+    figure(15, f"memory for {MANY} calls of 3.9 MB over as many WebSockets", spent / MIB, half / MIB, "MiB", where)
+    figure(15, "memory of these 5 s after they were closed", left / MIB, 32, "MiB", where)
+    assert spent <= half
+    assert left <= 32 * MIB
+    assert not lost
+
+
 @OnBoth
 async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes: Homes, world: World) -> None:
     """They are larger here, because the system takes some megabytes of each into its own buffers."""
@@ -104,6 +152,35 @@ async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes:
     most = DEFAULT_MEMORY + 64 * MIB
     what = f"memory for {MANY} results of 6 MiB that as many connections do not read"
     figure(15, what, spent / MIB, most / MIB, "MiB", str(world))
+    assert spent <= most
+
+
+@pytest.mark.parametrize("path", ["/ws", "/agent"])
+@pytest.mark.parametrize("host", SOFTWARE)
+async def test_results_that_nobody_reads_are_bounded_over_all_websockets(
+    servers: ServerPool, host: str, path: str
+) -> None:
+    """One result on each, of which no other message of its peer tells anybody."""
+    size = 6 * MIB
+    asked = [message(agent_call("big", size=size))]
+    if path == "/ws":
+        asked = [message(initialize()), message(request(1, "tools/call", name="big", arguments={"size": size}))]
+    async with servers(host, fresh=True, agent_tools={}) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with AsyncExitStack() as stack:
+            for _ in range(MANY):
+                wire = await server.connect(receive_buffer=4096)
+                stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+                socket = await upgrade(wire, path=path)
+                with suppress(trio.BrokenResourceError):  # it had to give way before it looked
+                    await socket.say(*asked)
+                    await wire.stream.receive_some(1)
+            await settled(server.pid)
+            spent = server.peak - base
+    most = DEFAULT_MEMORY + 64 * MIB + (0 if host == "own" else MANY * _READ_AHEAD)
+    what = f"memory for {MANY} results of 6 MiB that as many WebSockets do not read"
+    figure(15, what, spent / MIB, most / MIB, "MiB", f"{path} {host}")
     assert spent <= most
 
 

@@ -21,6 +21,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 import trimcp
 from tests.transports.websocket_support import turns_of
+from trimcp.budget import Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
 from trimcp.transports.descriptors import hung_up
@@ -469,3 +470,20 @@ async def test_of_a_file_and_of_what_is_no_descriptor_nobody_can_tell(
                 await StreamChannel(ours, sender).hung_up()
             assert scope.cancelled_caught
             await sender.aclose()
+
+
+async def test_a_large_message_is_counted_until_somebody_else_counts_it() -> None:
+    """Were it counted nowhere for a moment, the next connection of its owner that waits for room would go on."""
+    budget = Budget(1 << 20)
+    sender, receiver = memory_stream_pair()
+    channel = StreamChannel(receiver, receiver)
+    channel.holding = budget.holding("somebody")
+    text = encode_notification("note", {"text": "x" * 200_000}) + b"\n"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sender.send_all, text)
+        assert len(await channel.receive()) == 1
+        assert budget.held > 100_000
+        channel.settle()
+        assert budget.held == 0
+    await sender.aclose()
+    await channel.aclose()

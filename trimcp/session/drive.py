@@ -182,12 +182,14 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
         driver = _ChannelDriver(session, channel, outbox)
         if channel.holding is not None:
             driver.connection, channel.holding.holder = channel.holding.holder, driver
+            outbox.weigher = session
         wire.start_soon(driver.write)
         try:
             async with _running_jobs(session, lambda jobs: jobs.start_soon(driver.read)):
                 yield
         finally:
             driver.writer.deadline = trio.current_time() + session.limits.drain_timeout
+            session.http_statistics = None  # the channel may refer to the session
 
 
 @asynccontextmanager
@@ -300,6 +302,7 @@ class _ChannelDriver:
         try:
             while True:
                 if session.paused:
+                    channel.settle()
                     await self._readable()
                 session.deliver(await channel.receive())
         except trio.EndOfChannel:

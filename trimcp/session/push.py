@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 import trio
 
+from trimcp.budget import STEP
 from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing
 from trimcp.errors import LocalError
 from trimcp.session.job import CancelReason
@@ -69,6 +70,7 @@ class WrittenOutbox(Outbox):
         writer = self.writer
         while not writer.blocked and (outgoing := self.take_next()) is not None:
             writer.write(outgoing)
+        self._weigh_at = self.bytes_queued + STEP
         session = self.session
         if session is not None:
             if session.readers.lot:
@@ -236,7 +238,7 @@ class PushedConnection(Pushed):
         session.pushed = False
         assert isinstance(session.sink, WrittenOutbox)
         self._outbox = session.sink
-        self._outbox.session = session
+        self._outbox.session = self._outbox.weigher = session
         session.jobs.mailbox.leave_room(*self._outbox.writer.read_ahead)
 
     @property

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 
 import attrs
 import trio
 
+from trimcp.budget import STEP
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink, lane_of
 from trimcp.protocol.events import BatchReceived, Rejected, RequestReceived, Settled
 from trimcp.session.job import Job
@@ -59,6 +60,14 @@ def weight(raw: Mapping[str, Any], size: int) -> int:
             elif kind is dict or kind is list:
                 rest.append(child)
     return size + more
+
+
+class Weigher(Protocol):
+    """A session, to its queues."""
+
+    def weigh(self) -> None:
+        """Count the memory that the peer uses now."""
+        ...
 
 
 class LazyParkingLot:
@@ -208,6 +217,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         batches: number of batches that the writer has received.
         writing: whether the writer has received a batch and not yet written it.
         send_nowait: sends a message while the writer sends nothing, and returns the rest; None if only the writer can.
+        weigher: counts what waits as memory of the peer, each time that it has grown by `STEP`; None where nobody does.
     """
 
     queues: ClassVar[bool] = True
@@ -221,6 +231,8 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     send_nowait: Callable[[Outgoing], Outgoing | None] | None = attrs.field(init=False, default=None)
     _queue: list[Outgoing] = attrs.field(init=False, factory=list)  # an empty deque takes ten times as much memory
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
+    weigher: Weigher | None = attrs.field(init=False, default=None)
+    _weigh_at: int = attrs.field(init=False, default=STEP)  # bytes queued at which it is called
     _waiting_writer: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
     _waiting_senders: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
     _closed: bool = attrs.field(init=False, default=False)
@@ -274,6 +286,9 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self.bytes_queued += len(outgoing.data)
         if len(queue) == 1:  # the writer waits only while there is nothing
             self._waiting_writer.unpark()
+        if self.bytes_queued >= self._weigh_at and self.weigher is not None:
+            self._weigh_at = self.bytes_queued + STEP
+            self.weigher.weigh()
 
     def post_alone(self, outgoing: Outgoing) -> None:
         """Send at once what `send_nowait` takes, if nothing is before it; the writer saves its turns then."""
@@ -325,6 +340,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
             batch.extend(self._latest.values())
             self._latest.clear()
         self.bytes_queued = 0
+        self._weigh_at = STEP
         self.writing = True
         self.batches += 1
         if self._waiting_senders.lot:
@@ -367,6 +383,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         self._queue.clear()
         self._latest.clear()
         self.bytes_queued = 0
+        self.weigher = None  # which refers to this
         self.close()
 
 

@@ -79,7 +79,7 @@ class Session:
         closed: set once the session is to end; its driver waits for this.
         lost: why the peer is gone, or None.
         mirrors_headers: whether its channel sends headers with our requests.
-        http_statistics: its channel's method of that name; None before it runs over a channel.
+        http_statistics: its channel's method of that name; None while it does not run over a channel.
         counts: messages merged or dropped because a reader was slow, by lane.
         abandoned_threads: threads that still run after their call ended, because threads cannot be stopped.
         arriving: bytes of the message being processed now.

@@ -127,6 +127,7 @@ class StreamChannel(MessageChannel):
         self._receiving = True
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
+            self.settle()
             decoder = self._decoder
             while True:
                 if self._closed:
@@ -149,8 +150,6 @@ class StreamChannel(MessageChannel):
                     self._ended = True
                     arrived = decoder.eof()
                 if arrived:
-                    if self._unfinished.counted:
-                        self._unfinished.set(decoder.held)
                     return [Incoming(message, size) for message, size in arrived]
                 # Count an incomplete message, and read more of it only when the budget has room.
                 if (size := decoder.held) and (holding := self.holding) is not None:
@@ -160,6 +159,10 @@ class StreamChannel(MessageChannel):
                         await holding.room()
         finally:
             self._receiving = False
+
+    def settle(self) -> None:
+        if self._unfinished.counted:
+            self._unfinished.set(self._decoder.held)
 
     async def aclose(self) -> None:
         self._closed = True

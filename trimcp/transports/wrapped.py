@@ -37,6 +37,9 @@ class WrappedChannel(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         return await self.channel.receive()
 
+    def settle(self) -> None:
+        self.channel.settle()
+
     def set_max_message(self, size: int) -> None:
         self.channel.set_max_message(size)
 

@@ -321,5 +321,15 @@ async def linked() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
         nursery.cancel_scope.cancel()
 
 
+async def test_whoever_holds_too_much_is_cut_off_where_the_server_can() -> None:
+    """Hypercorn keeps what it is still to send, however long the peer does not read it."""
+    cut: list[str] = []
+    channel = AsgiWebSocket(1_000, cut=lambda: cut.append("cut"))
+    assert channel.at_rest
+    channel.give_way("it held too much")
+    assert (cut, channel.close_reason()) == (["cut"], "it held too much")
+    AsgiWebSocket(1_000).give_way("nobody can")
+
+
 async def test_contract() -> None:
     await check_channel(linked)

@@ -164,6 +164,7 @@ class GrpcChannel(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
             await trio.lowlevel.checkpoint_if_cancelled()
+            self.settle()
             decoder = self._decoder
             while True:
                 self._check_open()
@@ -187,7 +188,7 @@ class GrpcChannel(MessageChannel):
         found = decoder.take(_BATCH)
         used = decoder.taken - before
         self._call.credit(used)
-        if decoder.held or self._unfinished.counted:
+        if not found and (decoder.held or self._unfinished.counted):
             self._unfinished.holding = self.holding
             self._unfinished.set(decoder.held)
         if decoder.rounds != self._rounds:
@@ -224,6 +225,10 @@ class GrpcChannel(MessageChannel):
         self._why = f"the peer broke the protocol ({why})"
         await self._call.close(status, why)
         raise trio.BrokenResourceError(self._why)
+
+    def settle(self) -> None:
+        if self._unfinished.counted:
+            self._unfinished.set(self._decoder.held)
 
     def set_max_message(self, size: int) -> None:
         self._decoder.max_size = size

@@ -145,6 +145,7 @@ class WebSocketChannel(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
             self._check_open()
+            self.settle()
             try:
                 if self._arrived:
                     await trio.lowlevel.checkpoint()
@@ -172,6 +173,10 @@ class WebSocketChannel(MessageChannel):
         self._gated.taken(len(data))
         message: Message = self._gate.oversized.pop(0) if not data and self._gate.oversized else self._read(data)
         return Incoming(message, len(data), None, self._headers, self._principal)
+
+    def settle(self) -> None:
+        if self._gated.signs.amount.counted:
+            self._gated.signs.count()
 
     async def hung_up(self) -> None:
         await over_or_hung_up(self._gated.over, socket_under(self._stream))

@@ -78,7 +78,7 @@ class PeerSigns:
         reading: a read is in progress, so the peer's silence counts.
         since: when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read.
         due: when the message in progress has to be complete; infinity without one.
-        amount: counts the bytes kept of an incomplete message.
+        amount: counts the bytes kept of messages that are incomplete, or that nobody has taken.
     """
 
     _gate: FrameGate
@@ -113,7 +113,7 @@ class PeerSigns:
         gate.feed(chunk)
         unfinished = gate.unfinished
         if unfinished or self.amount.counted:
-            self.amount.set(gate.begun)
+            self.count()
         credit = len(chunk) / self._keep_alive.message_rate
         if gate.signs != self._signs:
             self._signs, self.since = gate.signs, now
@@ -125,6 +125,13 @@ class PeerSigns:
             self.due += credit
         elif unfinished and not gate.behind:
             self.due = now + self._keep_alive.message_timeout + credit
+
+    def count(self) -> None:
+        """Count what has arrived and was not taken yet. A whole message counts until the session counts it.
+
+        If it were counted nowhere for a moment, the next of its owner's connections that wait would take its place.
+        """
+        self.amount.set(self._gate.begun + self._gate.weight)
 
     def look(self, *, writing: bool) -> tuple[LifeSign, float]:
         """Return what to do now, and the time on Trio's clock at which to look again at the latest.

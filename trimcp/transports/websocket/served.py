@@ -236,6 +236,8 @@ class ServedWebSocket:
             signs.feed(data)
             if gate.texts:
                 self._deliver()
+                if signs.amount.counted:
+                    signs.count()
             if not gate.empty:
                 await self._take_controls()
             if gate.fault is not None:

@@ -47,7 +47,7 @@ from trimcp.channel import PeerProgress
 from trimcp.cleaning import log_crash
 from trimcp.nurseries import sole
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
-from trimcp.transports.http.asgi.request import HUNG_UP, MESSAGES
+from trimcp.transports.http.asgi.request import CUT, HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.settings import HttpLimits
@@ -198,7 +198,7 @@ async def _check_protocol(original: Method, protocol: H11Protocol, request: h11.
 
 # stuck
 
-_SOCKET: Final = "_trimcp_socket"  # the socket of a task group's connection
+_STREAM: Final = "_trimcp_stream"  # the stream of a task group's connection
 
 
 class _ClosedParser:
@@ -227,7 +227,7 @@ async def _handle_http1(original: Method, protocol: H11Protocol, event: Any) -> 
 
 @replaces(TCPServer, "_read_data", "stuck")
 async def _know_socket(original: Method, server: TCPServer) -> None:
-    setattr(server._task_group, _SOCKET, _socket_of(server.stream))
+    setattr(server._task_group, _STREAM, server.stream)
     await original(server)
 
 
@@ -249,11 +249,14 @@ async def _spawn_app(
     arriving, arrived = trio.open_memory_channel[Any](config.max_app_queue_size)
     gone = trio.Event()
     if scope["type"] == "websocket":
-        sock = getattr(group, _SOCKET, None)
+        connection = getattr(group, _STREAM, None)
         stream = getattr(send, "__self__", None)
         if isinstance(stream, WSStream):
             scope["extensions"][MESSAGES] = partial(_bound_messages, stream)
+        sock = None if connection is None else _socket_of(connection)
         scope["extensions"][HUNG_UP] = lambda: over_or_hung_up(gone, sock)
+        if isinstance(connection, _GuardedStream) and scope["http_version"] == "1.1":  # others may share one of HTTP/2
+            scope["extensions"][CUT] = connection.cut
 
     async def run() -> None:
         with arrived:

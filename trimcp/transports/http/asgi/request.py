@@ -43,6 +43,9 @@ MESSAGES: Final = "trimcp.messages"
 It takes the size limit in bytes, and the `Holding` that counts an incomplete message.
 """
 
+CUT: Final = "trimcp.cut"
+"""The extension of a `websocket` scope that closes the connection at once, whatever is still to be sent."""
+
 FLOW: Final = "trimcp.flow"
 """The extension of an `http` scope that lets the application open the window of its stream of HTTP/2.
 

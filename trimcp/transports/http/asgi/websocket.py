@@ -14,9 +14,11 @@ from typing import Any, Final
 import attrs
 import trio
 
+from trimcp.budget import Amount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (
+    CUT,
     HUNG_UP,
     MESSAGES,
     AsgiEvent,
@@ -34,6 +36,8 @@ from trimcp.wire.jsonrpc import parse
 _NORMAL: Final = 1000
 _UNSUPPORTED_DATA: Final = 1003
 _TOO_BIG: Final = 1009
+
+_COPIES: Final = 1  # of a message that the server makes, beside ours
 
 _CLOSING: Final = 2.0  # seconds a peer has to answer our close; without this wait the server resets the connection
 
@@ -67,7 +71,10 @@ class WebSocketCall:
                     read=found.read,
                     stall_timeout=self._stall_timeout,
                     wait_hung_up=extensions.get(HUNG_UP),
+                    cut=extensions.get(CUT),
                 )
+                if self.head.holding is not None:
+                    self.head.holding.holder = channel
                 status = 101
                 try:
                     await self._serve(found, channel)
@@ -115,6 +122,7 @@ class AsgiWebSocket(MessageChannel):
     stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds: for a peer that does not read
     # Waits until the server knows that the peer is gone, even with unread events; None if it cannot.
     wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
+    cut: Callable[[], object] | None = attrs.field(default=None, kw_only=True)  # closes the connection at once
     read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True)  # returns a message from its text
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once the peer is gone
     sent: int = attrs.field(init=False, default=0)  # bytes of messages passed to the server
@@ -182,6 +190,18 @@ class AsgiWebSocket(MessageChannel):
     def close_reason(self) -> str | None:
         return self._close_reason
 
+    # For the budget, through the session
+
+    @property
+    def at_rest(self) -> bool:
+        return True  # its session knows whether a handler is running
+
+    def give_way(self, why: str) -> None:
+        """Close the connection at once, as far as the server can: what it is still to send is memory, too."""
+        self._close_reason = why
+        if self.cut is not None:
+            self.cut()
+
     # Run by the call
 
     async def pump_in(self, receive: Receive) -> None:
@@ -221,13 +241,17 @@ class AsgiWebSocket(MessageChannel):
 
     async def pump_out(self, send: Send) -> None:
         """Pass sent messages to the server, then the close."""
+        copies = Amount(self.holding)  # the session counts a message once
         with self._left:
             try:
                 async for text in self._left:
                     if text is not None:
+                        copies.set(_COPIES * len(text))
                         self._timer.begin()
                         await send({"type": "websocket.send", "text": text})
                         self._timer.end()
+                        copies.set(0)
+                    del text  # the next one may not be sent for hours
                 await send({"type": "websocket.close", "code": self._code})
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 pass  # the peer is gone: some servers raise this, or `pump_in` has noticed it
