@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 
 import trimcp
+from trimcp.errors import LocalError
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import EmptyResult, Icon, Implementation, PageParams, RequestParams
 from trimcp.wire.content import (
@@ -437,6 +439,8 @@ def test_a_payload_goes_to_json_and_back_in_every_revision(revision: Revision) -
     value = trimcp.to_json(result, revision=revision)
     assert json.loads(json.dumps(value)) == value
     assert trimcp.from_json(value, CallToolResult, revision=revision).content == result.content
+    assert trimcp.to_json(result, revision=revision.name) == value
+    assert trimcp.from_json(value, CallToolResult, revision=revision.name).content == result.content
 
 
 def test_the_latest_revision_and_lists_of_payloads_are_taken_without_more() -> None:
@@ -450,6 +454,9 @@ def test_the_latest_revision_and_lists_of_payloads_are_taken_without_more() -> N
 def test_what_is_no_payload_or_does_not_fit_is_refused() -> None:
     with pytest.raises(WireError, match="int is no payload"):
         trimcp.to_json(5)
+    for call in (trimcp.to_json, partial(trimcp.from_json, tp=CallToolResult)):
+        with pytest.raises(LocalError, match="no revision '2025-06-31'; trimcp speaks 2024-11-05"):
+            call(CallToolResult(), revision="2025-06-31")
     with pytest.raises(ValueError, match=r"@ \$\.text"):
         trimcp.from_json({"text": 5, "type": "text"}, TextContent)
 

@@ -21,7 +21,7 @@ from trimcp.channel import MessageChannel, require_trio
 from trimcp.client.endpoint import ClientEndpoint
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
-from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, RemoteError
+from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
 from trimcp.protocol.profile import Role
@@ -34,7 +34,7 @@ from trimcp.session.session import Session, mirrored
 from trimcp.wire.common import META_SERVER_INFO, Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.lifecycle import DiscoverResult
-from trimcp.wire.revisions import REVISIONS, Revision, find
+from trimcp.wire.revisions import Revision, revision_named
 
 if TYPE_CHECKING:
     from trimcp.transports.grpc.client import GrpcServer
@@ -177,7 +177,7 @@ async def connecting(
 ) -> AsyncIterator[ClientSession]:
     """Connect within `timeout` seconds and yield the session; see `Client.connect`."""
     require_trio()
-    offered = client.profile.revisions if revision is None else (pinned(revision),)
+    offered = client.profile.revisions if revision is None else (revision_named(revision),)
     # A pinned revision does not show what the server prefers, so nothing is stored about it.
     key = _key(target) if revision is None else None
     move = opening(offered)
@@ -226,20 +226,6 @@ async def connecting(
                 return
     text = f"{waited_for} within {timeout:g} seconds (connect_timeout)"
     raise trio.TooSlowError(text if known is None else f"{text}; {known}")
-
-
-def pinned(revision: Revision | str) -> Revision:
-    """Return the revision with that name.
-
-    Raises:
-        LocalError: there is none.
-    """
-    if isinstance(revision, Revision):
-        return revision
-    found = find(revision)
-    if found is None:
-        raise LocalError(f"there is no revision {revision!r}; trimcp speaks {', '.join(r.name for r in REVISIONS)}")
-    return found
 
 
 def _key(target: Target) -> object:

@@ -18,7 +18,7 @@ import trio
 
 from trimcp.channel import require_trio
 from trimcp.cleaning import one_line
-from trimcp.client.client import Client, Connectable, Target, named, pinned
+from trimcp.client.client import Client, Connectable, Target, named
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError, UpstreamDown
 from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
@@ -32,7 +32,7 @@ from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.prompts import Completion, GetPromptResult, Prompt, Reference
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
-from trimcp.wire.revisions import Revision
+from trimcp.wire.revisions import Revision, revision_named
 from trimcp.wire.tools import CallToolResult, Tool, ToolAnnotations
 
 log: logging.Logger = logging.getLogger("trimcp.client")
@@ -102,7 +102,7 @@ def supervise(
             f"a {type(given).__name__} is good for one connection; supervise what trimcp.stdio(...), "
             "trimcp.http(url), trimcp.websocket(url) or trimcp.in_process(server) returns"
         )
-    spoken = None if revision is None else pinned(revision)
+    spoken = None if revision is None else revision_named(revision)
     if when_down not in ("wait", "fail"):
         raise LocalError(f'when_down is "wait" or "fail", not {when_down!r}')
     called = type(given).__name__ if name is None else name

@@ -19,7 +19,7 @@ from trimcp.wire.dumping import Dump, Dumping
 from trimcp.wire.fields import Problem, Unsupported, is_payload
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.loading import MAX_PROBLEMS, Hook, Loading, MemberProblems
-from trimcp.wire.revisions import LATEST, Revision
+from trimcp.wire.revisions import LATEST, Revision, revision_named
 
 T = TypeVar("T")
 
@@ -128,40 +128,42 @@ class WireConverter:
         return dump
 
 
-def to_json(payload: Any, *, revision: Revision = LATEST) -> JSON:
+def to_json(payload: Any, *, revision: Revision | str = LATEST) -> JSON:
     """Return the JSON value of a payload, or of a list of payloads, in a revision: input for `json.dumps`.
 
     Args:
         payload: such as a `CallToolResult` or a `Tool`.
-        revision: the revision to write; what it lacks is omitted.
+        revision: the revision to write, or its name; what it lacks is omitted.
 
     Raises:
+        LocalError: there is no such revision.
         WireError: it is not a payload, or contains something that the revision cannot express.
     """
     if isinstance(payload, list | tuple):
         return [to_json(each, revision=revision) for each in payload]
     if not is_payload(type(payload)):
         raise WireError([f"{type(payload).__name__} is no payload"])
-    value: JSON = converter_for(revision).dump(payload)
+    value: JSON = converter_for(revision_named(revision)).dump(payload)
     return value
 
 
 @overload
-def from_json(value: JSON, tp: type[T], *, revision: Revision = ...) -> T: ...
+def from_json(value: JSON, tp: type[T], *, revision: Revision | str = ...) -> T: ...
 @overload
-def from_json(value: JSON, tp: Any, *, revision: Revision = ...) -> Any: ...
-def from_json(value: Any, tp: Any, *, revision: Revision = LATEST) -> Any:
+def from_json(value: JSON, tp: Any, *, revision: Revision | str = ...) -> Any: ...
+def from_json(value: Any, tp: Any, *, revision: Revision | str = LATEST) -> Any:
     """Return the payload in a JSON value, after checking it.
 
     Args:
         value: output of `json.loads`.
         tp: the payload's class, or a union, `list[...]` or `dict[str, ...]` of such.
-        revision: the revision it is written in.
+        revision: the revision it is written in, or its name.
 
     Raises:
+        LocalError: there is no such revision.
         WireError: it does not match. It is a ValueError, and its `problems` name the places.
     """
-    return converter_for(revision).load(value, tp)
+    return converter_for(revision_named(revision)).load(value, tp)
 
 
 @cache

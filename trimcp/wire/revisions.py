@@ -11,6 +11,8 @@ from typing import Final
 
 import attrs
 
+from trimcp.errors import LocalError
+
 
 class Era(Enum):
     """The two protocol eras, named as in the specification (basic/versioning)."""
@@ -120,3 +122,17 @@ _BY_NAME: Final = {revision.name: revision for revision in REVISIONS}
 def find(name: str) -> Revision | None:
     """Return the revision of that name, or None if trimcp does not support it."""
     return _BY_NAME.get(name)
+
+
+def revision_named(revision: Revision | str) -> Revision:
+    """Return the revision with that name.
+
+    Raises:
+        LocalError: there is none.
+    """
+    if isinstance(revision, Revision):
+        return revision
+    found = find(revision)
+    if found is None:
+        raise LocalError(f"there is no revision {revision!r}; trimcp speaks {', '.join(r.name for r in REVISIONS)}")
+    return found
