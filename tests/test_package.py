@@ -96,7 +96,8 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     assert foreign == {"trimcp", "orjson"}
     assert not {"asyncio", "email", "http", "concurrent", "xml", "unittest"} & {*loaded}
     parts = ("client", "cli", "bench", "testing", "net", "transports.http", "transports.memory", "transports.trace")
-    unused = (*parts, "server.prompts", "server.resources", "server.uri_template", "schema.engine", "schema.problems")
+    unused = (*parts, "server.prompts", "server.resources", "schema.engine", "schema.problems", "session.push")
+    unused += ("session.asking",)
     assert [name for name in ours if name.removeprefix("trimcp.").startswith(unused)] == []
     assert len(ours) < 100, f"{len(ours)} modules of trimcp"
     declared = [
@@ -109,6 +110,19 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     said = ["InitializeParams", "InitializeResult", "Implementation", "Icon", "Params", "Result", "Tool"]
     assert payloads == sorted([*declared, *said]), "payload classes that attrs had to finish"
     assert len(complete) < 55, f"classes that attrs had to complete: {complete}"
+
+
+def test_a_resource_without_variables_loads_no_templates_and_no_table_of_media_types() -> None:
+    program = """
+import sys, trimcp
+server = trimcp.Server("x")
+server.resource("x://fixed")(lambda: "text")
+loaded = [name for name in ("trimcp.server.uri_template", "mimetypes") if name in sys.modules]
+server.resource("x://{one}")(lambda one: one)
+print(loaded, "trimcp.server.uri_template" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=True, text=True)
+    assert done.stdout == "[] True\n"
 
 
 OTHER_HOSTS = ["httpx2", "hypercorn", "h2", "connectrpc", "google.protobuf", "trimcp.framing.grpc", "click", "rich"]

@@ -12,7 +12,6 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -36,9 +35,9 @@ _HEAD: Final = "=?base64?"
 _TAIL: Final = "?="
 _LARGEST: Final = 2**53 - 1  # "Integer values MUST be within the safe range for JavaScript"
 _LONGEST_NUMBER: Final = 64  # characters; longer than any number in that range, and fast to compute with
-_CARRIED: Final = re.compile(r"[\t\x20-\x7e]*")
+_CARRIED: Final = r"[\t\x20-\x7e]*"
 _PLAIN: Final = re.compile(r"(?!=\?base64\?)[\t\x20-\x7e]*")  # what means itself
-_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
+_NUMBER: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?"
 
 
 # Values
@@ -81,7 +80,7 @@ def decode_value(text: str) -> str:
     Raises:
         ValueError: it has characters that are not allowed in headers, or invalid base64 or UTF-8.
     """
-    if not _CARRIED.fullmatch(text):
+    if not re.fullmatch(_CARRIED, text):
         raise ValueError("it has characters a header cannot carry")
     if not _looks_encoded(text) or len(text) < len(_HEAD) + len(_TAIL):
         return text
@@ -281,6 +280,10 @@ def _says(text: str, value: str | float) -> bool:
         return text == value
     if isinstance(value, bool):
         return text == ("true" if value else "false")
-    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
+    if len(text) > _LONGEST_NUMBER or not re.fullmatch(_NUMBER, text):
         return False
-    return Decimal(text) == value if isinstance(value, int) else float(text) == value
+    if isinstance(value, int):
+        from decimal import Decimal  # loaded with the first number in a header
+
+        return Decimal(text) == value
+    return float(text) == value

@@ -13,13 +13,14 @@ _PARAMETERS: Final = frozenset(
 _OTHERS: Final = frozenset(
     {"returns", "return", "yields", "yield", "raises", "raise", "warns", "receives", "see also", "references"}
 )
-_UNDERLINE: Final = re.compile(r"^(-{3,}|={3,})$")
-_GOOGLE_ITEM: Final = re.compile(r"^\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$")
-_NUMPY_ITEM: Final = re.compile(r"^(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$")
-_SPHINX_PARAMETER: Final = re.compile(
+# Python compiles each of these patterns at its first use: most docstrings need none of them.
+_UNDERLINE: Final = r"^(-{3,}|={3,})$"
+_GOOGLE_ITEM: Final = r"^\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)$"
+_NUMPY_ITEM: Final = r"^(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$"
+_SPHINX_PARAMETER: Final = (
     r"^:(?:param|parameter|arg|argument|key|keyword|ivar|var)\s+(?:[^:]*\s)?\*{0,2}(\w+)\s*:\s*(.*)$"
 )
-_SPHINX_FIELD: Final = re.compile(r"^:(?:\w+)(?:\s[^:]*)?:(?:\s|$)")
+_SPHINX_FIELD: Final = r"^:(?:\w+)(?:\s[^:]*)?:(?:\s|$)"
 
 
 class Docstring(NamedTuple):
@@ -46,9 +47,9 @@ def parse(text: str | None) -> Docstring:
             if title in _PARAMETERS:
                 parameters.update(_items(lines[start:end], numpy=start == at + 2))
             at = end
-        elif _SPHINX_FIELD.match(line):
+        elif line.startswith(":") and re.match(_SPHINX_FIELD, line):
             end = _end_of_block(lines, at + 1)
-            if found := _SPHINX_PARAMETER.match(line):
+            if found := re.match(_SPHINX_PARAMETER, line):
                 parameters[found[1]] = _one_line([found[2], *lines[at + 1 : end]])
             at = end
         else:
@@ -65,9 +66,9 @@ def _section_title(lines: list[str], at: int) -> tuple[str, int, int] | None:
     title = line.strip().rstrip(":").lower()
     if title not in _PARAMETERS and title not in _OTHERS:
         return None
-    if at + 1 < len(lines) and _UNDERLINE.match(lines[at + 1].strip()):
+    if at + 1 < len(lines) and re.match(_UNDERLINE, lines[at + 1].strip()):
         end = at + 2
-        while end < len(lines) and not (end + 1 < len(lines) and _UNDERLINE.match(lines[end + 1].strip())):
+        while end < len(lines) and not (end + 1 < len(lines) and re.match(_UNDERLINE, lines[end + 1].strip())):
             end += 1
         return title, at + 2, end
     if line.rstrip().endswith(":"):
@@ -97,7 +98,7 @@ def _items(lines: list[str], *, numpy: bool) -> dict[str, str]:
     current: list[str] = []
     for line in filled:
         body = line[indent:]
-        found = None if body[:1].isspace() else pattern.match(body)
+        found = None if body[:1].isspace() else re.match(pattern, body)
         if found is None:
             current.append(body)
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import mimetypes
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,10 @@ def _encoded(data: bytes | str | Path, mime_type: str | None) -> tuple[str, str]
         if mime_type is None:
             raise ValueError("bytes need a mime_type, such as 'image/png'")
         return base64.b64encode(data).decode("ascii"), mime_type
-    mime_type = mime_type or mimetypes.guess_type(str(data))[0]
+    if not mime_type:
+        import mimetypes  # rarely needed, and it builds a table
+
+        mime_type = mimetypes.guess_type(str(data))[0]
     if mime_type is None:
         raise ValueError(f"no mime_type can be guessed from the name {Path(data).name!r}; give one")
     return base64.b64encode(Path(data).read_bytes()).decode("ascii"), mime_type

@@ -15,7 +15,6 @@ from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
 from trimcp.server.media import json_text
 from trimcp.server.threads import in_thread
-from trimcp.server.uri_template import UriTemplate
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, CacheScope
@@ -27,6 +26,7 @@ from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 if TYPE_CHECKING:
     from trimcp.guard.permission import Permission
     from trimcp.server.pools import Pools
+    from trimcp.server.uri_template import UriTemplate
 
 _CONTENTS = (TextResourceContents, BlobResourceContents)
 
@@ -118,19 +118,29 @@ def from_function(
     prepared = prepare(function, run=run)
     signature = prepared.signature
     listed = _listed_members(options, signature.name, signature.description)
-    template = UriTemplate(uri)
-    if set(template.variables) != set(signature.parameters):
-        variables = ", ".join(template.variables) or "no variables"
+    template = _template_of(uri)
+    found = () if template is None else template.variables
+    if set(found) != set(signature.parameters):
+        variables = ", ".join(found) or "no variables"
         raise TypeError(
             f"{uri} has {variables}, but {signature.name} takes {', '.join(signature.parameters) or 'none'}"
         )
-    if not template.variables:
+    if template is None:
         size = options.get("size")
         resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
         return ResourceEntry(uri, resource, prepared, *_kept_by(options))
     family = ResourceTemplate(uri_template=uri, **listed)
     validator = validator_for(signature.input_schema)
     return ResourceEntry(uri, family, prepared, *_kept_by(options), template, validator, guard)
+
+
+def _template_of(uri: str) -> UriTemplate | None:
+    """Return the template that a URI with braces is, or None. Raises ValueError if it is not a template."""
+    if "{" not in uri and "}" not in uri:
+        return None
+    from trimcp.server.uri_template import UriTemplate  # loaded with the first template
+
+    return UriTemplate(uri)
 
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:

@@ -23,12 +23,10 @@ from trimcp.server.offering import Notice, Offering
 from trimcp.server.pools import Pools
 from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers
-from trimcp.session.asking import open_questions
 from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.jobs import Crew
-from trimcp.session.push import Pushed, PushedConnection, WrittenOutbox
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
@@ -47,6 +45,7 @@ from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolParams, ListToolsResult
 
 if TYPE_CHECKING:
+    from trimcp.session.push import Pushed, PushedConnection
     from trimcp.watch.statistics import ServerStatistics
     from trimcp.watch.tree import Overdue
 
@@ -173,6 +172,8 @@ class Running:
     async def handle(self, session: Session, job: Job) -> Any:
         ctx = Context(session, job, self.state, self._scope)
         if "requestState" in job.raw or "inputResponses" in job.raw:
+            from trimcp.session.asking import open_questions  # loaded with the first question
+
             open_questions(session, job)
         token = CURRENT.set(ctx)
         try:
@@ -282,6 +283,8 @@ class Running:
             session.amount.holding, session.via = holding, via
             self.sessions.add(session)
             return pushed
+        from trimcp.session.push import Pushed  # loaded with the first such session, as below
+
         pushed = Pushed(self.session(NOWHERE), self._crew, self._take_back)
         pushed.require_envelope()
         return self._opened_with(pushed, holding, via)
@@ -299,6 +302,8 @@ class Running:
 
         Its memory is counted in `holding`; it is drained with `via`, see `drain`.
         """
+        from trimcp.session.push import Pushed
+
         return self._opened_with(Pushed(self.session(sink), self._crew), holding, via)
 
     def _opened_with(self, pushed: Pushed, holding: Holding | None, via: object) -> Pushed:
@@ -315,6 +320,8 @@ class Running:
 
         Its memory is counted in `holding`; it is drained with `via`, see `drain`.
         """
+        from trimcp.session.push import PushedConnection, WrittenOutbox
+
         opened = PushedConnection(self.session(WrittenOutbox(self.server.limits, writer)), self._crew)
         self._opened_with(opened, holding, via)
         return opened

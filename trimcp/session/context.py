@@ -18,7 +18,6 @@ from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.states import Inbound
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.session.asking import ask, open_questions
 from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.scopes import Background, Scope, Work, cancelled_around
@@ -62,7 +61,7 @@ _NUMBERS: Final = (int, float)  # no bool, and no number of another library
 _COMPLETE: Final = "notifications/elicitation/complete"
 
 
-@attrs.define(eq=False, repr=False)
+@slotted
 class _Reports:
     """What one request has reported of its progress.
 
@@ -478,6 +477,8 @@ class Context(Admitted, Generic[StateT]):
 
     async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
         """Send the peer any request: `name` is the method, `params` its payload."""
+        from trimcp.session.asking import ask  # loaded with the first question
+
         return await ask(self._session, self._job, name, params, key=key)
 
     async def once(self, key: str, function: Callable[[], Awaitable[_T]]) -> _T:
@@ -488,6 +489,8 @@ class Context(Admitted, Generic[StateT]):
         Raises:
             LocalError: the result is not JSON.
         """
+        from trimcp.session.asking import open_questions
+
         kept = open_questions(self._session, self._job).memory.kept
         if key in kept:
             await trio.lowlevel.checkpoint()

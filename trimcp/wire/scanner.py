@@ -36,12 +36,11 @@ _INT_MAX: Final = 2**64 - 1
 _REST = rb'[^"\\]*+(?:\\.[^"\\]*+|)*+'
 _STRING = rb'"' + _REST + rb'"'
 _FLAT = rb'[^"\[\]{}]++|' + _STRING
-_STRING_REST: Final = re.compile(_REST, re.DOTALL)
-_BLANK: Final = re.compile(rb"[ \t\r\n]*+")
-_SCALAR: Final = re.compile(rb'[^ \t\r\n,:\[\]{}"]*+')
-_INTEGER: Final = re.compile(rb"-?(?:0|[1-9][0-9]*)")
-_LONG_NUMBER: Final = re.compile(
-    rb'(?:[^"0-9-]++|' + _STRING + rb"|-?[0-9][0-9.eE+-]{0,17}+(?![0-9.eE+-])|)*+(-?[0-9][0-9.eE+-]{18,}+)", re.DOTALL
+_BLANK: Final = rb"[ \t\r\n]*+"
+_SCALAR: Final = rb'[^ \t\r\n,:\[\]{}"]*+'
+_INTEGER: Final = rb"-?(?:0|[1-9][0-9]*)"
+_LONG_NUMBER: Final = (
+    rb'(?:[^"0-9-]++|' + _STRING + rb"|-?[0-9][0-9.eE+-]{0,17}+(?![0-9.eE+-])|)*+(-?[0-9][0-9.eE+-]{18,}+)"
 )
 _QUOTE, _BACKSLASH = b'"\\'
 _OPENERS: Final = {ord("["): ord("]"), ord("{"): ord("}")}
@@ -52,12 +51,18 @@ _STEPS: Final = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 
 
 @cache
+def _pattern(text: bytes) -> re.Pattern[bytes]:
+    """Compile a pattern at its first use: most programs never refuse a text."""
+    return re.compile(text, re.DOTALL)
+
+
+@cache
 def _nested_values() -> re.Pattern[bytes]:
     """Return a pattern for whole values nested up to three levels; Python handles only the brackets of deeper ones."""
     values = _FLAT
     for _ in range(3):
         values = _FLAT + rb"|\[(?:" + values + rb"|)*+\]|\{(?:" + values + rb"|)*+\}"
-    return re.compile(rb"(?:" + values + rb"|)*+", re.DOTALL)
+    return _pattern(rb"(?:" + values + rb"|)*+")
 
 
 class _Expect(Enum):
@@ -141,7 +146,7 @@ class IdScanner:
             self._escaped = False
             self._keep(data[pos : pos + 1])
             pos += 1
-        stop = _STRING_REST.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+        stop = _pattern(_REST).match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
         if self._token is not None:
             self._keep(data[pos:stop])
         if stop == len(data):
@@ -199,7 +204,7 @@ class IdScanner:
 
     def _scalar(self, data: bytes, pos: int) -> int:
         """Read a number, or other text in its place, up to the end of the data."""
-        stop = _SCALAR.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+        stop = _pattern(_SCALAR).match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
         self._keep(data[pos:stop])
         if stop < len(data):
             token, self._token = self._token, None
@@ -212,7 +217,7 @@ class IdScanner:
         """Read one character of the top level's punctuation."""
         if self._expect is _Expect.OBJECT:
             return self._begin(data, pos)
-        pos = _BLANK.match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
+        pos = _pattern(_BLANK).match(data, pos).end()  # type: ignore[union-attr]  # it matches the empty string
         if pos == len(data):
             return pos
         byte, expect = data[pos], self._expect
@@ -274,7 +279,7 @@ def _decode(token: bytearray | None) -> str | None:
 
 
 def _integer(token: bytearray | None) -> int | None:
-    if token is None or len(token) > 20 or not _INTEGER.fullmatch(token):
+    if token is None or len(token) > 20 or not _pattern(_INTEGER).fullmatch(token):
         return None
     value = int(token)
     return value if _INT_MIN <= value <= _INT_MAX else None
@@ -345,7 +350,8 @@ def unreadable_number(data: bytes) -> str | None:
     Parsers turn integers beyond 64 bits into doubles without an error; this finds them.
     """
     pos = 0
-    while match := _LONG_NUMBER.match(data, pos):  # matched, not searched: a search would enter strings
+    pattern = _pattern(_LONG_NUMBER)
+    while match := pattern.match(data, pos):  # matched, not searched: a search would enter strings
         token, pos = match[1], match.end()
         if token.lstrip(b"-").isdigit():
             if _integer(bytearray(token)) is None:
