@@ -10,7 +10,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import attrs
 import trio
 
 from trimcp.channel import MessageChannel, run_trio
@@ -19,6 +18,7 @@ from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.session import Session
+from trimcp.slotted import slotted
 from trimcp.transports.stdio.server import claim_stdio
 from trimcp.values import valued
 
@@ -205,7 +205,7 @@ def target_of(
     return StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class InProcess:
     """A server in this process as a connection target. A server that does not run is run for each connection."""

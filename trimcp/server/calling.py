@@ -70,7 +70,7 @@ class Elicit:
     key: str | None = None
 
 
-@attrs.frozen(eq=False, repr=False)
+@slotted(frozen=True)
 class Question:
     """One declared question. `form` is None if the function takes the whole `ElicitResult`."""
 
@@ -233,7 +233,7 @@ class PreparedFunction:
             raise LocalError(f"the tool {remote.name} needs its sandbox, which no test in virtual time can wait for")
         remote.check()
         # The worker process converts the answers.
-        questions = [attrs.evolve(question, whole=True) for question in self.questions]
+        questions = [Question(asked.parameter, asked.marker, asked.form, whole=True) for asked in self.questions]
         answers = await _answer_all(questions, ctx) if questions else {}
         return await remote.run(pools.use_processes(), ctx, arguments, answers)
 

@@ -333,7 +333,7 @@ class FaultyTarget:
         """Connect to the target and yield its channel with faults."""
         target = named(self.target)
         if isinstance(target, InProcess) and not target.framed:
-            target = attrs.evolve(target, framed=True)  # otherwise no bytes pass between the sides
+            target = InProcess(target.server, framed=True, trace=target.trace)  # without, no bytes pass
         async with opened(target) as channel:
             assert isinstance(channel, MessageChannel)
             yield FaultyChannel(channel, self.faults)

@@ -32,7 +32,8 @@ class Unencodable(LocalError):
 
 
 # The most frequent messages are mutable only because attrs takes three times as long to create a frozen object.
-@attrs.define
+@slotted
+@valued
 class Request:
     """A request, which must get exactly one answer (JSON-RPC 2.0 section 4).
 
@@ -47,7 +48,8 @@ class Request:
     params: dict[str, Any] | None = None
 
 
-@attrs.define
+@slotted
+@valued
 class Notification:
     """A message without an id, which gets no answer (JSON-RPC 2.0 section 4.1)."""
 
@@ -55,7 +57,8 @@ class Notification:
     params: dict[str, Any] | None = None
 
 
-@attrs.define
+@slotted
+@valued
 class Response:
     """The successful answer to a request (JSON-RPC 2.0 section 5). In MCP a result is always an object."""
 
@@ -63,7 +66,7 @@ class Response:
     result: dict[str, Any]
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class ErrorResponse:
     """The error that answers a request (JSON-RPC 2.0 section 5.1).
@@ -97,7 +100,7 @@ class Lost:
     authorization: str | None = None
 
 
-@attrs.frozen
+@slotted(frozen=True)
 @valued
 class Malformed:
     """Input that is not a valid message, with the error that answers it.

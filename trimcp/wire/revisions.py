@@ -24,11 +24,11 @@ class Era(Enum):
 
 
 def _switch(default: bool = False) -> bool:
-    value: bool = attrs.field(default=default, eq=False, kw_only=True)
+    value: bool = attrs.field(default=default, kw_only=True)
     return value
 
 
-@attrs.frozen(order=True, cache_hash=True, repr=False)
+@attrs.frozen(eq=False, repr=False)
 class Revision:
     """One dated revision. Compares by age: `V2025_03_26 < V2025_06_18`.
 
@@ -54,7 +54,7 @@ class Revision:
     """
 
     name: str
-    era: Era = attrs.field(default=Era.LEGACY, eq=False)
+    era: Era = Era.LEGACY
     batching: bool = _switch()
     sessions: bool = _switch()
     resumable: bool = _switch()
@@ -67,10 +67,28 @@ class Revision:
     invalid_arguments_are_tool_errors: bool = _switch()
     logs_on_request: bool = _switch()
     url_elicitation_error: bool = _switch()
-    resource_missing_code: int = attrs.field(default=-32002, eq=False, kw_only=True)
+    resource_missing_code: int = attrs.field(default=-32002, kw_only=True)
     modern: bool = attrs.field(
-        init=False, eq=False, default=attrs.Factory(lambda revision: revision.era is Era.MODERN, takes_self=True)
+        init=False, default=attrs.Factory(lambda revision: revision.era is Era.MODERN, takes_self=True)
     )
+
+    def __eq__(self, other: object) -> bool:
+        return self.name == other.name if isinstance(other, Revision) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __lt__(self, other: Revision) -> bool:
+        return self.name < other.name
+
+    def __le__(self, other: Revision) -> bool:
+        return self.name <= other.name
+
+    def __gt__(self, other: Revision) -> bool:
+        return self.name > other.name
+
+    def __ge__(self, other: Revision) -> bool:
+        return self.name >= other.name
 
     def __str__(self) -> str:
         return self.name

@@ -167,7 +167,9 @@ def error_in(body: bytes, id: RequestId | None) -> ErrorResponse | None:
     Such an error often has no id, or a different one. It still answers this request, because it is in its reply.
     """
     message = parse(body) if body[:1] else None
-    return attrs.evolve(message, id=id) if isinstance(message, ErrorResponse) else None
+    if not isinstance(message, ErrorResponse):
+        return None
+    return ErrorResponse(id, message.code, message.message, message.data)
 
 
 def answers(message: Message, id: RequestId | None) -> bool:

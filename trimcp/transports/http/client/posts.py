@@ -325,7 +325,8 @@ class Post:
         message = parse(body)
         if isinstance(message, Malformed):
             # The reply belongs to this request, even if its id is unreadable.
-            message = attrs.evolve(message, id=self.outgoing.request_id, is_response=True, is_request=False)
+            id, named = self.outgoing.request_id, message.request_id
+            message = Malformed(message.code, message.message, id, message.reason, True, request_id=named)
         await self._take(message, len(body))
         return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
 
