@@ -94,7 +94,7 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     ours = [name for name in loaded if name.partition(".")[0] == "trimcp"]
     foreign = {name.partition(".")[0] for name in {*loaded} - {*json.loads(trios.stdout)}} - sys.stdlib_module_names
     assert foreign == {"trimcp", "orjson"}
-    assert not {"asyncio", "email", "http", "concurrent", "xml", "unittest"} & {*loaded}
+    assert not {"asyncio", "email", "http", "concurrent", "xml", "unittest", "decimal", "mimetypes"} & {*loaded}
     parts = ("client", "cli", "bench", "testing", "net", "transports.http", "transports.memory", "transports.trace")
     unused = (*parts, "server.prompts", "server.resources", "schema.engine", "schema.problems", "session.push")
     unused += ("session.asking",)

@@ -73,7 +73,9 @@ class _Incomplete:
         with self._lock:
             if self._raw is None:
                 return
-            written = vars(attrs.define(self._raw, eq=False, repr=False, **self._options))
+            # attrs would make a class anew to give it slots; its `__init__` needs to know of them in a frozen one only.
+            slots = self._options["frozen"]
+            written = vars(attrs.define(self._raw, eq=False, repr=False, slots=slots, **self._options))
             for name in _WRITTEN:
                 if name in written:
                     setattr(self.cls, name, written[name])

@@ -77,7 +77,7 @@ class Legacy:
         if not ours:
             raise ErrorReply(INVALID_PARAMS, "this server speaks no revision that starts with initialize")
         wanted = find(str(params.get("protocolVersion")))
-        revision = wanted if wanted in ours else ours[-1]
+        revision = ours[-1] if wanted is None or wanted not in ours else wanted
         said = params.get("clientInfo"), params.get("capabilities")
         kept = self.profile.weigh_client("clientInfo and capabilities", *said)
         try:

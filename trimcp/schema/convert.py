@@ -7,7 +7,6 @@ import binascii
 import collections.abc as abc
 import dataclasses
 import datetime
-import decimal
 import enum
 import functools
 import math
@@ -111,22 +110,36 @@ def _whole_number(value: Any) -> Any:
     return value if type(value) is int else int(value)
 
 
-LOADERS: Final[dict[Any, Convert]] = {
+_JSON_LOADERS: Final[dict[Any, Convert]] = {
     str: lambda value: value,
     int: _whole_number,
     float: lambda value: value,
     bool: lambda value: value,
-    bytes: _checked(lambda text: base64.b64decode(text, validate=True), "valid base64 text"),
-    datetime.date: _checked(datetime.date.fromisoformat, "a valid date"),
-    datetime.datetime: _checked(datetime.datetime.fromisoformat, "a valid date-time"),
-    datetime.time: _checked(datetime.time.fromisoformat, "a valid time"),
-    datetime.timedelta: _checked(lambda seconds: datetime.timedelta(seconds=seconds), "a valid duration"),
-    decimal.Decimal: _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number"),
-    pathlib.Path: pathlib.Path,
-    pathlib.PurePath: pathlib.PurePath,
-    uuid.UUID: _checked(uuid.UUID, "a valid uuid"),
 }
-"""Converts values of each type that has no members."""
+
+
+@functools.cache
+def loaders() -> dict[Any, Convert]:
+    """Return what converts values of each type that has no members."""
+    import decimal  # loaded with the first type that JSON has no form of its own for
+
+    return {
+        **_JSON_LOADERS,
+        bytes: _checked(lambda text: base64.b64decode(text, validate=True), "valid base64 text"),
+        datetime.date: _checked(datetime.date.fromisoformat, "a valid date"),
+        datetime.datetime: _checked(datetime.datetime.fromisoformat, "a valid date-time"),
+        datetime.time: _checked(datetime.time.fromisoformat, "a valid time"),
+        datetime.timedelta: _checked(lambda seconds: datetime.timedelta(seconds=seconds), "a valid duration"),
+        decimal.Decimal: _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number"),
+        pathlib.Path: pathlib.Path,
+        pathlib.PurePath: pathlib.PurePath,
+        uuid.UUID: _checked(uuid.UUID, "a valid uuid"),
+    }
+
+
+def loader_of(hint: Any) -> Convert | None:
+    """Return what converts values of a type that has no members, or None for any other type."""
+    return _JSON_LOADERS.get(hint) or loaders().get(hint)
 
 
 # --- Python to JSON ---
@@ -177,7 +190,7 @@ def _dump_special(value: Any, room: int) -> Any:
         return _dump(value.value, room)
     if is_model(type(value)):
         return _dump_pydantic(value, room)
-    for kind, dump in _DUMPERS:
+    for kind, dump in _dumpers():
         if isinstance(value, kind):
             return dump(value)
     if attrs.has(type(value)):
@@ -215,16 +228,20 @@ def _text(data: bytes | bytearray | memoryview) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-_DUMPERS: Final[list[tuple[Any, Callable[[Any], Any]]]] = [
-    (datetime.datetime, _local_time),  # before date, of which it is a subclass
-    ((datetime.date, datetime.time), lambda value: value.isoformat()),
-    (datetime.timedelta, lambda value: value.total_seconds()),
-    ((bytes, bytearray, memoryview), _text),
-    ((uuid.UUID, decimal.Decimal, pathlib.PurePath), str),
-    (str, str.__str__),
-    (int, int),
-    (float, lambda value: _dump(float(value), 1)),
-]
+@functools.cache
+def _dumpers() -> list[tuple[Any, Callable[[Any], Any]]]:
+    import decimal
+
+    return [
+        (datetime.datetime, _local_time),  # before date, of which it is a subclass
+        ((datetime.date, datetime.time), lambda value: value.isoformat()),
+        (datetime.timedelta, lambda value: value.total_seconds()),
+        ((bytes, bytearray, memoryview), _text),
+        ((uuid.UUID, decimal.Decimal, pathlib.PurePath), str),
+        (str, str.__str__),
+        (int, int),
+        (float, lambda value: _dump(float(value), 1)),
+    ]
 
 
 def _key(key: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trimcp.schema.convert import LOADERS, ConversionError, Convert, is_plain, is_pydantic
+from trimcp.schema.convert import ConversionError, Convert, is_plain, is_pydantic, loader_of
 from trimcp.schema.hints import split
 
 
@@ -17,7 +17,7 @@ def converter_for(hint: Any, schema_of: Callable[[Any], dict[str, Any]]) -> Conv
     """
     if is_plain(hint):
         return None
-    load = None if is_pydantic(hint) else LOADERS.get(split(hint)[0])
+    load = None if is_pydantic(hint) else loader_of(split(hint)[0])
     if load is not None:
         return _explaining(load)
     # cattrs costs a start a tenth of its time: it is loaded with the first hint that needs it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections.abc as abc
 import copy
 import datetime
-import decimal
 import enum
+import functools
 import pathlib
 import typing
 import uuid
@@ -39,19 +39,37 @@ _LEAVES: Final[dict[Any, dict[str, Any]]] = {
     None: {"type": "null"},
     Any: {},
     object: {},
-    bytes: {"type": "string", "contentEncoding": "base64"},
-    datetime.date: {"type": "string", "format": "date"},
-    datetime.datetime: {"type": "string", "format": "date-time"},
-    datetime.time: {"type": "string", "pattern": _TIME},
-    datetime.timedelta: {"type": "number", "description": "a duration in seconds"},
-    decimal.Decimal: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^-?\d+(\.\d+)?$"}]},
-    pathlib.Path: {"type": "string"},
-    pathlib.PurePath: {"type": "string"},
-    uuid.UUID: {"type": "string", "format": "uuid"},
 }
 # Keywords of JSON Schema whose content is never a schema.
 _VALUES: Final = frozenset({"default", "const", "enum", "examples", "required"})
 _SETS: Final = (set, frozenset, abc.Set, abc.MutableSet)
+
+
+@functools.cache
+def _other_leaves() -> dict[Any, dict[str, Any]]:
+    import decimal  # loaded with the first type that JSON has no form of its own for
+
+    return {
+        bytes: {"type": "string", "contentEncoding": "base64"},
+        datetime.date: {"type": "string", "format": "date"},
+        datetime.datetime: {"type": "string", "format": "date-time"},
+        datetime.time: {"type": "string", "pattern": _TIME},
+        datetime.timedelta: {"type": "number", "description": "a duration in seconds"},
+        decimal.Decimal: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^-?\d+(\.\d+)?$"}]},
+        pathlib.Path: {"type": "string"},
+        pathlib.PurePath: {"type": "string"},
+        uuid.UUID: {"type": "string", "format": "uuid"},
+    }
+
+
+def _without_text(bare: Any, schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a decimal with a bound for numbers only: a bound would not apply to one given as text."""
+    from decimal import Decimal
+
+    if bare is not Decimal or len(schema["anyOf"][0]) == 1:
+        return schema
+    (number, _), rest = schema.pop("anyOf"), schema
+    return {**number, **rest}
 
 
 def schema_of(hint: Any) -> dict[str, Any]:
@@ -93,11 +111,7 @@ class SchemaBuilder:
         if description:
             schema["description"] = description
         apply_metadata(schema, ours)
-        if bare is decimal.Decimal and not self._output and len(schema.get("anyOf", [{}])[0]) > 1:
-            # A bound would not apply to a decimal given as text, so only numbers are accepted.
-            (number, _), rest = schema.pop("anyOf"), schema
-            schema = {**number, **rest}
-        return schema
+        return _without_text(bare, schema) if ours and "anyOf" in schema and not self._output else schema
 
     def finish(self, root: dict[str, Any]) -> dict[str, Any]:
         """Return `root` with the definitions it needs; those used once and not recursive are inlined."""
@@ -183,6 +197,8 @@ class SchemaBuilder:
             return schema | {"uniqueItems": True} if container in _SETS else schema
         if container in MAPPINGS:
             return self._mapping(arguments)
+        if isinstance(bare, type) and bare in _other_leaves():
+            return copy.deepcopy(_other_leaves()[bare])
         raise TypeError(
             f"{getattr(bare, '__name__', bare)} has no JSON form; use builtins, a dataclass, an attrs class,"
             " a TypedDict, an Enum, or give the schema by hand"

@@ -11,7 +11,7 @@ from typing import Any, Final, get_args
 import cattrs
 from cattrs.cols import is_namedtuple, namedtuple_dict_structure_factory
 
-from trimcp.schema.convert import LOADERS, ConversionError, Convert, enumeration, is_plain, is_pydantic
+from trimcp.schema.convert import ConversionError, Convert, enumeration, is_plain, is_pydantic, loaders
 from trimcp.schema.hints import alias_value, is_alias, is_union, readable, split
 from trimcp.schema.validator import Validator, validator_for
 
@@ -44,7 +44,7 @@ def _pydantic(hint: Any) -> Callable[[Any, Any], Any]:
 @functools.cache
 def _make_converter(schema_of: Callable[[Any], dict[str, Any]]) -> cattrs.Converter:
     converter = cattrs.Converter(use_alias=True, detailed_validation=True)
-    for kind, load in LOADERS.items():
+    for kind, load in loaders().items():
         converter.register_structure_hook(kind, _hook(load))
     converter.register_structure_hook(enum.Enum, lambda value, kind: enumeration(kind)(value))
     converter.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
