@@ -26,6 +26,23 @@ def parted(error: BaseException) -> tuple[BaseException | None, BaseException | 
     return error, None
 
 
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether what users' code raised ends more than that code: an interrupt, or a close outside of Trio."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None:
+        return True
+    return isinstance(error, GeneratorExit) and not trio.lowlevel.in_trio_task()
+
+
+def crash_of(error: BaseException) -> BaseException:
+    """Return what a user's function raised, if that is a failure of its own; raise a cancellation or an interrupt."""
+    crash, cancelled = parted(error)
+    if crash is None or cancelled is not None or is_interrupt(crash):
+        raise error
+    return crash
+
+
 def reconciled(text: str, failure: BaseException | None, error: BaseException) -> BaseException | None:
     """Merge the body's failure with the nursery's, and return what to raise; None for a cancellation.
 

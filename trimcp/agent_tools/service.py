@@ -58,6 +58,7 @@ from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
 from trimcp.session.agent_context import AgentContext, ContextEvent
 from trimcp.session.push import Pushed
+from trimcp.session.scopes import contained
 from trimcp.session.session import Session
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
@@ -230,7 +231,8 @@ class AgentRun:
         carry_out = _CARRY_OUT.get(type(message))
         if carry_out is None:
             raise MalformedMessage(f"`{message.type}` is no request here")
-        answer = await carry_out(self, message, caller)
+        # It may call functions of the user's: what decides on a registration, a store.
+        answer: AgentMessage = await contained(carry_out, self, message, caller)
         answer.request_id = message.request_id
         return answer
 

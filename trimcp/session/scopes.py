@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.nurseries import parted, sole
+from trimcp.nurseries import is_interrupt, parted, sole
 from trimcp.slotted import slotted
 
 log: logging.Logger = logging.getLogger("trimcp.session")
@@ -105,11 +105,7 @@ def blamed(error: BaseException, around: object) -> tuple[BaseException | None, 
         around: the `innermost_scope` in which the code was called.
     """
     crash, cancelled = parted(error)
-    if isinstance(crash, KeyboardInterrupt) or (
-        isinstance(crash, BaseExceptionGroup) and crash.subgroup(KeyboardInterrupt) is not None
-    ):
-        raise error
-    if isinstance(crash, GeneratorExit) and not trio.lowlevel.in_trio_task():
+    if crash is not None and is_interrupt(crash):
         raise error
     if cancelled is not None and not is_cancelled(around):
         return error, None

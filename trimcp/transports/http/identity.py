@@ -18,6 +18,7 @@ import attrs
 
 from trimcp.bounds import TOKEN
 from trimcp.cleaning import log_crash
+from trimcp.nurseries import crash_of
 from trimcp.principal import Principal
 from trimcp.transports.http.seams import Head, HttpResponse
 
@@ -88,8 +89,8 @@ async def identify(hook: Authenticate, head: Head) -> Identity:
             found = await found
         if not isinstance(found, Principal | Refused):
             raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
-    except Exception as error:  # the hook is the user's function; a check that crashed admits nobody
-        log_crash(_log, error, "the identity check failed; the request was refused")
+    except BaseException as error:  # the hook is the user's function; a check that crashed admits nobody
+        log_crash(_log, crash_of(error), "the identity check failed; the request was refused")
         return Refused(500, (), "the identity check failed")
     return found
 

@@ -1,0 +1,50 @@
+"""The functions of a user's that judge a request before any handler: what they raise costs one response."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+import trimcp
+from tests.peers.http1 import http_request
+from tests.peers.serving import served
+from trimcp.principal import Principal
+from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.transports.http.settings import HttpSettings
+
+
+@pytest.mark.parametrize("where", ["authenticate", "authenticate later", "route"])
+@pytest.mark.parametrize("raised", [SystemExit, GeneratorExit, asyncio.CancelledError], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("transport", ["http", "http on hypercorn", "websocket"])
+async def test_what_a_hook_raises_costs_one_response(
+    transport: str, where: str, raised: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    """No function of the user's ends the server, whatever it raises."""
+
+    def leave(head: Head) -> Principal:
+        if head.path == "/leave" or "authorization" in head.headers:
+            raise raised("secret")
+        return Principal("ada")
+
+    async def leave_later(head: Head) -> Principal:
+        return leave(head)
+
+    async def route(head: Head) -> HttpResponse:
+        leave(head)
+        raise AssertionError
+
+    hook = {"authenticate": leave, "authenticate later": leave_later}.get(where)
+    settings = HttpSettings(authenticate=hook, routes={"/leave": route})
+    path = "/leave" if where == "route" else "/mcp"
+    async with served(trimcp.Server("s"), transport, settings=settings) as place:
+        for _ in range(2):
+            async with place.wire() as wire:
+                answer = await wire.ask(http_request("GET", path, "Authorization: Bearer x"))
+                assert answer.status == 500
+                assert b"secret" not in answer.body
+        async with place.wire() as wire:
+            assert (await wire.ask(http_request("GET", "/healthz"))).status == 200
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(errors) == 2
