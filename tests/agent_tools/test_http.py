@@ -912,6 +912,15 @@ async def test_other_servers_tools_are_refused() -> None:
             raise AssertionError
 
 
+async def test_agent_tools_come_before_the_server_runs() -> None:
+    """They were told to belong to another server."""
+    server = trimcp.Server("one", "1")
+    async with server.running():
+        with pytest.raises(LocalError, match="cannot be added while the server runs"):
+            AgentTools(server)
+    AgentTools(server)
+
+
 def test_agent_tools_need_the_newest_revision() -> None:
     with pytest.raises(LocalError, match="does not speak"):
         AgentTools(trimcp.Server("old", "1", revisions=[LATEST_LEGACY]))

@@ -87,6 +87,8 @@ class AgentTools:
     ) -> None:
         if LATEST not in server.profile.revisions:
             raise LocalError(f"agent tools are served by calls of {LATEST.name}, which this server does not speak")
+        if server.runs:
+            raise LocalError("agent tools cannot be added while the server runs")
         self.server: Server[Any] = server
         self.contexts: ContextLimits = ContextLimits() if contexts is None else contexts
         self.store: ContextStore = MemoryContexts() if store is None else store
