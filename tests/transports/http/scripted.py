@@ -1,10 +1,16 @@
-"""A server that does what a test says, in real HTTP/1.1: in memory and virtual time, or on a socket of this machine."""
+"""A server that does what a test says, in real HTTP/1.1: on a Unix socket, where time may be virtual, or a port.
+
+httpx2 reaches it in memory, as nobody closes the clients that tests make.
+"""
 
 from __future__ import annotations
 
 import contextvars
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import attrs
@@ -17,10 +23,8 @@ import trio.testing
 from trio.testing import memory_stream_pair
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.errors import ConnectionLost
 from trimcp.framing.sse import encode_event
 from trimcp.transports.http.client.channel import HttpChannel
-from trimcp.transports.http.client.connection import Dial
 from trimcp.transports.http.client.exchanges import Http
 from trimcp.transports.http.client.h1 import H1Engine
 from trimcp.transports.http.client.httpx_engine import HttpxEngine
@@ -102,7 +106,7 @@ class Scripted:
     asked: list[Exchange] = attrs.field(factory=list)
     connections: int = 0
     open: int = 0
-    refuse: bool = False
+    path: str = ""
     nursery: trio.Nursery = attrs.field(default=None)
     changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
@@ -204,18 +208,26 @@ class Scripted:
         """Return a target whose connections lead here, over the engine that `engine` says."""
         if engine.get() == "httpx2":
             return HttpServer(url, client=self.client(), **settings)
-        target = _Target(url, **settings)
-        object.__setattr__(target, "server", self)
-        return target
+        return HttpServer(url, uds=self.path, **settings)
 
-    async def dial(self) -> trio.abc.Stream:
-        """Open a connection."""
-        await trio.lowlevel.checkpoint()
-        if self.refuse:
-            raise ConnectionLost("connection refused")
-        ours, theirs = memory_stream_pair()
-        self.nursery.start_soon(self.serve, theirs)
-        return ours
+    @property
+    def refuse(self) -> bool:
+        """Whether new connections are refused."""
+        return not os.path.exists(self.path)
+
+    @refuse.setter
+    def refuse(self, refuse: bool) -> None:
+        hidden = self.path + ".hidden"
+        if refuse != self.refuse:
+            os.rename(*((self.path, hidden) if refuse else (hidden, self.path)))
+
+    @property
+    def refusal(self) -> str:
+        """What a client says that was refused, over the engine that `engine` says."""
+        if engine.get() == "httpx2":
+            return f"cannot connect to {URL.removesuffix('/mcp')}: connection refused"
+        missing = "No such file or directory; is the server running, and is this its address?"
+        return f"cannot connect to the socket {self.path!r}: {missing}"
 
 
 engine: contextvars.ContextVar[str] = contextvars.ContextVar("engine", default="trimcp")
@@ -246,13 +258,6 @@ async def exchanges_with(url: str, **settings: Any) -> AsyncIterator[Http]:
         http = await stack.enter_async_context(HttpServer(url, **settings).exchanges())
         assert http.statistics().client == engine.get()
         yield http
-
-
-class _Target(HttpServer):
-    server: Scripted
-
-    def _dialed(self) -> Dial:
-        return self.server.dial
 
 
 @attrs.define(eq=False)
@@ -302,17 +307,24 @@ class _Stream(httpcore2.AsyncNetworkStream):
 
 @asynccontextmanager
 async def scripted(handler: Handler) -> AsyncIterator[Scripted]:
-    """Run a server in memory for as long as the body runs."""
-    async with trio.open_nursery() as nursery:
-        yield Scripted(handler, nursery=nursery)
-        nursery.cancel_scope.cancel()
+    """Run a server on a Unix socket for as long as the body runs."""
+    with TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as sock:
+        server = Scripted(handler, path=f"{folder}/s")
+        sock.bind(server.path)
+        sock.listen(1_024)
+        async with trio.open_nursery() as nursery:
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+            server.nursery = nursery
+            nursery.start_soon(trio.serve_listeners, server.serve, [listener])
+            yield server
+            nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def listening(handler: Handler) -> AsyncIterator[tuple[Scripted, int]]:
     """Run a server on a port of this machine, and yield it with the port."""
     async with trio.open_nursery() as nursery:
-        server = Scripted(handler, nursery=nursery)
+        server = Scripted(handler)
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, server.serve, [listener])
         yield server, listener.socket.getsockname()[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -80,7 +81,8 @@ async def test_a_body_in_tiny_chunks_lets_others_in_between() -> None:
     async def serve(stream: trio.SocketStream) -> None:
         await stream.receive_some()
         head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        await stream.send_all(head + b"1\r\nx\r\n" * 5_000 + b"0\r\n\r\n")
+        # Some come with the head, before anybody counts turns.
+        await stream.send_all(head + b"1\r\nx\r\n" * 5_050 + b"0\r\n\r\n")
 
     async with trio.open_nursery() as nursery:
         [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
@@ -91,7 +93,7 @@ async def test_a_body_in_tiny_chunks_lets_others_in_between() -> None:
                     if not leave:
 
                         async def read(reply: OpenReply = reply) -> None:
-                            assert await reply.body(5_000) == b"x" * 5_000
+                            assert await reply.body(5_050) == b"x" * 5_050
 
                         assert await turns_of(read) >= 5_000 / 16
                     else:
@@ -154,9 +156,7 @@ async def test_what_is_not_compressed_as_it_says_or_as_was_asked_is_a_cut(coding
 async def test_a_refused_connection_has_sent_nothing() -> None:
     async with http_to(ok) as (http, server):
         server.refuse = True
-        with pytest.raises(
-            ExchangeBroken, match=r"cannot connect to http://server\.test: connection refused"
-        ) as caught:
+        with pytest.raises(ExchangeBroken, match=re.escape(server.refusal)) as caught:
             async with http.open("POST", {}, b"x"):
                 pass
         assert caught.value.nothing_sent
@@ -396,7 +396,7 @@ async def test_a_unix_socket_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_over_a_unix_socket(tmp_path: Path) -> None:
     path = str(tmp_path / "server.sock")
     async with trio.open_nursery() as nursery:
-        server = Scripted(ok, nursery=nursery)
+        server = Scripted(ok)
         sock = trio.socket.socket(trio.socket.AF_UNIX)
         await sock.bind(path)
         sock.listen(5)

@@ -10,7 +10,17 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from tests.transports.http.scripted import Exchange, event, legacy, receive, request, scripted, shake_hands, welcome
+from tests.transports.http.scripted import (
+    Exchange,
+    engine,
+    event,
+    legacy,
+    receive,
+    request,
+    scripted,
+    shake_hands,
+    welcome,
+)
 from trimcp.wire.jsonrpc import Lost, Notification, Response
 
 pytestmark = pytest.mark.usefixtures("on_both_engines")
@@ -187,5 +197,5 @@ async def test_it_waits_when_nobody_receives() -> None:
         await shake_hands(channel)
         await server.wait_for("GET")
         await wait_all_tasks_blocked()
-        assert written == 50_000  # the pipe of this test takes all
+        assert (written == 50_000) is (engine.get() == "httpx2")  # whose pipe, in memory, takes all; a socket does not
         assert len(await channel.receive()) <= 1_024

@@ -16,9 +16,12 @@ import trimcp
 from tests.peers.tls import authority, server_context
 from tests.transports.http.scripted import Exchange, exchanges_with, listening, receive, request, scripted
 from trimcp.channel import HttpClientStatistics
+from trimcp.nurseries import open_service_nursery
 from trimcp.transports.http.client.engine import ExchangeBroken
-from trimcp.transports.http.client.exchanges import Http, opened_http
+from trimcp.transports.http.client.exchanges import Http
+from trimcp.transports.http.client.h1 import H1Engine
 from trimcp.transports.http.client.policy import Timeouts
+from trimcp.transports.http.client.pool import Pool
 from trimcp.wire.jsonrpc import Lost
 
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -44,8 +47,13 @@ class Far:
 @asynccontextmanager
 async def pooled(most: int = 256, **timeouts: float) -> AsyncIterator[tuple[Http, Far]]:
     far = Far()
-    async with opened_http("http://x.test/mcp", {}, Timeouts(**timeouts), most=most, dialed=far.dial) as http:
-        yield http, far
+    pool = Pool(far.dial, "http://x.test", "http://x.test", Timeouts(**timeouts), 1_024 + most, most)
+    async with open_service_nursery() as nursery:
+        await nursery.start(pool.run)
+        try:
+            yield Http("http://x.test/mcp", H1Engine(pool), {"user-agent": "trimcp", "accept-encoding": "gzip"}), far
+        finally:
+            pool.close()
 
 
 async def get(http: Http, said: list[Any] | None = None) -> None:

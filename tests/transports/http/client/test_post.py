@@ -417,7 +417,7 @@ async def test_an_unreachable_server_is_tried_patiently_once(autojump_clock: obj
         await channel.send([request(1, "tools/call")])
         (message,) = await receive(channel)
         assert isinstance(message, Lost)
-        assert message.message == "cannot connect to http://server.test: connection refused"
+        assert message.message == server.refusal
         waited = trio.current_time()
         assert 0.5 < waited < 2
         await channel.send([request(2, "tools/call")])

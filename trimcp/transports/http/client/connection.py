@@ -45,13 +45,13 @@ class ClientConnection:
     _wire: Wire | None = attrs.field(init=False, default=None)
     _parts: list[bytes] | None = attrs.field(init=False, default=None)  # of the last read, not yet parsed, last first
 
-    async def open(self, dialed: Dial) -> None:
+    async def open(self, dial: Dial) -> None:
         """Connect, also again after `close`.
 
         Raises:
             ConnectionLost: connecting failed.
         """
-        self._wire = wire_over(await dialed())
+        self._wire = wire_over(await dial())
         self.reply, self._parts = ReplyParser(), None
 
     @property

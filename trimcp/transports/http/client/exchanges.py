@@ -27,7 +27,7 @@ from trimcp.framing.gathering import Gathered
 from trimcp.nurseries import open_service_nursery
 from trimcp.security import security_event
 from trimcp.transports.descriptors import AnySocket
-from trimcp.transports.http.client.connection import Dial, dialing
+from trimcp.transports.http.client.connection import dialing
 from trimcp.transports.http.client.engine import ExchangeBroken, HttpEngine, RawReply
 from trimcp.transports.http.client.h1 import H1Engine, request_head
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
@@ -357,7 +357,6 @@ async def opened_http(
     client: httpx2.AsyncClient | None = None,
     authorizer: Authorizes | None = None,
     most: int = _MOST_CONNECTIONS,
-    dialed: Dial | None = None,
 ) -> AsyncIterator[Http]:
     """Yield exchanges with the server at `address`, all with `headers`.
 
@@ -365,7 +364,6 @@ async def opened_http(
 
     Args:
         most: connections at a time that are kept idle, and as many more as subscriptions and streams may need.
-        dialed: opens a connection in another way than to the address.
 
     Raises:
         LocalError: the address is no URL of a server.
@@ -382,7 +380,7 @@ async def opened_http(
     if auth is not None:
         headers["authorization"] = basic_authorization(*auth)
     place = origin(url) if uds is None else f"the socket {uds!r:.200}"
-    dial = dialed or dialing(url, uds, timeouts.connect, _TRUSTING)
+    dial = dialing(url, uds, timeouts.connect, _TRUSTING)
     pool = Pool(dial, origin(url), place, timeouts, _MOST_CONNECTIONS + most, most)
     async with open_service_nursery() as nursery:
         await nursery.start(pool.run)

@@ -22,7 +22,6 @@ from trimcp.transports.trace import Write, traced
 if TYPE_CHECKING:
     import httpx2
 
-    from trimcp.transports.http.client.connection import Dial
     from trimcp.transports.http.client.exchanges import ClientAuth, Http
 
 _UNIX: Final = "http+unix"
@@ -133,12 +132,7 @@ class HttpServer:
         async with (
             authorized as authorizer,
             opened_http(
-                *(self.address, self.headers, self.timeouts, self.socket, self.client, authorizer, self.max_posts),
-                dialed=self._dialed(),
+                self.address, self.headers, self.timeouts, self.socket, self.client, authorizer, self.max_posts
             ) as http,
         ):
             yield http
-
-    def _dialed(self) -> Dial | None:
-        """Return how connections are opened if not to the address, as in tests."""
-        return None
