@@ -11,6 +11,7 @@ import trimcp
 from tests.peers.http1 import http_request
 from tests.peers.serving import served
 from trimcp.principal import Principal
+from trimcp.transports.http.identity import Authenticate, Refused
 from trimcp.transports.http.seams import Head, HttpResponse
 from trimcp.transports.http.settings import HttpSettings
 
@@ -23,20 +24,20 @@ async def test_what_a_hook_raises_costs_one_response(
 ) -> None:
     """No function of the user's ends the server, whatever it raises."""
 
-    def leave(head: Head) -> Principal:
+    def leave(head: Head) -> Principal | Refused:
         if head.path == "/leave" or "authorization" in head.headers:
             raise raised("secret")
         return Principal("ada")
 
-    async def leave_later(head: Head) -> Principal:
+    async def leave_later(head: Head) -> Principal | Refused:
         return leave(head)
 
     async def route(head: Head) -> HttpResponse:
         leave(head)
         raise AssertionError
 
-    hook = {"authenticate": leave, "authenticate later": leave_later}.get(where)
-    settings = HttpSettings(authenticate=hook, routes={"/leave": route})
+    hooks: dict[str, Authenticate] = {"authenticate": leave, "authenticate later": leave_later}
+    settings = HttpSettings(authenticate=hooks.get(where), routes={"/leave": route})
     path = "/leave" if where == "route" else "/mcp"
     async with served(trimcp.Server("s"), transport, settings=settings) as place:
         for _ in range(2):

@@ -16,6 +16,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.peers.websockets import CONTINUATION, FIN, HANDSHAKE, PING, PONG, TEXT, RawWebSocket, frame, message
 from tests.transports.websocket_support import Meeting, connected, ids, listening, outgoing, raw_client, text
+from trimcp.budget import Budget
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.http.seams import Head
 from trimcp.transports.websocket.channel import WebSocketChannel, serve_upgraded
@@ -152,6 +153,23 @@ async def test_a_peer_in_the_middle_of_a_message_answers_pings_too(autojump_cloc
             await server.receive()
         assert trio.current_time() == pytest.approx(60, abs=0.1)
         assert (await raw.hear())[0] == FIN | PING
+        nursery.cancel_scope.cancel()
+
+
+async def test_waiting_for_memory_is_the_messages_time(autojump_clock: MockClock) -> None:
+    budget = Budget(1 << 20)
+    other, holding = budget.holding("somebody"), budget.holding("somebody")
+    other.add(budget.bound // 2)
+    assert not other.when_it_may_grow(lambda: None), "it is the one that goes on"
+    ours, theirs = memory_stream_pair()
+    channel = WebSocketChannel(ours, 4_000_000, client=False, holding=holding)
+    raw = RawWebSocket(theirs)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(channel.run)
+        nursery.start_soon(dribble, raw, frame(TEXT, b"x" * 400_000))
+        with trio.fail_after(60), pytest.raises(trio.BrokenResourceError, match="took too long to end a message"):
+            await channel.receive()
+        assert 40 <= trio.current_time() <= 47  # it began after ten seconds
         nursery.cancel_scope.cancel()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
@@ -438,6 +439,31 @@ async def test_a_message_has_its_time(autojump_clock: MockClock) -> None:
         assert await raw.close_code() == 1008
         assert trio.current_time() - began == pytest.approx(31, abs=0.01), "30 seconds, and one for 64 KiB"
         assert str(session.lost) == "the connection broke: the peer took too long to end a message"
+
+
+async def _say_in_vain(raw: RawWebSocket, data: bytes) -> None:
+    with contextlib.suppress(trio.BrokenResourceError):
+        await raw.say(data)
+
+
+async def test_waiting_for_memory_is_the_messages_time(autojump_clock: MockClock) -> None:
+    """Else a hundred that send a byte now and then would hold what they have for as long as they like."""
+    async with site() as at:
+        raw = await at.open()
+        session, began = at.session, trio.current_time()
+        holding = session.amount.holding
+        assert holding is not None
+        other = holding.budget.holding(holding.owner.name)
+        other.add(holding.budget.bound // 2)
+        assert not other.when_it_may_grow(lambda: None), "it is the one that goes on"
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_say_in_vain, raw, frame(TEXT, b"x" * 400_000))
+            while (found := await raw.hear())[0] in (FIN | PING, FIN | PONG):
+                pass
+            assert (found[0], int.from_bytes(found[1][:2])) == (FIN | CLOSE, 1008)
+            assert 30 <= trio.current_time() - began <= 37
+            nursery.cancel_scope.cancel()
+        other.close()
 
 
 # Ends

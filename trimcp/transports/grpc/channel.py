@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import attrs
 import trio
@@ -22,6 +22,8 @@ EXCHANGE: Final = "/trimcp.v1.Mcp/Exchange"
 
 REFUSED: Final = "trimcp-refused"
 """A header of calls that are refused: their status follows at once, so that a client can wait for it."""
+
+ResultT = TypeVar("ResultT")
 
 _BATCH: Final = 128  # messages that one `receive` returns at most: each costs as much as a line of standard input
 _SMALLEST: Final = 32  # bytes of a short request, approximately
@@ -173,9 +175,9 @@ class GrpcChannel(MessageChannel):
                     if found := self._take():
                         return found
                 if decoder.fault is not None:
-                    await self._fail(decoder.fault.status, decoder.fault.reason)
+                    raise await self._failed(decoder.fault.status, decoder.fault.reason)
                 if self._unfinished.counted and self.holding is not None and not self.holding.may_grow:
-                    await self.holding.room()
+                    await self._in_time(self.holding.room)
                 if not (data := await self._more()):
                     self._check_open()
                     raise trio.EndOfChannel("the peer has ended the call")
@@ -203,28 +205,31 @@ class GrpcChannel(MessageChannel):
         return Incoming(found, 0, None, self._headers, self._principal)
 
     async def _more(self) -> bytes:
-        """Wait for bytes. A message that has begun has to be whole in time; waiting elsewhere does not count."""
+        """Wait for bytes. A message that has begun has to be whole in time; waiting for memory counts as well."""
         if not self._decoder.unfinished:
             try:
                 return await self._call.receive()
             except trio.BrokenResourceError as error:
                 self._why = str(error)
                 raise
+        return await self._in_time(self._call.receive)
+
+    async def _in_time(self, wait: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        """Wait for something in the middle of a message, for as long as the message may still take."""
         began = trio.current_time()
         if self._left == math.inf:
             self._left = self.message_timeout
         try:
             with trio.move_on_after(self._left):
-                return await self._call.receive()
+                return await wait()
         finally:
             self._left -= trio.current_time() - began
-        await self._fail(GrpcStatus.DEADLINE_EXCEEDED, "a message took too long")
-        return b""
+        raise await self._failed(GrpcStatus.DEADLINE_EXCEEDED, "a message took too long")
 
-    async def _fail(self, status: GrpcStatus, why: str) -> None:
+    async def _failed(self, status: GrpcStatus, why: str) -> trio.BrokenResourceError:
         self._why = f"the peer broke the protocol ({why})"
         await self._call.close(status, why)
-        raise trio.BrokenResourceError(self._why)
+        return trio.BrokenResourceError(self._why)
 
     def settle(self) -> None:
         if self._unfinished.counted:

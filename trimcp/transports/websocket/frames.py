@@ -35,7 +35,8 @@ class KeepAlive:
     """Pings and time limits for a silent peer. Times are seconds; `math.inf` for never.
 
     A busy peer that is alive answers pings. While we do not read, because enough messages wait, the peer's silence is
-    not counted; a pong is sent every `interval` as our own sign of life.
+    not counted; a pong is sent every `interval` as our own sign of life. Waiting for memory in the middle of a message
+    does count as the message's time.
 
     A sign of life is a whole message or control frame. A part of one extends the time by as long as it takes at
     `message_rate`. Otherwise one byte from time to time could keep a connection, and the incomplete message in memory,
@@ -76,6 +77,7 @@ class PeerSigns:
 
     Attributes:
         reading: a read is in progress, so the peer's silence counts.
+        starved: reading waits until there is memory for more of a message.
         since: when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read.
         due: when the message in progress has to be complete; infinity without one.
         amount: counts the bytes kept of messages that are incomplete, or that nobody has taken.
@@ -85,6 +87,7 @@ class PeerSigns:
     _keep_alive: KeepAlive
     amount: Amount = attrs.field(factory=Amount)
     reading: bool = attrs.field(init=False, default=False)
+    starved: bool = attrs.field(init=False, default=False)
     since: float = attrs.field(init=False, factory=trio.current_time)
     due: float = attrs.field(init=False, default=math.inf)
     _signs: int = attrs.field(init=False, default=0)  # the gate's counters at the last `feed`
@@ -100,7 +103,16 @@ class PeerSigns:
         self.reading = True
         paused = trio.current_time() - self._stopped
         self.since += paused
-        self.due += paused
+        if self.starved:
+            self.starved = False
+        else:
+            self.due += paused
+
+    def wait_for_room(self) -> None:
+        """Note that reading waits for memory. That is the message's time: it must not hold what it has for ever."""
+        if not self.starved:
+            self.starved = True
+            self.due += trio.current_time() - self._stopped
 
     def end_read(self) -> None:
         """Note that a read has ended."""
@@ -146,7 +158,8 @@ class PeerSigns:
         dead = heard + keep_alive.dead_after * (2 if writing else 1)
         if now >= dead:
             return LifeSign.SILENT, now
-        if self.reading and now >= self.due:
+        timed = self.reading or self.starved
+        if timed and now >= self.due:
             return LifeSign.LATE, now
         sign = LifeSign.NOTHING
         due = (max(self._sent, heard) if self.reading else self._sent) + keep_alive.interval
@@ -156,7 +169,7 @@ class PeerSigns:
                 sign = LifeSign.PING if self.reading else LifeSign.PONG
         # A message that begins during this wait is due after this time at the earliest.
         late = now + keep_alive.message_timeout
-        if self.reading:
+        if timed:
             late = min(late, self.due)
         return sign, min(due, dead, late)
 
@@ -213,6 +226,7 @@ class GatedStream(trio.abc.Stream):
                 await trio.lowlevel.checkpoint()
                 self.signs.feed(b"")
             elif amount.counted and amount.holding is not None and not amount.holding.may_grow:
+                self.signs.wait_for_room()
                 await amount.holding.room()
             elif chunk := await self._receive():
                 self.signs.feed(chunk)

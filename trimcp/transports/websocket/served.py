@@ -244,6 +244,9 @@ class ServedWebSocket:
                 self._lose(f"the connection broke: {fault_text(gate.fault)}")
             while not session.closed:
                 if session.paused:
+                    holding = signs.amount.holding
+                    if signs.amount.counted and holding is not None and not holding.may_grow:
+                        signs.wait_for_room()
                     if await session.readable(self._wire.hung_up):
                         self._lose("the peer closed the connection")
                 elif gate.behind:
@@ -264,6 +267,7 @@ class ServedWebSocket:
         holding = signs.amount.holding
         if signs.amount.counted and holding is not None:
             while not (holding.may_grow or session.closed) and holding.when_it_may_grow(self._unpark):
+                signs.wait_for_room()
                 await self._park()
             await holding.budget.read_in_turn()
             if session.closed:
