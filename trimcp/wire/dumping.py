@@ -15,6 +15,7 @@ from trimcp.wire.fields import (
     WireFacts,
     attributes,
     facts_of,
+    is_of_payloads,
     is_payload,
     is_union,
     known_names,
@@ -111,14 +112,15 @@ class Dumping:
 
     def _value(self, attribute: attrs.Attribute[Any]) -> Dump | None:
         found = members(attribute.type)
-        if len(found) != 1 or not is_payload(found[0]):
+        if len(found) != 1 or not is_of_payloads(found[0]):
             return self.hook(attribute.type)
         hook: Dump | None = None
 
         def dump(value: Any) -> Any:
             nonlocal hook
             if hook is None:  # created at first use: many payloads are never used
-                hook = self._payload(found[0])
+                hook = self.hook(found[0])
+                assert hook is not None
             return hook(value)
 
         return dump

@@ -270,6 +270,11 @@ def is_payload(tp: Any) -> bool:
     return isinstance(tp, type) and hasattr(tp, "__wire__")
 
 
+def is_of_payloads(tp: Any) -> bool:
+    """Return whether it is a payload class or a list of one, so that its hooks are worth making at first use only."""
+    return is_payload(tp) or (get_origin(tp) is list and is_payload(get_args(tp)[0]))
+
+
 def is_union(tp: Any) -> bool:
     """Return whether it is `A | B`, in any notation."""
     return get_origin(tp) in (Union, types.UnionType)

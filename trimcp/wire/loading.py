@@ -22,6 +22,7 @@ from trimcp.wire.fields import (
     WireFacts,
     attributes,
     facts_of,
+    is_of_payloads,
     is_payload,
     is_union,
     known_names,
@@ -150,7 +151,7 @@ class Loading:
         found = members(attribute.type)
         tp = found[0] if len(found) == 1 else Union[found]  # noqa: UP007 - a tuple of members
         optional = attribute.default is not attrs.NOTHING
-        hook = self._later(tp) if optional and is_payload(tp) else self.hook(tp)
+        hook = self._later(tp) if optional and is_of_payloads(tp) else self.hook(tp)
         narrowed = facts.narrow is not None and facts.narrowed_at(self._revision)
         null_is_a_value = type(None) in found or (tp is Any and not narrowed)
         if attribute.default is ABSENT and not facts.required_at(self._revision) and not null_is_a_value:
@@ -159,14 +160,14 @@ class Loading:
             hook = _narrowed(hook, facts.narrow, self._revision)
         plan.hooks[name] = (attribute.name, hook)
 
-    def _later(self, cls: Any) -> Hook:
-        """Return a hook that creates the payload's real hook at first use."""
+    def _later(self, tp: Any) -> Hook:
+        """Return a hook that creates the real one at first use."""
         hook: Hook | None = None
 
         def load(value: Any) -> Any:
             nonlocal hook
             if hook is None:
-                hook = self.hook(cls)
+                hook = self.hook(tp)
             return hook(value)
 
         return load
