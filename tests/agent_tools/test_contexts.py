@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from trimcp.agent_tools.errors import (
 )
 from trimcp.agent_tools.handler_context import ActorContext
 from trimcp.agent_tools.stores import MemoryContexts
-from trimcp.budget import LITTLE, Budget
+from trimcp.budget import LITTLE, NOWHERE_KNOWN, Budget
 
 
 def own(actor: ContextActor) -> dict[str, Any]:
@@ -127,11 +128,56 @@ async def test_contexts_are_bounded_in_number() -> None:
                 await make
             assert refused.value.retry_after
         await table.create(BOB)
+        for each in (*table._owners[ADA].actors.values(), *table._owners[BOB].actors.values()):
+            each.used()
         with pytest.raises(TooMuch, match="too many contexts"):
             await table.create(("eve", "agent-e"))
         await first.destroy()
         await table.create(("eve", "agent-e"))
         assert table.statistics().contexts == 3
+
+
+@pytest.mark.parametrize("use", ["update", "read", "call", "watch"])
+async def test_a_context_that_was_never_used_gives_way_where_there_are_too_many(
+    use: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else who makes as many as there may be keeps everybody else from having one, for half an hour."""
+    async with open_table(max_contexts=6, max_per_owner=5) as table, AsyncExitStack() as stack:
+        used, *others = [await table.create(ADA) for _ in range(5)]
+        if use == "update":
+            used.update_now({"a": 1})
+        elif use == "read":
+            assert table.get(ADA, used.id) is used
+        elif use == "call":
+            begin(used)
+        else:
+            await stack.enter_async_context(used.watch())
+        mine = [await table.create(BOB)]
+        for count in (1, 2):
+            mine.append(await table.create(BOB))
+            assert [each.ended is not None for each in others] == [True] * count + [False] * (4 - count)
+        assert used.ended is None
+        assert "never used" in str(others[0].ended)
+        assert {each.ended for each in mine} == {None}
+        newest = await table.create(BOB)
+        assert [each.ended is None for each in (*mine, newest)] == [False, True, True, True], "nobody has more than Bob"
+        assert [each.ended is None for each in (used, *others)] == [True, False, False, True, True]
+    assert "gave_way what=context" in caplog.text
+
+
+async def test_callers_without_a_principal_have_a_share_by_address() -> None:
+    nobody = ("", "anonymous")
+    async with open_table(max_per_owner=3) as table:
+        for _ in range(3):
+            await table.create(nobody, address="192.0.2.1")
+        for make in (table.create(nobody, address="192.0.2.1"), table.find_or_make(nobody, "a", address="192.0.2.1")):
+            with pytest.raises(TooMuch, match="you may have 3"):
+                await make
+        other = await table.find_or_make(nobody, "b", address="192.0.2.2")
+        assert dict(table._budget.owners()).keys() == {"address 192.0.2.1", "address 192.0.2.2"}
+        assert table.get(nobody, "b") is other, "whoever knows its id may use it, from anywhere"
+        await other.destroy()
+        assert dict(table._budget.owners()).keys() == {"address 192.0.2.1"}
 
 
 # Changing
@@ -855,7 +901,8 @@ async def test_contexts_of_a_principal_count_with_the_rest_of_it() -> None:
         await table.create(("ada", "agent-a"))
         await table.create(("ada", "agent-b"))
         await table.create(("", "anonymous"))
-        assert {name for name, _ in budget.owners()} == {"principal ada", "agent anonymous"}
+        await table.create(("", "anonymous"), address="2001:db8::1")
+        assert {name for name, _ in budget.owners()} == {"principal ada", NOWHERE_KNOWN, "address 2001:db8::/64"}
 
 
 # The tool history

@@ -351,10 +351,10 @@ async def test_a_context_in_the_store_is_taken_and_counted() -> None:
     async with open_table(store, max_per_owner=3, max_contexts=4) as table:
         with pytest.raises(NameTaken):
             await table.create(ADA, "ctx-001")
-        await table.create(ADA, "ctx-003")
+        (await table.create(ADA, "ctx-003")).used()
         with pytest.raises(TooMuch, match="you may have 3"):
             await table.create(ADA)
-        await table.create(BOB)
+        (await table.create(BOB)).used()
         with pytest.raises(TooMuch, match="too many"):
             await table.create(("eve", "e"))
         await (await table.find(ADA, "ctx-002")).destroy()

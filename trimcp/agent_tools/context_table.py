@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_shares import ContextShare, ShareKey, share_of
 from trimcp.agent_tools.contexts import (
     OF_MEMBER,
     SERVER_MEMBERS,
@@ -34,7 +35,7 @@ from trimcp.agent_tools.history import ToolHistory
 from trimcp.agent_tools.merging import EMPTY_OBJECT, MAX_DEPTH, StateBounds, StateSize, patched, size_of
 from trimcp.agent_tools.saving import Saver
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
-from trimcp.budget import Budget, Holding
+from trimcp.budget import Budget
 from trimcp.cleaning import log_crash
 from trimcp.nurseries import open_service_nursery
 from trimcp.security import security_event
@@ -51,6 +52,7 @@ _MINTED_LENGTH: Final = len(_MINTED) + 22  # as text
 _LONGEST_ID: Final = 256
 _SWEEP: Final = 60.0  # seconds between two looks for contexts in the store that nobody used
 _LAST_WRITE: Final = 30.0  # seconds for the store at the end
+_SHARES: Final = 16  # of the largest are looked at for a context that was never used
 _LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
 
 
@@ -90,7 +92,6 @@ class ContextStatistics:
 class _OwnerContexts:
     """The contexts of one owner, and how many more are ending."""
 
-    holding: Holding
     actors: dict[str, ContextActor] = attrs.field(factory=dict)
     ending: int = 0
 
@@ -128,6 +129,7 @@ class ContextTable:
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
         self._shared = ContextsShared(limits, self._bounds, store.durable, self._end, Saver(store))
         self._owners: dict[Owner, _OwnerContexts] = {}
+        self._shares: dict[ShareKey, ContextShare[ContextActor]] = {}  # by budget owner and agent
         self._count = 0
         self._stored: dict[Owner, int] = {}  # contexts in the store that are not in memory
         self._loading: dict[ContextKey, trio.Event] = {}
@@ -200,13 +202,16 @@ class ContextTable:
             raise UnknownContext("there is no such context")
         return actor
 
-    async def find_or_make(self, owner: Owner, id: str, *, permissions: Sequence[str] = ()) -> ContextActor:
+    async def find_or_make(
+        self, owner: Owner, id: str, *, permissions: Sequence[str] = (), address: str | None = None
+    ) -> ContextActor:
         """Return a context; make it if the agent chose its id and nobody made it yet.
 
         Args:
             owner: whose it is.
             id: its id.
             permissions: that member of a new context's state.
+            address: as for `create`.
 
         Raises:
             UnknownContext: the id is one that only the service gives out.
@@ -220,7 +225,7 @@ class ContextTable:
         if actor is None:
             if is_minted(id):
                 raise UnknownContext("there is no such context")
-            actor = self._make(owner, checked_id(id), None, None, permissions)
+            actor = self._make(owner, checked_id(id), None, None, permissions, address)
         return actor
 
     async def create(
@@ -231,6 +236,7 @@ class ContextTable:
         ttl: float | None = None,
         *,
         permissions: Sequence[str] = (),
+        address: str | None = None,
     ) -> ContextActor:
         """Make a context, and return it once the store has it.
 
@@ -240,6 +246,7 @@ class ContextTable:
             state: its first state; without members that are null.
             ttl: seconds after which it ends (greater than 0), if that is sooner than `ContextLimits.lifetime`.
             permissions: that member of its state.
+            address: of whoever makes it, in whose share it counts if the owner has no principal.
 
         Raises:
             NameTaken: the owner has a context with this id.
@@ -259,7 +266,7 @@ class ContextTable:
             self._forget_gone((owner, id))
             if (self._find(owner, id) or await self._seek(owner, id)) is not None:
                 raise NameTaken("there is a context with this id")
-        actor = self._make(owner, id, state, ttl, permissions)
+        actor = self._make(owner, id, state, ttl, permissions, address)
         if self.durable:
             try:
                 await actor.save()
@@ -315,7 +322,9 @@ class ContextTable:
         size = size_of(state, StateBounds(self._bounds.size * 64, MAX_DEPTH, self._bounds.members * 64))
         history = ToolHistory(kept.history) if kept.history else None
         ends = trio.current_time() + kept.ends - time.time()
-        actor = self._add(kept.owner, kept.id, state, size, ends, kept.created, kept.version, history)
+        share = share_of(kept.owner, None)
+        actor = self._add(kept.owner, kept.id, state, size, share, ends, kept.created, kept.version, history)
+        actor.used()  # by whoever looks for it now, and perhaps before
         left = self._stored.get(kept.owner, 0) - 1
         if left > 0:
             self._stored[kept.owner] = left
@@ -325,7 +334,13 @@ class ContextTable:
         return actor
 
     def _make(
-        self, owner: Owner, id: str, state: Mapping[str, Any] | None, ttl: float | None, permissions: Sequence[str]
+        self,
+        owner: Owner,
+        id: str,
+        state: Mapping[str, Any] | None,
+        ttl: float | None,
+        permissions: Sequence[str],
+        address: str | None,
     ) -> ContextActor:
         """Make a new context, after all checks. Nothing waits between these and the end of this."""
         if not self._open:
@@ -334,7 +349,8 @@ class ContextTable:
             raise NameTaken("there is a context with this id")
         if ttl is not None and (not ttl > 0):
             raise MalformedMessage("`ttl` is a number of seconds greater than 0")
-        self._check_room(owner)
+        share = share_of(owner, address)
+        self._check_room(owner, share)
         first: dict[str, Any] = {}
         size = EMPTY_OBJECT
         if state:
@@ -344,19 +360,28 @@ class ContextTable:
             result = patched(first, size, patch, self._bounds)
             first, size = result.value, StateSize(result.size, result.members)
         lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
-        actor = self._add(owner, id, first, size, trio.current_time() + lifetime, time.time(), 0, None)
+        actor = self._add(owner, id, first, size, share, trio.current_time() + lifetime, time.time(), 0, None)
         if self.durable:
             self._shared.saver.save(actor)
         return actor
 
-    def _check_room(self, owner: Owner) -> None:
-        limits, contexts = self.limits, self._owners.get(owner)
-        own = (0 if contexts is None else len(contexts.actors)) + self._stored.get(owner, 0)
+    def _check_room(self, owner: Owner, key: ShareKey) -> None:
+        limits, share = self.limits, self._shares.get(key)
+        # Of what a store kept of callers without a principal nobody knows the addresses.
+        own = (0 if share is None else share.live) + (self._stored.get(owner, 0) if owner[0] else 0)
         if own >= limits.max_per_owner:
             raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
-        if self._count + sum(self._stored.values()) >= limits.max_contexts:
-            security_event("flood_refused", what="context", owner=_budget_owner(owner), why="contexts")
+        if self._count + sum(self._stored.values()) < limits.max_contexts:
+            return
+        # One that was never used gives way, of whoever has most, but of nobody who has less than the newcomer.
+        shares = [each for each in self._shares.values() if each.live > own or each is share]
+        shares.sort(key=lambda each: -each.live)
+        found = next((actor for each in shares[:_SHARES] if (actor := each.never_used()) is not None), None)
+        if found is None:
+            security_event("flood_refused", what="context", owner=key[0], why="contexts")
             raise TooMuch("there are too many contexts", retry_after=_LATER)
+        security_event("gave_way", what="context", owner=found.share.key[0], held=found.share.live, used=False)
+        self._end(found, "there are too many contexts, and it was never used")
 
     def _add(
         self,
@@ -364,24 +389,30 @@ class ContextTable:
         id: str,
         state: dict[str, Any],
         size: StateSize,
+        key: ShareKey,
         ends: float,
         created: float,
         version: int,
         history: ToolHistory | None,
     ) -> ContextActor:
-        contexts = self._owners.get(owner)
-        holding = self._budget.holding(_budget_owner(owner)) if contexts is None else contexts.holding
+        share = self._shares.get(key)
+        holding = self._budget.holding(key[0]) if share is None else share.holding
         memory = _EACH + size.size + OF_MEMBER * size.members + (0 if history is None else history.held)
         if not holding.fits(memory):
             holding.refuse("context")
-            if contexts is None:
+            if share is None:
                 holding.close()
             raise TooMuch("the server has no memory for another context", retry_after=_LATER)
+        if share is None:
+            share = self._shares[key] = ContextShare(key, holding)
+        contexts = self._owners.get(owner)
         if contexts is None:
-            contexts = self._owners[owner] = _OwnerContexts(holding)
-        actor = ContextActor(owner, id, self._shared, holding, state, size, ends, created, version, history)
+            contexts = self._owners[owner] = _OwnerContexts()
+        actor = ContextActor(owner, id, self._shared, share, state, size, ends, created, version, history)
         actor.hold(memory)
         contexts.actors[id] = actor
+        share.live += 1
+        share.fresh[actor] = None
         self._count += 1
         return actor
 
@@ -397,6 +428,9 @@ class ContextTable:
         self._count -= 1
         self._ending[key] = actor
         contexts.ending += 1
+        actor.share.live -= 1
+        actor.share.ending += 1
+        actor.share.fresh.pop(actor, None)
         if keep:
             actor.stop(reason, None)
         else:
@@ -417,7 +451,11 @@ class ContextTable:
             contexts.ending -= 1
             if not contexts.actors and not contexts.ending:
                 del self._owners[actor.owner]
-                contexts.holding.close()
+            share = actor.share
+            share.ending -= 1
+            if not share.live and not share.ending:
+                del self._shares[share.key]
+                share.holding.close()
 
     def _remember_gone(self, key: ContextKey, reason: str) -> None:
         limits = self.limits
@@ -470,7 +508,7 @@ class ContextTable:
             tasks=sum(actor.tasks for actor in actors),
             ending=len(self._ending),
             gone=len(self._gone),
-            bytes=sum(contexts.holding.held for contexts in self._owners.values()),
+            bytes=sum(share.holding.held for share in self._shares.values()),
             updates=self._shared.updates,
             replaced=self._shared.replaced,
             writes=self._shared.saver.writes,
@@ -495,9 +533,3 @@ def checked_id(id: str) -> str:
 
 def _is_id(id: str) -> bool:
     return 0 < len(id) <= _LONGEST_ID and id.isprintable()
-
-
-def _budget_owner(owner: Owner) -> str:
-    """Return the owner as the budget names it: together with all else of the same principal."""
-    principal, agent = owner
-    return f"principal {principal}" if principal else f"agent {agent}"

@@ -20,6 +20,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_shares import ContextShare
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
@@ -35,7 +36,6 @@ from trimcp.agent_tools.saving import Applied, Saver, UnsavedUpdate
 from trimcp.agent_tools.stores import ContextKey, KeptContext
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.bounds import checked
-from trimcp.budget import Holding
 from trimcp.errors import LocalError
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded, named
@@ -138,13 +138,15 @@ class ContextActor:
         owner, id: whose it is, and its name.
         version: the number of updates so far.
         created: when it was made, in seconds since 1970.
+        share: what it counts into.
         calls: the calls under way in it, by their `request_id`; changed by `begin_call` and `end_call`.
+        fresh: whether nobody has used it since it was made.
     """
 
     owner: Owner
     id: str
     _shared: ContextsShared
-    _holding: Holding  # its owner's
+    share: ContextShare[ContextActor]
     _state: dict[str, Any]
     _size: StateSize
     _ends: float  # when its lifetime is over, on Trio's clock
@@ -152,6 +154,7 @@ class ContextActor:
     version: int = 0
     _history: ToolHistory | None = None
     calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
+    fresh: bool = attrs.field(init=False, default=True)
     _used: float = attrs.field(init=False, factory=trio.current_time)
     _held: int = attrs.field(init=False, default=0)
     _deadline: Deadline = attrs.field(init=False)
@@ -207,6 +210,7 @@ class ContextActor:
 
     def used(self) -> None:
         """Push the idle deadline on."""
+        self.fresh = False
         self._used = trio.current_time()
 
     # Changing
@@ -290,11 +294,11 @@ class ContextActor:
         shared = self._shared
         result = patched(state, size, updates, shared.bounds)
         growth = result.size - size.size + OF_MEMBER * (result.members - size.members)
-        if growth > 0 and not self._holding.fits(growth):
-            self._holding.refuse("context")
+        if growth > 0 and not self.share.holding.fits(growth):
+            self.share.holding.refuse("context")
             raise TooMuch("the server has no memory for a larger state", retry_after=shared.limits.idle)
         self.hold(growth)
-        self._used = trio.current_time()
+        self.used()
         return result
 
     def _commit(self, applied: Applied, result: Patched) -> Applied:
@@ -332,7 +336,7 @@ class ContextActor:
         """Count so many more bytes of memory for it."""
         if change:
             self._held += change
-            self._holding.add(change)
+            self.share.holding.add(change)
 
     # Calls
 
@@ -348,7 +352,7 @@ class ContextActor:
         if request_id in self.calls:
             raise RequestUnderWay("a request with this request_id is under way in the context")
         self.calls[request_id] = call
-        self._used = trio.current_time()
+        self.used()
 
     def end_call(self, request_id: str) -> None:
         """Remove a call that is over; no effect if it is not there."""
@@ -383,6 +387,7 @@ class ContextActor:
         if len(watches) >= self._shared.limits.max_watchers:
             raise TooMuch(f"the context has {len(watches)} watchers")
         watches.append(watch)
+        self.fresh = False
 
     def detach(self, watch: WatchChannel) -> None:
         """Have a channel watch it no longer; no effect if it does not."""

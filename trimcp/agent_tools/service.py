@@ -128,7 +128,9 @@ class AgentRun:
         Raises:
             UnknownContext, ContextGone, TooMuch: it cannot be used, or there are too many.
         """
-        return await self.contexts.find_or_make(caller.owner, id, permissions=_permissions(caller))
+        return await self.contexts.find_or_make(
+            caller.owner, id, permissions=_permissions(caller), address=caller.address
+        )
 
     def begin(
         self,
@@ -253,7 +255,12 @@ class AgentRun:
 
     async def _create(self, message: ContextCreate, caller: AgentCaller) -> AgentMessage:
         context = await self.contexts.create(
-            caller.owner, message.context_id, message.state, message.ttl, permissions=_permissions(caller)
+            caller.owner,
+            message.context_id,
+            message.state,
+            message.ttl,
+            permissions=_permissions(caller),
+            address=caller.address,
         )
         return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
