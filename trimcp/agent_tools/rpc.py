@@ -87,6 +87,7 @@ log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _PROVIDE: Final = f"{SERVICE}Provide"
 _FULL: Final = 64 * 1024  # bytes of progress that wait for the reader
+_COPIES: Final = 2  # of an answer while it is sent: the message, and what it is as bytes
 _LEFT: Final = "the caller has left"
 
 _head: ContextVar[Head] = ContextVar("_head")
@@ -288,6 +289,10 @@ class _RpcExchange:
     _whole: bool = attrs.field(init=False, default=False)  # everything was received
     _taken: int = attrs.field(init=False, default=0)
     _amount: Amount = attrs.field(init=False, factory=Amount)
+    _answering: bool = attrs.field(init=False, default=False)  # a large answer is being sent
+    _leaving: AsgiEvent | None = attrs.field(init=False, default=None)  # what the pump is to send
+    _pumping: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _taken_over: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _due: float = attrs.field(init=False)  # when it has to be
 
     def __attrs_post_init__(self) -> None:
@@ -296,11 +301,13 @@ class _RpcExchange:
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run)
+            nursery.start_soon(self._pump)
             try:
                 await self._done.wait()
             except trio.Cancelled:
                 self._leave()
                 raise
+            nursery.cancel_scope.cancel(reason="everything is answered")
 
     async def _run(self) -> None:
         try:
@@ -345,24 +352,64 @@ class _RpcExchange:
         """Send for connectrpc, in pieces, to a caller that reads."""
         self.status = event.get("status", self.status)
         body = event.get("body", b"")
-        if len(body) > PIECE:
+        if len(body) <= PIECE:
+            await self._pass_on(event)
+            return
+        holding = self._head.holding
+        if holding is not None:
+            holding.holder, self._amount.holding = self, holding
+            self._amount.set(_COPIES * len(body))
+        self._answering = True
+        try:
             for start in range(0, len(body) - PIECE, PIECE):
                 piece = body[start : start + PIECE]
                 await self._pass_on({"type": "http.response.body", "body": piece, "more_body": True})
-            event = {**event, "body": body[(len(body) - 1) // PIECE * PIECE :]}
-        await self._pass_on(event)
+                if self._gone:
+                    return
+            await self._pass_on({**event, "body": body[(len(body) - 1) // PIECE * PIECE :]})
+        finally:
+            self._answering = False
+            self._amount.set(0)
+
+    # For the budget
+
+    @property
+    def at_rest(self) -> bool:
+        return self._answering
+
+    def give_way(self, why: str) -> None:
+        self._leave()
+        self._running.cancel(reason=why)
 
     async def _pass_on(self, event: AsgiEvent) -> None:
         if self._gone:
             return
         patience = self._limits.stall_timeout
         with trio.move_on_after(patience) as self._sending:
-            await self._send(event)
+            while self._leaving is not None:  # one that was given up is still being sent
+                await self._taken_over.park()
+            self._leaving = event
+            self._pumping.unpark_all()
+            while self._leaving is event:
+                await self._taken_over.park()
         sending, self._sending = self._sending, None
         self.sent += len(event.get("body", b""))
         if sending.cancelled_caught and not self._gone:
             self._leave()
             self._running.cancel(reason=stalled(self._head.peer, patience, len(event.get("body", b""))))
+
+    async def _pump(self) -> None:
+        """Pass events on. Servers shield this from cancellation: who waits for it can be cancelled, and lets go."""
+        try:
+            while True:
+                while self._leaving is None:
+                    await self._pumping.park()
+                await self._send(self._leaving)
+                self._leaving = None
+                self._taken_over.unpark_all()
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            self._leave()  # some servers raise this when the caller is gone
+            self._running.cancel(reason=_LEFT)
 
 
 @attrs.define(eq=False)
