@@ -84,6 +84,17 @@ def test_a_traceback_of_nothing_strange_is_what_python_writes() -> None:
     assert traceback_text(error) == "".join(traceback.format_exception(error)).rstrip("\n")
 
 
+def test_what_python_cannot_write_of_an_exception_is_told_without_its_text() -> None:
+    class Bare(Exception):
+        def __getattr__(self, name: str) -> Any:
+            return {}[name]
+
+    error = _raised(Bare("a\nsecret"))
+    text = traceback_text(error)
+    assert "test_masking.py" in text
+    assert text.splitlines()[-1].endswith("Bare: <its traceback cannot be written: KeyError>")
+
+
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.WARNING, logging.ERROR])
 def test_what_is_logged_of_an_exception_forges_no_line(level: int, caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger("trimcp.test")

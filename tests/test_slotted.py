@@ -5,6 +5,9 @@ from __future__ import annotations
 import abc
 import copy
 import inspect
+import pickle
+import subprocess
+import sys
 import weakref
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -13,6 +16,7 @@ import pytest
 
 from trimcp.slotted import slotted
 from trimcp.values import valued
+from trimcp.wire.jsonrpc import ErrorResponse, Request
 
 T = TypeVar("T")
 
@@ -136,6 +140,19 @@ def test_a_frozen_one_is_a_value() -> None:
     match value:
         case Value(a, b):
             assert (a, b) == (1, "b")
+
+
+def test_a_value_is_unpickled_where_its_class_was_never_used() -> None:
+    pickled = pickle.dumps([ErrorResponse(1, -32603, "x"), Request(1, "ping")])
+    program = f"import pickle; print(pickle.loads({pickled!r}))"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.stdout.strip(), run.stderr) == (str(pickle.loads(pickled)), "")
+
+
+def test_what_changes_is_no_key() -> None:
+    assert Request(1, "ping") == Request(1, "ping")
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Request(1, "ping"))
 
 
 def test_an_init_of_its_own_stays() -> None:

@@ -133,8 +133,18 @@ def traceback_text(error: BaseException) -> str:
     """Return an exception's traceback for a log, in which exception texts cannot imitate log lines.
 
     Exception texts may quote peers. So their second and later lines begin with "    | ", and control characters are
-    escaped.
+    escaped. Where Python cannot write it, as of an exception with a `__getattr__` that fails, it has only the type and
+    the lines.
     """
+    try:
+        text = _told(error)
+    except Exception as failure:  # of a user's class: a crash must not cost more because nobody can print it
+        where = "".join(traceback.format_tb(error.__traceback__))
+        text = f"{where}{type(error).__qualname__}: <its traceback cannot be written: {type(failure).__qualname__}>"
+    return clean(text).rstrip("\n")
+
+
+def _told(error: BaseException) -> str:
     told: Any = traceback.TracebackException(type(error), error, error.__traceback__, compact=True)
     waiting = [told]
     while waiting:
@@ -145,7 +155,7 @@ def traceback_text(error: BaseException) -> str:
         if isinstance(notes := getattr(one, "__notes__", None), list | tuple):
             one.__notes__ = [_quoted(note) if isinstance(note, str) else note for note in notes]
         waiting += [each for each in (one.__cause__, one.__context__, *(one.exceptions or ())) if each is not None]
-    return clean("".join(told.format())).rstrip("\n")
+    return "".join(told.format())
 
 
 def _quoted(text: str) -> str:

@@ -20,17 +20,39 @@ def parted(error: BaseException) -> tuple[BaseException | None, BaseException | 
     if isinstance(error, trio.Cancelled):
         return None, error
     if isinstance(error, BaseExceptionGroup):
-        cancelled, rest = error.split(trio.Cancelled)
+        cancelled: BaseExceptionGroup[BaseException] | None
+        rest: BaseException | None
+        try:
+            cancelled, rest = error.split(trio.Cancelled)
+        except Exception:  # a group of the user's, whose `derive` fails
+            inside = leaves(error)
+            cancelled = _group_of([each for each in inside if isinstance(each, trio.Cancelled)])
+            rest = _group_of([each for each in inside if not isinstance(each, trio.Cancelled)])
         if cancelled is not None:  # else `rest` is a copy, and the body's own group should be raised unchanged
             return rest, cancelled
     return error, None
 
 
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in nested groups, without the groups; the exception itself if it is none."""
+    found: list[BaseException] = []
+    waiting = [error]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, BaseExceptionGroup):
+            waiting += each.exceptions
+        else:
+            found.append(each)
+    return found
+
+
+def _group_of(errors: list[BaseException]) -> BaseExceptionGroup[BaseException] | None:
+    return BaseExceptionGroup("multiple errors", errors) if errors else None
+
+
 def is_interrupt(error: BaseException) -> bool:
     """Return whether what users' code raised ends more than that code: an interrupt, or a close outside of Trio."""
-    if isinstance(error, KeyboardInterrupt):
-        return True
-    if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None:
+    if any(isinstance(each, KeyboardInterrupt) for each in leaves(error)):
         return True
     return isinstance(error, GeneratorExit) and not trio.lowlevel.in_trio_task()
 

@@ -55,6 +55,9 @@ class _Incomplete:
         body["__slots__"] = tuple(name for name in (*fields, "__weakref__") if name not in inherited)
         if options["frozen"]:
             body["__setattr__"] = body["__delattr__"] = _refuse
+            body.setdefault("__setstate__", _set_state)
+        elif "__eq__" in body:
+            body["__hash__"] = None  # a value that changes is no key, as attrs has it
         body.update({name: _OnAsking(name, self) for name in _ASKED})
         if "__init__" not in body:
             body["__init__"] = self._first_init()
@@ -98,11 +101,17 @@ class _OnAsking:
 
 
 _ASKED: Final = ("__attrs_attrs__", "__match_args__", "__signature__")
-_WRITTEN: Final = ("__init__", "__attrs_attrs__", "__match_args__", "__attrs_props__", "__getstate__", "__setstate__")
+_WRITTEN: Final = ("__init__", "__attrs_attrs__", "__match_args__", "__attrs_props__")
 
 
 def _refuse(value: Any, *_: Any) -> None:
     raise FrozenInstanceError
+
+
+def _set_state(value: Any, state: tuple[None, dict[str, Any]]) -> None:
+    """Take what pickle and copy read from the slots. The class may be incomplete: unpickling calls no `__init__`."""
+    for name, member in state[1].items():
+        object.__setattr__(value, name, member)
 
 
 def _rebind(members: Iterable[Any], raw: type, cls: type) -> None:

@@ -16,7 +16,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
 from tests.interaction import crashing_server
-from tests.interaction.crashing_server import LEFT, RAISED
+from tests.interaction.crashing_server import LEFT, RAISED, STRANGE
 from tests.interaction.everything_server import Journal
 from tests.peers.messages import text_of
 from tests.peers.serving import IN_MEMORY, NETWORK, served
@@ -24,7 +24,7 @@ from tests.peers.serving import IN_MEMORY, NETWORK, served
 pytestmark = pytest.mark.slow
 
 _NO_CRASH = ("ToolError", "ErrorReply", "trio.TooSlowError")
-_CRASHES = [*(what for what in RAISED if what not in _NO_CRASH), *LEFT]
+_CRASHES = [*(what for what in RAISED if what not in _NO_CRASH), *LEFT, *STRANGE]
 _EACH = 20
 
 

@@ -28,6 +28,20 @@ class Odd(BaseException):
     """No `Exception`, and nobody's."""
 
 
+class Bare(Exception):
+    """It has what a server answered, and finds nothing else there."""
+
+    def __getattr__(self, name: str) -> Any:
+        return {}[name]
+
+
+class Whole(ExceptionGroup[Exception]):
+    """Its author had another signature in mind."""
+
+    def derive(self) -> Whole:  # type: ignore[override]
+        return self
+
+
 def _raise(error: BaseException) -> NoReturn:
     raise error
 
@@ -72,6 +86,14 @@ LEFT: Final[Mapping[str, Callable[[], Awaitable[None]]]] = {
     "a cancelled nursery left open": lambda: _leave_a_nursery_open(True),
 }
 
+STRANGE: Final[Mapping[str, Callable[[], Any]]] = {
+    "an exception without attributes": lambda: _raise(Bare(SECRET)),
+    "a group that cannot be split": lambda: _raise(Whole(SECRET, [ValueError(SECRET), KeyError(SECRET)])),
+}
+"""What Python's own functions for exceptions fail with."""
+
+CRASHES: Final[Mapping[str, Callable[[], Any]]] = {**RAISED, **STRANGE}
+
 _KEPT: Final[list[trio.Cancelled]] = []
 
 
@@ -100,7 +122,7 @@ async def _do(what: str) -> None:
     if what in LEFT:
         await LEFT[what]()
     else:
-        RAISED[what]()
+        CRASHES[what]()
 
 
 def make_server(journal: Journal) -> Server[Journal]:
@@ -118,13 +140,13 @@ def make_server(journal: Journal) -> Server[Journal]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
             await keep_a_cancellation()
-            RAISED[what]()
+            CRASHES[what]()
         return "done"
 
     @server.tool
     def in_thread_of_tool(what: str) -> str:
         trio.from_thread.run(keep_a_cancellation)
-        RAISED[what]()
+        CRASHES[what]()
         return "done"
 
     @server.tool

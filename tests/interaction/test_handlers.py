@@ -12,7 +12,7 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.interaction import crashing_server
-from tests.interaction.crashing_server import LEFT, RAISED, SECRET
+from tests.interaction.crashing_server import LEFT, RAISED, SECRET, STRANGE
 from tests.interaction.links import Links, speaks
 from tests.peers.messages import text_of
 from trimcp.client.client import Client
@@ -28,7 +28,7 @@ ROADS = [
 ]
 ERRORS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "errors.md"
 _ANSWERED = ("ToolError", "ErrorReply", "trio.TooSlowError")
-CRASHES = [what for what in RAISED if what not in _ANSWERED]
+CRASHES = [*(what for what in RAISED if what not in _ANSWERED), *STRANGE]
 assert CRASHES[1] == "SystemExit"
 
 

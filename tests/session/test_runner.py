@@ -15,7 +15,7 @@ from trimcp.errors import ErrorReply, Overloaded, RemoteError
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, TIMED_OUT
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, INTERNAL_ERROR, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.tools import CallToolResult
@@ -97,6 +97,18 @@ async def test_what_json_cannot_carry_fails_its_own_request_only(value: Any, cap
             with pytest.raises(RemoteError) as caught:
                 await pair.call(name)
             assert caught.value.code == INTERNAL_ERROR
+        assert await pair.call("fine") == "fine"
+
+
+@pytest.mark.parametrize("scopes", [5, None, [1], "read", {"read": 1}])
+async def test_required_scopes_that_are_none_fail_nothing_but_their_request(scopes: Any) -> None:
+    async def run(ctx: Any) -> None:
+        raise ErrorReply(FORBIDDEN, "no", {"requiredScopes": scopes})
+
+    async with linked({"run": run, "fine": _fine}) as pair:
+        with pytest.raises(RemoteError) as caught:
+            await pair.call()
+        assert (caught.value.code, caught.value.data) == (FORBIDDEN, {"requiredScopes": scopes})
         assert await pair.call("fine") == "fine"
 
 

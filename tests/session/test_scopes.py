@@ -47,6 +47,21 @@ async def test_a_cancellation_is_parted_from_what_failed() -> None:
     assert isinstance(cancellation, BaseExceptionGroup)
 
 
+async def test_a_group_that_cannot_be_split_is_parted_as_well() -> None:
+    class Whole(BaseExceptionGroup[BaseException]):
+        def derive(self) -> Whole:  # type: ignore[override]
+            return self
+
+    cancelled, error = await _cancelled(), ValueError()
+    group = Whole("failed", [error])
+    assert parted(group) == (group, None)
+    rest, cancellation = parted(Whole("both", [Whole("one", [error]), cancelled]))
+    assert rest is not None
+    assert cancellation is not None
+    assert (sole(rest), sole(cancellation)) == (error, cancelled)
+    assert parted(Whole("gone", [cancelled]))[0] is None
+
+
 async def test_one_failure_leaves_as_itself_and_two_as_a_group() -> None:
     cancelled, error, other = await _cancelled(), ValueError(), KeyError()
     wrapped = BaseExceptionGroup("n", [BaseExceptionGroup("n", [error, cancelled])])

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import pytest
 
 from trimcp.wire.revisions import (
@@ -27,6 +30,13 @@ def test_they_are_ordered_by_age() -> None:
     assert (OLDEST, LATEST_LEGACY, LATEST) == (V2024_11_05, V2025_11_25, V2026_07_28)
     assert V2025_03_26 < V2025_06_18 <= V2025_06_18 < V2025_11_25
     assert len({*REVISIONS, Revision("2024-11-05")}) == 5
+
+
+@pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
+def test_a_name_is_no_revision(compare: Any) -> None:
+    assert V2025_03_26 != "2025-03-26"
+    with pytest.raises(TypeError, match="not supported between instances of 'Revision' and 'str'"):
+        compare(V2025_03_26, "2025-06-18")
 
 
 def test_names_find_them() -> None:

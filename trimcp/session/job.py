@@ -415,8 +415,9 @@ class Job:
                 self.retry_after = seconds
         elif answer.code == FORBIDDEN:
             self.detail = answer.message
-            if isinstance(answer.data, dict):
-                self.required = tuple(answer.data.get("requiredScopes", ()))
+            scopes: Any = answer.data.get("requiredScopes") if isinstance(answer.data, dict) else None
+            if isinstance(scopes, list | tuple):  # it may be anything: the handler wrote it
+                self.required = tuple(scope for scope in scopes if isinstance(scope, str))
         return self._error(answer)
 
     def _error(self, answer: ErrorReply) -> bytes:

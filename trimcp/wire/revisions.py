@@ -79,16 +79,16 @@ class Revision:
         return hash(self.name)
 
     def __lt__(self, other: Revision) -> bool:
-        return self.name < other.name
+        return self.name < other.name if other.__class__ is Revision else NotImplemented
 
     def __le__(self, other: Revision) -> bool:
-        return self.name <= other.name
+        return self.name <= other.name if other.__class__ is Revision else NotImplemented
 
     def __gt__(self, other: Revision) -> bool:
-        return self.name > other.name
+        return self.name > other.name if other.__class__ is Revision else NotImplemented
 
     def __ge__(self, other: Revision) -> bool:
-        return self.name >= other.name
+        return self.name >= other.name if other.__class__ is Revision else NotImplemented
 
     def __str__(self) -> str:
         return self.name
