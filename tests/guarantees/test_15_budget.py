@@ -13,13 +13,16 @@ from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
 from tests.peers.clients import on
 from tests.peers.http1 import http_request, post
+from tests.peers.http2 import grpc_call
 from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import message, upgrade
 from trimcp.budget import DEFAULT_MEMORY
+from trimcp.framing.grpc import json_rpc_header
 from trimcp.session.limits import Limits
+from trimcp.transports.grpc.channel import EXCHANGE
 
 pytestmark = pytest.mark.slow
 
@@ -207,6 +210,27 @@ async def test_results_that_nobody_reads_are_bounded_over_all_calls_by_connect(s
     figure(
         15, f"memory for {MANY} results of 6 MiB that nobody reads by Connect", spent / MIB, most / MIB, "MiB", "grpc"
     )
+    assert spent <= most
+
+
+async def test_results_that_nobody_reads_are_bounded_over_all_calls_of_grpc(servers: ServerPool) -> None:
+    """Whoever gives way lets go of its message at once, although a server sends it that cannot be hurried."""
+    asked = [initialize(), request(1, "tools/call", name="big", arguments={"size": 6 * MIB})]
+    call = grpc_call(EXCHANGE, *(json_rpc_header(len(data)) + data for data in asked))
+    async with servers("grpc", fresh=True) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with AsyncExitStack() as stack:
+            for _ in range(MANY):
+                wire = await server.connect(receive_buffer=4096)
+                stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+                await wire.send(call)
+                await wire.stream.receive_some(1)
+            await settled(server.pid)
+            spent = server.peak - base
+    most = DEFAULT_MEMORY + 64 * MIB + MANY * _READ_AHEAD
+    what = f"memory for {MANY} results of 6 MiB that nobody reads by MCP through gRPC"
+    figure(15, what, spent / MIB, most / MIB, "MiB", "grpc")
     assert spent <= most
 
 

@@ -154,7 +154,7 @@ class GrpcApp(AsgiApp):
         if other is None:
             return False
         self._forget(other)
-        other.give_way()
+        other.give_way("there are too many sessions")
         return True
 
     def _forget(self, call: ExchangeCall) -> None:
@@ -200,6 +200,7 @@ class ExchangeCall:
     _finished: trio.Event = attrs.field(init=False, factory=trio.Event)
     _sent: int = attrs.field(init=False, default=0)
     _timer: SendTimer = attrs.field(init=False)
+    _running: trio.CancelScope = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._timer = SendTimer(self.limits.stall_timeout)
@@ -220,8 +221,11 @@ class ExchangeCall:
             read=upgrade.read,
             write=write,
         )
+        if self.head.holding is not None:
+            self.head.holding.holder = self
         try:
             async with trio.open_nursery() as nursery:
+                self._running = nursery.cancel_scope
                 nursery.start_soon(self._pump_in)
                 nursery.start_soon(self._pump_out)
                 await upgrade.serve(channel)
@@ -242,9 +246,18 @@ class ExchangeCall:
         holder = None if self.head.holding is None else self.head.holding.holder
         return holder is not None and holder.at_rest
 
-    def give_way(self) -> None:
-        """End it for the session of somebody else."""
-        self._end(GrpcStatus.UNAVAILABLE, "there are too many sessions")
+    # For the budget, through the session
+
+    @property
+    def at_rest(self) -> bool:
+        return True  # its session knows whether a handler is running
+
+    def give_way(self, why: str) -> None:
+        """End it for somebody else. What the peer has not taken of a message is memory, too: then reset the stream."""
+        self._end(GrpcStatus.UNAVAILABLE, why)
+        if self._leaving is not None:
+            self._why, self._leaving = why, None
+            self._running.cancel(reason=why)
 
     # Called by the channel
 
