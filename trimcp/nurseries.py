@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -58,9 +59,16 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def crash_of(error: BaseException) -> BaseException:
-    """Return what a user's function raised, if that is a failure of its own; raise a cancellation or an interrupt."""
+    """Return what a user's function raised, if that is a failure of its own; raise a cancellation or an interrupt.
+
+    A `trio.Cancelled` where nothing is cancelled is a failure, too: a cache may keep that of its first user.
+    """
     crash, cancelled = parted(error)
-    if crash is None or cancelled is not None or is_interrupt(crash):
+    if crash is not None and is_interrupt(crash):
+        raise error
+    if cancelled is not None and trio.current_effective_deadline() > -math.inf:
+        return error
+    if crash is None:
         raise error
     return crash
 
