@@ -29,7 +29,7 @@ _WIRE = {
     "hidden",
     "wire",
 }
-_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "descendants", "restarts", "channel"}
+_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "containment", "descendants", "restarts", "channel"}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
@@ -60,6 +60,7 @@ LAYERS: dict[str, set[str]] = {
     "hidden": {"hidden", "values"},
     "security": {"cleaning", "security"},
     "nurseries": {"nurseries"},
+    "containment": {"nurseries", "containment"},
     "descendants": {"values", "descendants"},
     "budget": {"values", "cleaning", "security", "budget"},
     "wire": _WIRE,

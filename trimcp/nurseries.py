@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -49,28 +48,6 @@ def leaves(error: BaseException) -> list[BaseException]:
 
 def _group_of(errors: list[BaseException]) -> BaseExceptionGroup[BaseException] | None:
     return BaseExceptionGroup("multiple errors", errors) if errors else None
-
-
-def is_interrupt(error: BaseException) -> bool:
-    """Return whether what users' code raised ends more than that code: an interrupt, or a close outside of Trio."""
-    if any(isinstance(each, KeyboardInterrupt) for each in leaves(error)):
-        return True
-    return isinstance(error, GeneratorExit) and not trio.lowlevel.in_trio_task()
-
-
-def crash_of(error: BaseException) -> BaseException:
-    """Return what a user's function raised, if that is a failure of its own; raise a cancellation or an interrupt.
-
-    A `trio.Cancelled` where nothing is cancelled is a failure, too: a cache may keep that of its first user.
-    """
-    crash, cancelled = parted(error)
-    if crash is not None and is_interrupt(crash):
-        raise error
-    if cancelled is not None and trio.current_effective_deadline() > -math.inf:
-        return error
-    if crash is None:
-        raise error
-    return crash
 
 
 def reconciled(text: str, failure: BaseException | None, error: BaseException) -> BaseException | None:

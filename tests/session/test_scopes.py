@@ -11,10 +11,11 @@ import trio
 import trio.testing
 
 from tests.session.support import linked
+from trimcp.containment import contained
 from trimcp.errors import LocalError
 from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
 from trimcp.session.clock import deadline_around
-from trimcp.session.scopes import Work, contained, guarded
+from trimcp.session.scopes import Work, guarded
 
 
 def test_the_sole_exception_is_found_inside_groups() -> None:

@@ -36,9 +36,10 @@ from trimcp.agent_tools.saving import Applied, Saver, UnsavedUpdate
 from trimcp.agent_tools.stores import ContextKey, KeptContext
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.bounds import checked
+from trimcp.containment import named
 from trimcp.errors import LocalError
 from trimcp.session.agent_context import ContextEvent
-from trimcp.session.scopes import guarded, named
+from trimcp.session.scopes import guarded
 from trimcp.transports.http.deadlines import Deadline, Deadlines
 from trimcp.values import valued
 

@@ -52,13 +52,13 @@ from trimcp.agent_tools.messages import (
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
 from trimcp.cleaning import harmless, log_crash
+from trimcp.containment import contained
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
 from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
 from trimcp.session.agent_context import AgentContext, ContextEvent
 from trimcp.session.push import Pushed
-from trimcp.session.scopes import contained
 from trimcp.session.session import Session
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId

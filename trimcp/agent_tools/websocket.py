@@ -54,10 +54,10 @@ from trimcp.agent_tools.saving import UnsavedUpdate
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.agent_tools.stream_watches import StreamWatches
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.containment import contained
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
 from trimcp.session.queues import EACH, SMALL, weight
-from trimcp.session.scopes import contained
 from trimcp.session.session import Session
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Malformed

@@ -14,9 +14,9 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 import attrs
 
 from trimcp.bounds import check_number
+from trimcp.containment import contained
 from trimcp.protocol.profile import Profile
 from trimcp.session.limits import Limits
-from trimcp.session.scopes import contained
 from trimcp.wire.capabilities import (
     ClientCapabilities,
     ElicitationCapability,

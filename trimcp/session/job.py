@@ -18,13 +18,14 @@ import trio
 
 from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
+from trimcp.containment import abandon_left_open, blamed, contained, has_left_open, innermost_scope
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
 from trimcp.nurseries import sole
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
-from trimcp.session.scopes import Work, abandon_left_open, blamed, contained, has_left_open, innermost_scope
+from trimcp.session.scopes import Work
 from trimcp.slotted import slotted
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,

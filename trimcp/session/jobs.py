@@ -16,10 +16,11 @@ import attrs
 import trio
 
 from trimcp.budget import LARGE, STEP, Amount
+from trimcp.containment import innermost_scope
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
-from trimcp.session.scopes import WaitingTasks, innermost_scope
+from trimcp.session.scopes import WaitingTasks
 from trimcp.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
 

@@ -7,7 +7,6 @@ handler, which answers it without this module. (basic/transports, "Streamable HT
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
@@ -16,7 +15,7 @@ import trio
 
 from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
-from trimcp.nurseries import crash_of
+from trimcp.containment import contained
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.deadlines import Deadlines
@@ -178,7 +177,10 @@ class HttpFace:
                 return companion.refused(refused.status, refused.message, refused.headers)
             return refusal(refused.status, refused.message, *refused.headers)
         if extra is not None:
-            return await extra(head) if theirs else await _routed(extra, head)
+            if theirs:
+                return await extra(head)
+            answer: Admitted = await contained(extra, head)  # a function of the user's
+            return answer
         if path == settings.path:
             return self._streamable(head)
         if path == settings.websocket_path:
@@ -309,13 +311,3 @@ class HttpFace:
             stream.end("the server is shutting down")
         if self.shared.companion is not None:
             self.shared.companion.end()
-
-
-async def _routed(route: Callable[[Head], Awaitable[Admitted]], head: Head) -> Admitted:
-    """Return what a route of the user's returns. Its failure is an `Exception`, which costs one response."""
-    try:
-        return await route(head)
-    except Exception:
-        raise
-    except BaseException as error:  # SystemExit and the like: no function of the user's ends the server
-        raise RuntimeError(f"a route raised {type(crash_of(error)).__name__}") from error

@@ -15,10 +15,11 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, Protocol, TypeAlias
 
 import attrs
+import trio
 
 from trimcp.bounds import TOKEN
 from trimcp.cleaning import log_crash
-from trimcp.nurseries import crash_of
+from trimcp.containment import blamed, contained, innermost_scope
 from trimcp.principal import Principal
 from trimcp.transports.http.seams import Head, HttpResponse
 
@@ -86,13 +87,20 @@ async def identify(hook: Authenticate, head: Head) -> Identity:
         if isinstance(found, Principal):  # at once, as for each call of somebody known
             return found
         if isinstance(found, Awaitable):
-            found = await found
+            found = await contained(_authenticate, found)
         if not isinstance(found, Principal | Refused):
             raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
     except BaseException as error:  # the hook is the user's function; a check that crashed admits nobody
-        log_crash(_log, crash_of(error), "the identity check failed; the request was refused")
+        crash, _ = blamed(error, innermost_scope(trio.lowlevel.current_task()))
+        if crash is None:
+            raise  # cancelled
+        log_crash(_log, crash, "the identity check failed; the request was refused")
         return Refused(500, (), "the identity check failed")
     return found
+
+
+async def _authenticate(found: Awaitable[Identity]) -> Identity:
+    return await found
 
 
 def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Callable[[Head], Identity]:
