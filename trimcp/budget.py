@@ -81,6 +81,29 @@ class _Owner:
         return max(found, key=lambda holding: holding.held) if found else None
 
 
+class ReadTurns:
+    """Lets only a few reads of large messages happen per turn of the event loop, so that other tasks wait for few."""
+
+    __slots__ = ("_left", "_readers")
+
+    def __init__(self) -> None:
+        self._left = _READS
+        self._readers = trio.lowlevel.ParkingLot()
+
+    async def wait(self) -> None:
+        """Wait before reading more of a large message."""
+        while not self._left:
+            await self._readers.park()
+        self._left -= 1
+        if not self._left:
+            trio.lowlevel.current_trio_token().run_sync_soon(self._refill, idempotent=True)
+
+    def _refill(self) -> None:
+        """Allow the next reads, in the next turn of the event loop."""
+        self._left = _READS
+        self._readers.unpark(count=_READS)
+
+
 class Budget:
     """A bound on the memory that all peers of a server together may use.
 
@@ -92,6 +115,7 @@ class Budget:
         step: bytes by which each amount may change before it is counted again.
         refused: number of bodies and messages refused because there was no room.
         ended: number of holdings ended because they were the largest.
+        reads: to wait at before each further read of a large message.
         when_low: called when little is held again after much was held, for example to return memory to the system.
             May be set.
     """
@@ -105,8 +129,7 @@ class Budget:
         self._began = 0.0  # when the last large message began to be parsed, on Trio's clock
         self._next_turn = -math.inf  # when the next large message may be parsed
         self._turn = trio.Lock()
-        self._reads = _READS
-        self._readers = trio.lowlevel.ParkingLot()
+        self.reads: ReadTurns = ReadTurns()
         self._holdings = 0
         self._fewer, self._more = -1, 1  # numbers of holdings at which the step changes
         self._owners: dict[str, _Owner] = {}
@@ -148,19 +171,6 @@ class Budget:
         """Note that the large message whose turn it was has been parsed."""
         now = trio.current_time()
         self._next_turn = now + (now - self._began)
-
-    async def read_in_turn(self) -> None:
-        """Wait before reading more of a large message: only a few such reads are made per turn of the event loop."""
-        while not self._reads:
-            await self._readers.park()
-        self._reads -= 1
-        if not self._reads:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._refill, idempotent=True)
-
-    def _refill(self) -> None:
-        """Allow the next reads, in the next turn of the event loop."""
-        self._reads = _READS
-        self._readers.unpark(count=_READS)
 
     def owners(self) -> list[tuple[str, int]]:
         """Return the owners that hold anything, with their bytes, the largest first."""

@@ -20,12 +20,13 @@ from tests.transports.http.asgi_support import (
     upgrade,
     websocket_scope,
 )
+from trimcp.budget import LARGE, Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
 from trimcp.transports.http.asgi.request import HUNG_UP
 from trimcp.transports.http.asgi.websocket import AsgiWebSocket
 from trimcp.transports.http.seams import HttpResponse
-from trimcp.wire.jsonrpc import Malformed, Request, encode_request
+from trimcp.wire.jsonrpc import Malformed, Request, encode_request, parse
 
 
 @asynccontextmanager
@@ -329,6 +330,33 @@ async def test_whoever_holds_too_much_is_cut_off_where_the_server_can() -> None:
     channel.give_way("it held too much")
     assert (cut, channel.close_reason()) == (["cut"], "it held too much")
     AsgiWebSocket(1_000).give_way("nobody can")
+
+
+async def test_large_messages_are_parsed_in_turn(mock_clock: trio.testing.MockClock) -> None:
+    """As POSTs are: many that are whole at once must not be one long step of the loop."""
+    holding = Budget().holding("a")
+    parsed = 0
+
+    def read(data: bytes) -> Any:
+        nonlocal parsed
+        mock_clock.jump(0.01)
+        parsed += 1
+        return parse(data)
+
+    channels = [AsgiWebSocket(1 << 20, read=read) for _ in range(4)]
+    most = turns = 0
+    async with trio.open_nursery() as nursery:
+        for channel in channels:
+            channel.holding = holding
+            nursery.start_soon(channel.receive)
+            nursery.start_soon(channel._take, {"text": "x" * LARGE})
+        while parsed < len(channels):
+            before, turns = parsed, turns + 1
+            await trio.lowlevel.checkpoint()
+            most = max(most, parsed - before)
+    assert most == 1
+    assert turns > 2 * len(channels)
+    assert not holding.held
 
 
 async def test_contract() -> None:

@@ -40,6 +40,7 @@ from tests.transports.http.hypercorn_support import (
 )
 from tests.transports.http.test_hypercorn import Identity, identity
 from tests.transports.websocket_support import turns_of
+from trimcp.budget import ReadTurns
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.errors import LocalError
 from trimcp.transports.http.asgi import guards
@@ -885,6 +886,66 @@ async def test_what_is_no_failure_of_a_connection_passes() -> None:
         scope.cancel()
         await trio.lowlevel.checkpoint()
     assert scope.cancelled_caught
+
+
+# turns
+
+
+class Uploads:
+    """A connection on which there is always more."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    async def receive_some(self, most: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        self.read += 1
+        return b"%d" % self.read + bytes(most - len(b"%d" % self.read))
+
+
+@Guarded
+async def test_of_many_who_send_much_a_few_are_looked_at_in_each_turn(guarded: bool) -> None:
+    looked = 0
+    config = GuardedConfig(HttpLimits())
+
+    async def read(stream: Any) -> None:
+        nonlocal looked
+        while True:
+            assert await stream.receive_some(guards.PIECE)
+            looked += 1
+
+    most = 0
+    with guard(guarded, "turns"):
+        async with trio.open_nursery() as nursery:
+            for _ in range(50):
+                nursery.start_soon(read, guards._GuardedStream(Uploads(), 1, config.reads))
+            for _ in range(40):
+                before = looked
+                await trio.lowlevel.checkpoint()
+                most = max(most, looked - before)
+            nursery.cancel_scope.cancel()
+    assert looked >= 100, "they go on"
+    assert most <= 16 if guarded else most >= 50
+
+
+async def test_what_was_read_and_waits_for_its_turn_is_not_lost() -> None:
+    turns = ReadTurns()
+    for _ in range(8):
+        await turns.wait()
+    stream = guards._GuardedStream(Uploads(), 1, turns)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await stream.receive_some(guards.PIECE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.receive_some, guards.PIECE)
+        await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            await turns.wait()
+        nursery.start_soon(trio.lowlevel.checkpoint)
+    found = [(await stream.receive_some(guards.PIECE))[:2] for _ in range(2)]
+    assert found == [b"1\0", b"2\0"]
 
 
 async def test_a_busy_stream_is_a_broken_one() -> None:

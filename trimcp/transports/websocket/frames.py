@@ -306,7 +306,7 @@ class GatedStream(trio.abc.Stream):
     async def _receive(self) -> bytes:
         amount = self.signs.amount
         if amount.counted and amount.holding is not None:
-            await amount.holding.budget.read_in_turn()
+            await amount.holding.budget.reads.wait()
         self.signs.begin_read()
         try:
             chunk = await self._stream.receive_some(READ_SIZE)

@@ -13,6 +13,7 @@ version.
     idle                        connections without requests
     stall                       writes that never end
     alive                       exceptions of one connection that end the server
+    turns                       many that send large bodies and messages at once
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
-from trimcp.budget import NOWHERE_KNOWN, Holding, owner_of
+from trimcp.budget import NOWHERE_KNOWN, Holding, ReadTurns, owner_of
 from trimcp.channel import PeerProgress
 from trimcp.cleaning import log_crash
 from trimcp.nurseries import sole
@@ -57,6 +58,8 @@ _log = logging.getLogger("trimcp.http")
 
 PIECE: Final = 64 * 1024
 """Bytes per write: small enough to observe whether a client reads."""
+
+_MUCH: Final = 16 * 1024  # bytes of one read that is looked at in turn: a whole record of TLS
 
 _ORDINARY: Final = (
     OSError,
@@ -77,6 +80,7 @@ class GuardedConfig(Config):
         limits: of connections.
         ssl_context: for TLS, instead of one made from files.
         connections, shares: the open connections, and their number by owner.
+        reads: at which those that send something large wait for their turn.
     """
 
     def __init__(self, limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -84,6 +88,7 @@ class GuardedConfig(Config):
         self.ssl_context = ssl_context
         self.connections: set[_GuardedStream] = set()
         self.shares: Shares[_GuardedStream] = Shares(2)
+        self.reads = ReadTurns()
 
     @property
     def ssl_enabled(self) -> bool:
@@ -344,7 +349,7 @@ async def _read_on(original: Method, server: TCPServer) -> None:
     await original(server)
 
 
-# idle, stall, alive
+# idle, stall, alive, turns
 
 
 @replaces(TCPServer, "_read_data", "idle")
@@ -367,15 +372,17 @@ class _NoTimer(TrioSingleTask):
 
 @attrs.define(eq=False)
 class _GuardedStream:
-    """A connection whose writes are bounded in time.
+    """A connection whose writes are bounded in time, and whose reads in number where much arrives.
 
     It offers what Hypercorn needs of a stream. Hypercorn detects TLS by missing attributes, which this supports.
     """
 
     _stream: Any
     _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds
+    _reads: ReadTurns = attrs.field(factory=ReadTurns)
     owner: str = NOWHERE_KNOWN  # whose share of all connections it counts into
     server: Any = None  # Hypercorn's object for the connection
+    _kept: bytes | bytearray = attrs.field(init=False, default=b"")  # was read, and waits for its turn
 
     @property
     def idle(self) -> bool:
@@ -385,6 +392,15 @@ class _GuardedStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Read, in turn with others where much has arrived. Cancelling this loses nothing."""
+        data = self._kept or await self._stream.receive_some(max_bytes)
+        if len(data) >= _MUCH and "turns" not in _off:
+            self._kept = data
+            await self._reads.wait()
+            self._kept = b""
+        return data
 
     async def send_all(self, data: bytes) -> None:
         """Write, and drop a client that does not read for too long.
@@ -411,7 +427,7 @@ class _GuardedStream:
         sock.close()
 
 
-@replaces(hypercorn.trio.run, "TCPServer", "stall", "alive")
+@replaces(hypercorn.trio.run, "TCPServer", "stall", "alive", "turns")
 async def _serve_connection(
     original: Method, app: Any, config: GuardedConfig, context: Any, state: Any, stream: Any
 ) -> None:
@@ -421,7 +437,7 @@ async def _serve_connection(
         _log.debug("refused a connection: there are %d", len(config.connections))
         await trio.aclose_forcefully(stream)
         return
-    guarded = _GuardedStream(stream, config.limits.stall_timeout, owner)
+    guarded = _GuardedStream(stream, config.limits.stall_timeout, config.reads, owner)
     config.connections.add(guarded)
     config.shares.add(guarded, used=True)
     try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import LARGE, Amount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (
@@ -127,8 +127,8 @@ class AsgiWebSocket(MessageChannel):
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once the peer is gone
     sent: int = attrs.field(init=False, default=0)  # bytes of messages passed to the server
     # Without buffers: a value that was sent has been received.
-    _arriving: trio.MemorySendChannel[bytes] = attrs.field(init=False)
-    _arrived: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
+    _arriving: trio.MemorySendChannel[Incoming] = attrs.field(init=False)
+    _arrived: trio.MemoryReceiveChannel[Incoming] = attrs.field(init=False)
     _leaving: trio.MemorySendChannel[str | None] = attrs.field(init=False)
     _left: trio.MemoryReceiveChannel[str | None] = attrs.field(init=False)
     _code: int = attrs.field(init=False, default=_NORMAL)
@@ -167,12 +167,11 @@ class AsgiWebSocket(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
             try:
-                data = await self._arrived.receive()
+                return [await self._arrived.receive()]
             except trio.EndOfChannel:
                 if self._failure is not None:
                     raise trio.BrokenResourceError(self._failure) from None
                 raise
-        return [Incoming(self.read(data), len(data), None, self.headers, self.principal)]
 
     async def hung_up(self) -> None:
         await (self.over.wait if self.wait_hung_up is None else self.wait_hung_up)()
@@ -229,7 +228,14 @@ class AsgiWebSocket(MessageChannel):
         data = text.encode("utf-8", "surrogatepass")  # the parser refuses lone surrogates, with the message's id
         if len(data) > self.max_message:
             return self._fail(_TOO_BIG, f"the peer sent a message larger than {self.max_message} bytes")
-        await self._arriving.send(data)
+        large, holding = len(data) >= LARGE, self.holding
+        if large and holding is not None and not holding.budget.take_turn():
+            await holding.wait_for_turn(len(data))
+        incoming = Incoming(self.read(data), len(data), None, self.headers, self.principal)
+        if large and holding is not None:
+            holding.budget.parsed()
+        del data
+        await self._arriving.send(incoming)
         return None
 
     def _fail(self, code: int, why: str) -> None:

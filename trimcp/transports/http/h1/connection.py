@@ -305,7 +305,7 @@ class H1Connection:
                             del body
                             raise RequestRefused(503, "too much is being received; try again later")
                     if size >= _READ_SIZE:
-                        await holding.budget.read_in_turn()
+                        await holding.budget.reads.wait()
                     if not await self._more():
                         return None
                 data = parser.next_data()
