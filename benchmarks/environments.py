@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -153,8 +151,8 @@ def find_before(commit: str) -> Peer:
         with _made(folder, [sys.version, name]) as (missing, _), tempfile.TemporaryDirectory() as source:
             if missing:
                 archive = subprocess.run([*git, "archive", name], stdout=subprocess.PIPE, check=True).stdout
-                with tarfile.open(fileobj=io.BytesIO(archive)) as files:
-                    files.extractall(source, filter="data")
+                unpack = ("tar", "-x", "-C", source)
+                subprocess.run(unpack, input=archive, check=True)
                 _run(sys.executable, "-m", "venv", "--clear", str(folder))
                 _run(str(python), *_PIP, f"{source}[cli]")
         return attrs.evolve(ours, name=BEFORE, program=(str(python), *ours.program[1:]), home=_site_packages(python))

@@ -183,11 +183,12 @@ _WORD: Final = r"(?:(?<![A-Za-z0-9_-])|(?<=\\[nrt]))"
 SECRETS: Final = tuple(
     SecretPattern(name, marks.split(), re.compile(pattern, re.ASCII))
     for name, marks, pattern in (
-        # The end is optional: the key may be cut off.
+        # The end is optional: the key may be cut off. Before Python 3.11.5, a possessive group with alternatives takes
+        # the beginning of the end, too; nothing that follows it here makes a greedy one go back.
         (
             "private key",
             "-----begin",
-            r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]|-(?!----)){0,16384}+"
+            r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----(?:[^-]|-(?!----)){0,16384}"
             r"(?:-----END [A-Z0-9 ]{0,48}-----)?",
         ),
         (

@@ -47,7 +47,7 @@ class Exchange:
     connection: int
     gone: trio.Event = attrs.field(factory=trio.Event)
     answered: bool = False
-    _send: Callable[[h11.Event], Awaitable[None]] = attrs.field(default=None)
+    _send: Callable[..., Awaitable[None]] = attrs.field(default=None)
 
     @property
     def message(self) -> dict[str, Any]:
@@ -64,10 +64,11 @@ class Exchange:
         return self.message.get("method", "reply") if self.body else self.method
 
     async def respond(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
+        """Reply in one write."""
+        self.answered = True
         fields = {"content-length": str(len(body)), **(headers or {})}
-        await self.start(status, fields)
-        await self._send(h11.Data(data=body))
-        await self.finish()
+        head = h11.Response(status_code=status, headers=list(fields.items()))
+        await self._send(head, h11.Data(data=body), h11.EndOfMessage())
 
     async def start(self, status: int, headers: Mapping[str, str] | None = None) -> None:
         self.answered = True
@@ -140,8 +141,8 @@ class Scripted:
     async def _serve(self, stream: trio.abc.Stream, number: int) -> None:
         http = h11.Connection(h11.SERVER)
 
-        async def send(event: h11.Event) -> None:
-            data = http.send(event)
+        async def send(*events: h11.Event) -> None:
+            data = b"".join(http.send(event) or b"" for event in events)
             if data:
                 await stream.send_all(data)
 
@@ -163,7 +164,7 @@ class Scripted:
             http.start_next_cycle()
 
     async def _next(
-        self, http: h11.Connection, stream: trio.abc.Stream, number: int, send: Callable[[h11.Event], Awaitable[None]]
+        self, http: h11.Connection, stream: trio.abc.Stream, number: int, send: Callable[..., Awaitable[None]]
     ) -> Exchange | None:
         body = b""
         request: h11.Request | None = None

@@ -206,7 +206,7 @@ class Post:
                 self.connection.linger()
         elif self._form != JSON_TEXT:
             await self._hand_over(reply)
-        elif reply.complete and self._body is None:
+        elif reply.complete and self._body is None and reply.size <= self._state.inbox.max_message:
             await self._take_body(reply.pieces[0] if len(reply.pieces) == 1 else b"".join(reply.pieces))
         else:
             await self._gather(reply)
