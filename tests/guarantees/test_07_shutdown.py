@@ -365,8 +365,9 @@ async def test_a_second_signal_ends_a_frozen_loop_at_once(host: str, tmp_path: P
 
 
 async def ended_by_a_second(program: Program, number: signal.Signals, how: str, host: str) -> None:
+    before = await until_asleep(program.process.pid)
     program.process.send_signal(number)
-    await until_taken(program.process.pid)
+    await until_asleep(program.process.pid, before)
     assert program.process.poll() is None, "the first one lets it go on"
     clock = program.stopwatch()
     program.process.send_signal(number)
@@ -377,15 +378,18 @@ async def ended_by_a_second(program: Program, number: signal.Signals, how: str, 
     assert took <= 4 * 0.5
 
 
-async def until_taken(pid: int) -> None:
-    """Wait until no signal waits to be taken: two of a kind would be one."""
+async def until_asleep(pid: int, before: int = -1) -> int:
+    """Wait until the program has taken its signals and sleeps, again since `before`; return how often it fell asleep.
+
+    Two signals of a kind would be one before Python's own handler has run, and that runs before the next sleep.
+    """
     while True:
-        status = await trio.Path(f"/proc/{pid}/status").read_text()
-        waiting = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
-        if not any(waiting):
-            break
+        status = dict(line.split(":\t", 1) for line in (await trio.Path(f"/proc/{pid}/status").read_text()).splitlines())
+        times = int(status["voluntary_ctxt_switches"])
+        waiting = any(int(status[name], 16) for name in ("SigPnd", "ShdPnd"))
+        if not waiting and times > before and status["State"].startswith("S"):
+            return times
         await trio.sleep(0.002)
-    await trio.sleep(0.1)  # and Python's own handler has run: there is nothing to be seen of it from outside
 
 
 # In one process, in virtual time

@@ -143,7 +143,7 @@ class ChildChannel(WrappedChannel):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self.sends_now = self.channel.sends_now  # `send` changes nothing of what is sent
+        self.sends_now: bool = self.channel.sends_now  # `send` changes nothing of what is sent
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         try:

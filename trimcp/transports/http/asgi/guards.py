@@ -88,7 +88,7 @@ class GuardedConfig(Config):
         self.ssl_context = ssl_context
         self.connections: set[_GuardedStream] = set()
         self.shares: Shares[_GuardedStream] = Shares(2)
-        self.reads = ReadTurns()
+        self.reads: ReadTurns = ReadTurns()
 
     @property
     def ssl_enabled(self) -> bool:
