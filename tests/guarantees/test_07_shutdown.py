@@ -384,7 +384,9 @@ async def until_asleep(pid: int, before: int = -1) -> int:
     Two signals of a kind would be one before Python's own handler has run, and that runs before the next sleep.
     """
     while True:
-        status = dict(line.split(":\t", 1) for line in (await trio.Path(f"/proc/{pid}/status").read_text()).splitlines())
+        status = dict(
+            line.split(":\t", 1) for line in (await trio.Path(f"/proc/{pid}/status").read_text()).splitlines()
+        )
         times = int(status["voluntary_ctxt_switches"])
         waiting = any(int(status[name], 16) for name in ("SigPnd", "ShdPnd"))
         if not waiting and times > before and status["State"].startswith("S"):
