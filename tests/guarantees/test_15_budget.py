@@ -12,7 +12,7 @@ import trio
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
 from tests.peers.clients import on
-from tests.peers.http1 import http_request, post
+from tests.peers.http1 import HttpWire, http_request, post
 from tests.peers.http2 import grpc_call
 from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import KIB, MIB
@@ -34,6 +34,13 @@ _READ_AHEAD = 128 * KIB  # by Hypercorn on each connection, which nobody tells u
 STREAMS = [world for world in WORLDS if world.transport in ("stdio", "sse", "websocket") and not world.modern]
 POSTS = worlds(transport="http", modern=True)
 OnBoth = pytest.mark.parametrize("world", POSTS, ids=str)
+
+
+async def unread(server: ServerProcess, stack: AsyncExitStack) -> HttpWire:
+    """A connection that takes little unless it is read, until `stack` closes it."""
+    wire = await server.connect(receive_buffer=4096)
+    stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+    return wire
 
 
 def agent_call(tool: str, **arguments: Any) -> bytes:
@@ -145,8 +152,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes:
         base = home.forget_peak()
         async with AsyncExitStack() as stack:
             for _ in range(MANY):
-                wire = await home.served.connect(receive_buffer=4096)
-                stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+                wire = await unread(home.served, stack)
                 await wire.send(asked)
                 with suppress(trio.BrokenResourceError):  # it had to give way, as whoever holds most, before it looked
                     assert (await wire.head()).status == 200
@@ -173,8 +179,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_websockets(
         base = server.forget_peak()
         async with AsyncExitStack() as stack:
             for _ in range(MANY):
-                wire = await server.connect(receive_buffer=4096)
-                stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+                wire = await unread(server, stack)
                 socket = await upgrade(wire, path=path)
                 with suppress(trio.BrokenResourceError):  # it had to give way before it looked
                     await socket.say(*asked)
@@ -199,8 +204,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_calls_by_connect(s
         base = server.forget_peak()
         async with AsyncExitStack() as stack:
             for _ in range(MANY):
-                wire = await server.connect(receive_buffer=4096)
-                stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+                wire = await unread(server, stack)
                 await wire.send(asked)
                 with suppress(trio.BrokenResourceError, EOFError):  # it had to give way
                     assert (await wire.head()).status == 200
@@ -222,8 +226,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_calls_of_grpc(serv
         base = server.forget_peak()
         async with AsyncExitStack() as stack:
             for _ in range(MANY):
-                wire = await server.connect(receive_buffer=4096)
-                stack.push_async_callback(trio.aclose_forcefully, wire.stream)
+                wire = await unread(server, stack)
                 await wire.send(call)
                 await wire.stream.receive_some(1)
             await settled(server.pid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +18,18 @@ from tests.peers.http1 import HttpWire
 from trimcp.nurseries import open_service_nursery
 from trimcp.wire.revisions import LATEST_LEGACY, OLDEST, Revision
 
-__all__ = ["IN_MEMORY", "NETWORK", "SOFTWARE", "Place", "ServedHere", "connect", "connected", "served", "target_of"]
+__all__ = [
+    "IN_MEMORY",
+    "NETWORK",
+    "SOFTWARE",
+    "Place",
+    "ServedHere",
+    "answering",
+    "connect",
+    "connected",
+    "served",
+    "target_of",
+]
 
 IN_MEMORY = ("memory", "framed")
 NETWORK = ("http", "http on hypercorn", "http+sse", "websocket", "websocket on hypercorn", "grpc")
@@ -202,3 +213,18 @@ async def connected(
         client.connect(place.target(), revision=revision) as session,
     ):
         yield session
+
+
+@asynccontextmanager
+async def answering(answer: Callable[[trio.SocketStream], Awaitable[object]]) -> AsyncIterator[int]:
+    """Let each connection be answered by a function, and yield the port."""
+
+    async def serve(stream: trio.SocketStream) -> None:
+        async with stream:
+            await answer(stream)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, serve, listeners)
+        yield listeners[0].socket.getsockname()[1]
+        nursery.cancel_scope.cancel()

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from tests.peers.cancellations import kept_cancellation
 from tests.session.support import linked
 from trimcp.containment import contained
 from trimcp.errors import LocalError
@@ -26,18 +27,8 @@ def test_the_sole_exception_is_found_inside_groups() -> None:
     assert sole(two) is two
 
 
-async def _cancelled() -> trio.Cancelled:
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        try:
-            await trio.lowlevel.checkpoint()
-        except trio.Cancelled as cancelled:
-            return cancelled
-    raise AssertionError
-
-
 async def test_a_cancellation_is_parted_from_what_failed() -> None:
-    cancelled, error = await _cancelled(), ValueError()
+    cancelled, error = await kept_cancellation(), ValueError()
     assert parted(error) == (error, None)
     assert parted(cancelled) == (None, cancelled)
     group = ExceptionGroup("mine", [error])
@@ -53,7 +44,7 @@ async def test_a_group_that_cannot_be_split_is_parted_as_well() -> None:
         def derive(self) -> Whole:  # type: ignore[override]
             return self
 
-    cancelled, error = await _cancelled(), ValueError()
+    cancelled, error = await kept_cancellation(), ValueError()
     group = Whole("failed", [error])
     assert parted(group) == (group, None)
     rest, cancellation = parted(Whole("both", [Whole("one", [error]), cancelled]))
@@ -64,7 +55,7 @@ async def test_a_group_that_cannot_be_split_is_parted_as_well() -> None:
 
 
 async def test_one_failure_leaves_as_itself_and_two_as_a_group() -> None:
-    cancelled, error, other = await _cancelled(), ValueError(), KeyError()
+    cancelled, error, other = await kept_cancellation(), ValueError(), KeyError()
     wrapped = BaseExceptionGroup("n", [BaseExceptionGroup("n", [error, cancelled])])
     assert reconciled("both", None, wrapped) is error
     assert reconciled("both", other, cancelled) is other
@@ -98,7 +89,7 @@ async def test_a_service_task_that_fails_cancels_the_body_and_leaves_as_itself()
             await trio.sleep_forever()
 
 
-async def test_a_cancelled_service_nursery_is_just_cancelled() -> None:
+async def test_a_cancelled_service_nursery_is_justkept_cancellation() -> None:
     with trio.CancelScope() as scope:
         async with open_service_nursery() as nursery:
             nursery.start_soon(trio.sleep_forever)
@@ -123,7 +114,7 @@ async def test_work_takes_no_more_once_it_is_over() -> None:
     assert ran == [1]
 
 
-async def test_the_end_of_work_waits_for_its_clean_up_though_everything_is_cancelled() -> None:
+async def test_the_end_of_work_waits_for_its_clean_up_though_everything_iskept_cancellation() -> None:
     cleaned: list[int] = []
 
     async def task() -> None:
@@ -225,7 +216,7 @@ async def _raise(error: BaseException) -> None:
 
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, asyncio.CancelledError, trio.Cancelled])
 async def test_whatever_code_raises_is_an_exception_with_its_cause(kind: Any) -> None:
-    error = await _cancelled() if kind is trio.Cancelled else kind()
+    error = await kept_cancellation() if kind is trio.Cancelled else kind()
     with pytest.raises(RuntimeError, match=f"_raise raised {kind.__name__}") as caught:
         await contained(_raise, error)
     assert caught.value.__cause__ is error

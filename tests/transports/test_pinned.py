@@ -9,6 +9,7 @@ import pytest
 import trio
 
 import trimcp
+from tests.peers.serving import answering
 from tests.peers.websockets import accept, close, read_head
 from trimcp.wire.revisions import LATEST
 
@@ -26,17 +27,8 @@ async def told(target: trimcp.Target) -> str:
 
 async def told_by(answer: Answer, url: str) -> str:
     """What a client is told of a server that does this with each connection."""
-
-    async def serve(stream: trio.SocketStream) -> None:
-        async with stream:
-            await answer(stream)
-
-    async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, serve, listeners)
-        text = await told(url.replace("PORT", str(listeners[0].socket.getsockname()[1])))
-        nursery.cancel_scope.cancel()
-    return text
+    async with answering(answer) as port:
+        return await told(url.replace("PORT", str(port)))
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/mcp", "ws://127.0.0.1:1/ws", "grpc://127.0.0.1:1"])

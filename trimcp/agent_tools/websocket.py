@@ -358,7 +358,7 @@ class AgentChannel(WrappedChannel):
             await contained(carry_out, *of)
         except AgentToolsError as error:
             self._fail(value, error)
-        except Exception as error:
+        except Exception as error:  # a handler's, or ours: this message's answer
             self._fail(value, crashed(error, value))
 
     async def _answer(self, message: AgentMessage) -> None:

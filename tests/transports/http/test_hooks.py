@@ -12,23 +12,13 @@ import pytest
 import trio
 
 import trimcp
+from tests.peers.cancellations import kept_cancellation
 from tests.peers.http1 import http_request
 from tests.peers.serving import served
 from trimcp.principal import Principal
 from trimcp.transports.http.identity import Authenticate, Refused
 from trimcp.transports.http.seams import Head, HttpResponse
 from trimcp.transports.http.settings import HttpSettings
-
-
-async def _kept() -> BaseException:
-    """What a cache keeps whose first user was cancelled, and raises for the next."""
-    with trio.CancelScope() as scope:
-        scope.cancel()
-        try:
-            await trio.lowlevel.checkpoint()
-        except trio.Cancelled as error:
-            return error
-    raise AssertionError
 
 
 @pytest.mark.parametrize("where", ["authenticate", "authenticate later", "route"])
@@ -40,7 +30,7 @@ async def test_what_a_hook_raises_costs_one_response(
     transport: str, where: str, raised: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     """No function of the user's ends the server, whatever it raises."""
-    error = await _kept() if raised is trio.Cancelled else raised("secret")
+    error = await kept_cancellation() if raised is trio.Cancelled else raised("secret")
 
     def leave(head: Head) -> Principal | Refused:
         if head.path == "/leave" or "authorization" in head.headers:

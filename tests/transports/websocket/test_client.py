@@ -10,6 +10,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from tests.peers.serving import answering
 from tests.peers.tls import client_context, server_context
 from tests.peers.websockets import (
     CONTINUATION,
@@ -87,21 +88,6 @@ async def test_what_the_server_sees(autojump_clock: MockClock) -> None:
         with pytest.raises(ConnectionLost, match="418 I'm a Teapot; check the URL"):
             async with WebSocketServer(f"ws://127.0.0.1:{port}/a/b?c=%20d#e", {"X-Trace": "7"}).connect():
                 raise AssertionError
-
-
-@asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[int]:
-    """Let each connection be answered by a function, and yield the port."""
-
-    async def serve(stream: trio.SocketStream) -> None:
-        async with stream:
-            await answer(stream)
-
-    async with trio.open_nursery() as nursery:
-        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        nursery.start_soon(trio.serve_listeners, serve, listeners)
-        yield listeners[0].socket.getsockname()[1]
-        nursery.cancel_scope.cancel()
 
 
 JSON_ERROR = b'{"jsonrpc":"2.0","error":{"code":-32600,"message":"the \\n Origin is not allowed"}}'

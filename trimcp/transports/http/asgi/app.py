@@ -117,7 +117,7 @@ class AsgiApp:
                 stage = "running"
                 await receive()
                 stage = "shutdown"
-        except Exception as error:
+        except Exception as error:  # told to the server, as ASGI has it for a lifespan that fails
             if stage == "running":
                 raise  # ASGI has no event for this: servers log the exception
             log_crash(_log, error, "the %s of the face failed", stage, level=logging.DEBUG)

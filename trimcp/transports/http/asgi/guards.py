@@ -443,7 +443,7 @@ async def _serve_connection(
     try:
         guarded.server = original(app, config, context, state, stream if "stall" in _off else guarded)
         await guarded.server
-    except BaseException as error:
+    except BaseException as error:  # whatever a connection raises, the others go on; `_report` raises what ends all
         if "alive" in _off:
             raise
         _report(error)

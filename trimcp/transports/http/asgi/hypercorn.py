@@ -198,7 +198,7 @@ class _Watched:
 
         try:
             await self.app(scope, heard, noted)
-        except Exception as error:
+        except Exception as error:  # while it runs: kept, and raised once the server has stopped
             if not running:
                 raise
             self.failure = error

@@ -96,7 +96,7 @@ class H1Connection:
         """Serve until either side ends the connection. A crash ends this connection only, and is logged."""
         try:
             await self._serve()
-        except Exception as error:
+        except Exception as error:  # a bug here or in a library, which must not end other connections
             log_crash(log, error, "serving a connection from %s crashed", self._peer)
             self._reset = True
         except BaseExceptionGroup as group:
@@ -217,7 +217,7 @@ class H1Connection:
             if self._secure:
                 request.head.certificate = self._wire.certificate
             admitted = await self._face.admit(request.head)
-        except Exception as error:
+        except Exception as error:  # as in `run`; the request is refused
             log_crash(log, error, "judging a request from %s crashed", self._peer)
             admitted = HttpResponse(500)
         if isinstance(admitted, HttpResponse):
@@ -264,7 +264,7 @@ class H1Connection:
         reply = self._reply = H1Reply(self, request, handler)
         try:
             handler.start(body, reply)
-        except Exception as error:
+        except Exception as error:  # as in `run`; the request fails alone
             log_crash(log, error, "answering a request from %s crashed", self._peer)
             if reply.status:
                 reply.abort()
@@ -476,7 +476,7 @@ class H1Connection:
         self._deadline.close()
         try:
             self._abandon("was cut off")
-        except Exception as error:
+        except Exception as error:  # as in `run`; the socket is closed nevertheless
             log_crash(log, error, "ending a connection from %s crashed", self._peer)
         finally:
             self.writer.close()

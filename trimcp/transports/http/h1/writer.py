@@ -206,7 +206,7 @@ class H1Writer:
                 self.owner.drained()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.give_up()
-        except Exception as error:
+        except Exception as error:  # a bug here or in a library, which must not end other connections
             log_crash(log, error, "writing a response crashed")
             self.give_up()
 
