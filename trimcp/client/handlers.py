@@ -85,6 +85,7 @@ class ClientProgram:
         connect_timeout: float = 30.0,
         probe_timeout: float | None = None,
         validate_output: bool = True,
+        strict: bool = False,
         max_rounds: int = 10,
         max_pages: int = 1_000,
         log_level: LoggingLevel = "info",
@@ -117,6 +118,7 @@ class ClientProgram:
         self.connect_timeout = connect_timeout
         self.probe_timeout = probe_timeout
         self.validate_output = validate_output
+        self.strict = strict
         self.max_rounds = max_rounds
         self.max_pages = max_pages
         self.log_level: LoggingLevel = log_level

@@ -9,6 +9,7 @@ depend on an era, and it uses only `Revision.server_may_call`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.common import REJECTED
 from trimcp.wire.converter import NotInRevision, WireError, converter_for
 from trimcp.wire.input_requests import (
     CreateMessageParams,
@@ -34,6 +36,8 @@ from trimcp.wire.input_requests import (
     ListRootsRequest,
 )
 from trimcp.wire.methods import METHODS, Method
+
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 @slotted
@@ -135,7 +139,7 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
         seconds = session.limits.answer_timeout
         with session.jobs.waiting_for_peer(job), trio.move_on_after(seconds):
             try:
-                return await session.call(name, params, origin=job.origin)
+                return _noted(name, await session.call(name, params, origin=job.origin))
             except NotInRevision as error:
                 raise CannotAsk(f"the client cannot be asked that: {error}") from None
         raise CannotAsk(f"the client did not answer within {seconds:g} seconds")
@@ -180,9 +184,13 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
         await trio.lowlevel.checkpoint()
         assert method.result is not None
         try:
-            payload = questions.answers[key] = converter.load(answer, method.result)
+            try:
+                payload = converter.load(answer, method.result)
+            except WireError:
+                payload = _noted(name, converter.load_readable(answer, method))
         except WireError as error:
             raise ErrorReply(INVALID_PARAMS, f"inputResponses.{key} is invalid: {error}"[:500]) from None
+        questions.answers[key] = payload
         return payload
     questions.memory.answers.pop(key, None)
     _refuse_if_shielded(job)
@@ -192,6 +200,13 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
     job.scope.cancel(reason="unwound to ask the client a question")
     await trio.sleep_forever()
     raise AssertionError("unreachable")
+
+
+def _noted(name: str, payload: Any) -> Any:
+    """Return the answer to a question; warn of what was left out of it because it could not be read."""
+    for each in getattr(payload, REJECTED, ()):
+        log.warning("the client answered %s with something that is left out: %s %s", name, each.place, each.reason)
+    return payload
 
 
 def _refuse_if_shielded(job: Job) -> None:

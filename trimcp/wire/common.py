@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+import attrs
+
+from trimcp.values import valued
 from trimcp.wire.fields import ABSENT, Absent, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
@@ -28,6 +32,8 @@ META_TIMEOUT: Final = "trimcp/timeout"
 META_TRACE: Final = ("traceparent", "tracestate", "baggage")
 """The W3C trace context. Only these three keys need no prefix (basic, "_meta")."""
 
+REJECTED: Final = "_rejected"
+"""The attribute of a loaded result behind `Result.rejected`. It is no member: neither compared nor dumped."""
 RESULT_COMPLETE: Final = "complete"
 RESULT_INPUT_REQUIRED: Final = "input_required"
 
@@ -96,12 +102,34 @@ class PageParams(Params):
     cursor: str | Absent = field(default=ABSENT)
 
 
+@attrs.frozen
+@valued
+class Unreadable:
+    """A member of a list in a server's result that could not be read, and was left out.
+
+    Attributes:
+        place: where it was, such as `tools[8]`; the name of the list alone for members that are only counted.
+        name: its name or URI, cut to 200 characters; None if it has none. Untrusted text.
+        reason: what is wrong with it: member names and JSON types, no values.
+    """
+
+    place: str
+    name: str | None
+    reason: str
+
+
 @wire
 class Result:
     """Base class of all results: `_meta` and, since 2026-07-28, the result type."""
 
     meta: Meta | Absent = field(default=ABSENT, kw_only=True)
     result_type: str = field(default=RESULT_COMPLETE, since=V2026_07_28, required_from=V2026_07_28, kw_only=True)
+
+    @property
+    def rejected(self) -> Sequence[Unreadable]:
+        """What a client left out of the result because it could not be read; nearly always nothing."""
+        found: Sequence[Unreadable] = vars(self).get(REJECTED, ())
+        return found
 
 
 @wire
