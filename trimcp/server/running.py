@@ -405,8 +405,7 @@ class Running:
         entry, variables = self.server.find_resource(uri)
         if entry is not None:
             if entry.permission is not None:
-                entry.permission.check_scopes(ctx, uri)
-                await entry.permission.obtain(ctx, uri, variables or {})
+                await entry.permission.require(ctx, uri, variables or {})
             try:
                 return await self.pools.in_turn(ctx, "resource", entry.address, entry.quota, entry.read, uri, variables)
             except ResourceNotFound:
@@ -421,32 +420,34 @@ class Running:
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
         arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
         if entry.permission is not None:
-            entry.permission.check_scopes(ctx, params.name)
-            await entry.permission.obtain(ctx, params.name, arguments)
+            await entry.permission.require(ctx, params.name, arguments)
         return await self.pools.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, arguments)
 
     async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
         from trimcp.server.prompts import suggestions
 
         ref = params.ref
+        server, of_prompt = self.server, isinstance(ref, PromptReference)
         target = ref.name if isinstance(ref, PromptReference) else ref.uri
-        completer = self.server.completers.get((target, params.argument.name))
+        about: Any = server.prompts.get(target)
+        if not of_prompt:
+            about = server.templates.get(target) or server.resources.get(target)
+        if about is not None and about.permission is not None:
+            known = (params.context and params.context.arguments) or {}
+            await about.permission.require(ctx, target, {**known, params.argument.name: params.argument.value})
+        completer = server.completers.get((target, params.argument.name))
         if completer is not None:
             name = f"{target}: {params.argument.name}"
             if completer.permission is not None:
                 completer.permission.check_scopes(ctx, name)
                 await completer.permission.obtain(ctx, target)
             return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)
-        if isinstance(ref, PromptReference):
-            prompt = self.server.prompts.get(target)
-            if prompt is None:
-                raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {target[:100]}")
-            typed = params.argument.value.casefold()
-            choices = prompt.choices.get(params.argument.name, ())
-            return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
-        if target not in self.server.templates and target not in self.server.resources:
-            raise ErrorReply(INVALID_PARAMS, f"unknown resource template: {target[:100]}")
-        return suggestions(())
+        if about is None:
+            what = "prompt" if of_prompt else "resource template"
+            raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
+        typed = params.argument.value.casefold()
+        choices = about.choices.get(params.argument.name, ()) if of_prompt else ()
+        return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
 
 
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:
