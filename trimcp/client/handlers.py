@@ -25,6 +25,7 @@ from trimcp.wire.capabilities import (
 )
 from trimcp.wire.common import Icon, Implementation, LoggingLevel
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.given import given_icons, given_name, given_text
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -73,7 +74,7 @@ class ClientProgram:
         title: str | None = None,
         description: str | None = None,
         website_url: str | None = None,
-        icons: Sequence[Icon] = (),
+        icons: Iterable[Icon | Mapping[str, Any]] = (),
         revisions: Iterable[Revision] = REVISIONS,
         roots: Sequence[Root | str] | None = None,
         extensions: Mapping[str, Mapping[str, JSON]] | None = None,
@@ -100,12 +101,12 @@ class ClientProgram:
         check_number("max_pages", max_pages, whole=True)
         self.name: Final = name
         info = Implementation(
-            name=name,
-            version=version,
-            title=ABSENT if title is None else title,
-            description=ABSENT if description is None else description,
-            website_url=ABSENT if website_url is None else website_url,
-            icons=list(icons) or ABSENT,
+            name=given_name("name", name),
+            version=given_name("version", version),
+            title=given_text("title", title),
+            description=given_text("description", description),
+            website_url=given_text("website_url", website_url),
+            icons=given_icons("icons", icons),
         )
         capabilities = ClientCapabilities(extensions=_settings(extensions), experimental=_settings(experimental))
         self.limits: Final = limits if limits is not None else Limits()

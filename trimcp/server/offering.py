@@ -14,6 +14,7 @@ from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
 from trimcp.server.calling import Handler, at_users_line, prepare
+from trimcp.server.options import check_options, check_quota, check_scopes, check_truth
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.limits import Limits, Quota
@@ -126,8 +127,9 @@ class Offering:
     @at_users_line
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         """Offer a function as a tool, as `tool` does; also while the server runs, then clients are notified."""
-        entry = tool_entry(function, options)
-        self.guard_tool(entry, options)
+        checked: Any = check_options(options, ToolOptions)
+        entry = tool_entry(function, checked)
+        self.guard_tool(entry, checked)
         self._add(self.tools, entry.listed.name, entry)
 
     def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
@@ -211,12 +213,14 @@ class Offering:
         """
         if not isinstance(uri, str):
             raise TypeError('a resource needs its address: @server.resource("notes://today")')
+        check_truth("guard", guard)
 
         @at_users_line
         def decorate(function: FunctionT) -> FunctionT:
-            from trimcp.server.resources import from_function
+            from trimcp.server.resources import ResourceOptions, from_function
 
-            self._add_resource(from_function(uri, function, options, run=run, guard=guard), options)
+            checked: Any = check_options(options, ResourceOptions)
+            self._add_resource(from_function(uri, function, checked, run=run, guard=guard), checked)
             return function
 
         return decorate
@@ -224,9 +228,12 @@ class Offering:
     @at_users_line
     def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
         """Offer fixed text or bytes, or a file that is read for each request; also while the server runs."""
-        from trimcp.server.resources import from_content
+        from trimcp.server.resources import ResourceOptions, from_content
 
-        self._add_resource(from_content(uri, content, options), options)
+        if not isinstance(uri, str):
+            raise TypeError(f"a resource needs its address, such as 'notes://today', not {uri!r:.60}")
+        checked: Any = check_options(options, ResourceOptions)
+        self._add_resource(from_content(uri, content, checked), checked)
 
     def _add_resource(self, entry: ResourceEntry, options: ResourceOptions) -> None:
         entry.permission = _permission(options)
@@ -269,10 +276,11 @@ class Offering:
     @at_users_line
     def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
         """Offer a function as a prompt, as `prompt` does; also while the server runs."""
-        from trimcp.server.prompts import prompt_entry
+        from trimcp.server.prompts import PromptOptions, prompt_entry
 
-        entry = prompt_entry(function, options)
-        entry.permission = _permission(options)
+        checked: Any = check_options(options, PromptOptions)
+        entry = prompt_entry(function, checked)
+        entry.permission = _permission(checked)
         self._add(self.prompts, entry.listed.name, entry)
 
     def remove_prompt(self, name: str) -> None:
@@ -300,6 +308,14 @@ class Offering:
             scopes: the scopes that a token needs, all of them.
             allow: a sync or async function that allows or denies each request.
         """
+        if not isinstance(target, str) and not hasattr(target, "__name__"):
+            raise TypeError(f"what is completed is a prompt's name or function, or a template, not {target!r:.60}")
+        if not isinstance(argument, str):
+            raise TypeError(
+                f'complete needs the argument\'s name: @server.complete("review", "path"), not {argument!r:.60}'
+            )
+        check_quota("quota", quota)
+        wanted = check_scopes("scopes", scopes)
         name = target if isinstance(target, str) else target.__name__
 
         @at_users_line
@@ -307,7 +323,7 @@ class Offering:
             from trimcp.server.prompts import Completer
 
             self.completers[(name, argument)] = Completer(
-                prepare(function), quota, _permission({"scopes": scopes, "allow": allow})
+                prepare(function), quota, _permission({"scopes": wanted, "allow": allow})
             )
             self._declare()
             return function
@@ -397,6 +413,7 @@ class Offering:
         Declare the extension with `Server(extensions=...)`. Raises LocalError for a method that the protocol defines
         itself, and once the server runs.
         """
+        _check_method(name, "method", "example/do")
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol")
 
@@ -413,6 +430,8 @@ class Offering:
 
         It runs in a task of the client's session; a crash is only logged.
         """
+
+        _check_method(name, "notification", "notifications/roots/list_changed")
 
         def decorate(function: FunctionT) -> FunctionT:
             self.notification_handlers.setdefault(name, []).append(function)
@@ -490,6 +509,12 @@ def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Pe
     if tool is None:
         return permission_of(scopes, allow)
     return permission_of(scopes, allow, tool.listed, tool.confirmation)
+
+
+def _check_method(name: object, decorator: str, example: str) -> None:
+    """Raise TypeError if a decorator was given no name, but for example the function."""
+    if not isinstance(name, str):
+        raise TypeError(f'{decorator} needs a name: @server.{decorator}("{example}"), not {name!r:.60}')
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

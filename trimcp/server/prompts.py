@@ -10,8 +10,9 @@ import attrs
 from trimcp.errors import ErrorReply
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import PreparedFunction, prepare
 from trimcp.server.media import as_content
+from trimcp.server.options import ListedOptions, listed_members
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
@@ -89,11 +90,10 @@ def _messages(value: Any) -> list[PromptMessage]:
 
 
 def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> PromptEntry:
-    """Build a prompt from a function whose parameters are its arguments.
+    """Build a prompt from a function whose parameters are its arguments, with checked options.
 
-    Raises TypeError for a parameter that cannot be filled, or an unknown option.
+    Raises TypeError for a parameter that cannot be filled.
     """
-    check_options(options, PromptOptions)
     prepared = prepare(function)
     signature = prepared.signature
     schema = signature.input_schema

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Generic
 
@@ -22,7 +22,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.given import given_icons, given_name, given_text
 from trimcp.wire.revisions import REVISIONS, Revision
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Server(Offering, Generic[StateT]):
         version: its version.
         title: a display name, if different.
         instructions: advice to the model on how to use the server.
-        description, icons, website_url: more about the program, in revisions that have these members.
+        description, icons, website_url: more about the program, in revisions that have these members. An icon is an
+            `Icon` or a dict such as `{"src": "https://example.com/icon.png"}`.
         lifespan: `async with lifespan(server) as state` surrounds every run; handlers get the state as `ctx.state`.
         dynamic: declare `listChanged` from the start. Otherwise it is declared only once a list has changed.
         page_size: entries per page of a list; None puts all on one, which every client understands.
@@ -88,7 +89,7 @@ class Server(Offering, Generic[StateT]):
         title: str | None = None,
         instructions: str | None = None,
         description: str | None = None,
-        icons: Sequence[Icon] = (),
+        icons: Iterable[Icon | Mapping[str, Any]] = (),
         website_url: str | None = None,
         lifespan: Callable[[Server[StateT]], AbstractAsyncContextManager[StateT]] = _no_lifespan,
         dynamic: bool = False,
@@ -124,15 +125,16 @@ class Server(Offering, Generic[StateT]):
             text = f"memory is a number of bytes, at least four times the largest message ({needed}), not {memory!r}"
             raise ValueError(text)
         self.info: Implementation = Implementation(
-            name=name,
-            version=version,
-            title=title or ABSENT,
-            description=description or ABSENT,
-            icons=list(icons) or ABSENT,
-            website_url=website_url or ABSENT,
+            name=given_name("name", name),
+            version=given_name("version", version),
+            title=given_text("title", title),
+            description=given_text("description", description),
+            icons=given_icons("icons", icons),
+            website_url=given_text("website_url", website_url),
         )
+        advice = given_text("instructions", instructions)
         most = self.limits.max_client_info
-        profile = Profile(self.info, ServerCapabilities(), instructions, tuple(sorted(revisions)), max_peer_info=most)
+        profile = Profile(self.info, ServerCapabilities(), advice or None, tuple(sorted(revisions)), max_peer_info=most)
         super().__init__(profile, dynamic=dynamic, extensions=extensions or {})
         self.confirm: Confirm | None = confirm
         self.confirm_fallback: Fallback = confirm_fallback
