@@ -126,7 +126,7 @@ async def test_plain_content_has_no_output_schema(hint: Any, value: Any, shown: 
     server.add_tool(tool)
     async with connected(server) as session:
         [listed] = await session.list_tools()
-        assert listed.output_schema is ABSENT
+        assert listed.output_schema is None
         result = await session.call_tool("tool")
     assert result.structured_content is ABSENT
     if shown is not None:
@@ -201,7 +201,7 @@ async def test_every_option_reaches_the_listing_as_far_as_the_revision_has_it(re
         [tool] = await session.list_tools()
         assert (tool.name, tool.description, tool.input_schema) == ("named", "Described", given)
         assert list(tool.input_schema["properties"]) == ["b", "a"], "kept as it was given"
-        assert tool.title == ("Title" if revision >= V2025_06_18 else ABSENT)
+        assert tool.title == ("Title" if revision >= V2025_06_18 else None)
         assert text_of(await session.call_tool("named", {"b": 1, "z": 2})) == "b,z"
 
 

@@ -24,7 +24,6 @@ from trimcp.wire.capabilities import (
     SamplingCapability,
 )
 from trimcp.wire.common import Icon, Implementation, LoggingLevel
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.given import given_icons, given_name, given_text
 from trimcp.wire.input_requests import (
     CreateMessageParams,
@@ -158,7 +157,7 @@ class ClientProgram:
             context: whether context from other servers can be included.
         """
 
-        declared = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
+        declared = SamplingCapability(tools={} if tools else None, context={} if context else None)
         register = partial(self._serve, "sampling/createMessage", sampling=declared)
         return register if handler is None else register(handler)
 
@@ -176,7 +175,7 @@ class ClientProgram:
             form, url: which of the two it supports (before 2025-11-25 there are only forms).
         """
 
-        declared = ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT)
+        declared = ElicitationCapability(form={} if form else None, url={} if url else None)
         register = partial(self._serve, "elicitation/create", elicitation=declared)
         return register if handler is None else register(handler)
 
@@ -262,7 +261,7 @@ class ClientProgram:
 
 
 def _settings(given: Mapping[str, Mapping[str, JSON]] | None) -> Any:
-    return ABSENT if given is None else {id: dict(settings) for id, settings in given.items()}
+    return None if given is None else {id: dict(settings) for id, settings in given.items()}
 
 
 async def call_handler(handler: Callable[..., Any], *args: Any, session: object = None) -> Any:
@@ -293,6 +292,6 @@ def fill_defaults(schema: FormSchema, filled_in: dict[str, ElicitAnswer] | None 
     """
     values = dict(filled_in or {})
     for name, question in schema.properties.items():
-        if name not in values and question.default is not ABSENT:
+        if name not in values and question.default is not None:
             values[name] = question.default
     return values

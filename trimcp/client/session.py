@@ -28,7 +28,6 @@ from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_LOG_LEVEL, REJECTED, Cacheable, Implementation, LoggingLevel, PageParams
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequest
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import SetLevelParams
@@ -206,7 +205,7 @@ class ClientSession:
         self, name: str, arguments: Mapping[str, str] | None = None, *, meta: Mapping[str, JSON] | None = None
     ) -> GetPromptResult:
         """Return the messages of a prompt, filled in with `arguments`."""
-        params = GetPromptParams(name=name, arguments=ABSENT if arguments is None else dict(arguments))
+        params = GetPromptParams(name=name, arguments=None if arguments is None else dict(arguments))
         result: GetPromptResult = await self._ask("prompts/get", params, meta=meta)
         return result
 
@@ -221,7 +220,7 @@ class ClientSession:
             value: the text typed so far.
             context: the other arguments that are already known.
         """
-        known = ABSENT if context is None else CompletionContext(arguments=dict(context))
+        known = None if context is None else CompletionContext(arguments=dict(context))
         params = CompleteParams(ref=ref, argument=CompletionArgument(name=name, value=value), context=known)
         return (await self._ask("completion/complete", params)).completion  # type: ignore[no-any-return]  # the method says which
 
@@ -335,7 +334,7 @@ class ClientSession:
             page = await self.list_page(method, cursor, fresh=fresh)
             items += getattr(page, METHODS[method].members or "")
             items.rejected += tuple(page.rejected)
-            if page.next_cursor is ABSENT:
+            if page.next_cursor is None:
                 return items
             following: str = page.next_cursor
             if following in seen:
@@ -435,4 +434,4 @@ class ClientSession:
 
 
 def _call_params(name: str, arguments: Mapping[str, JSON] | None) -> CallToolParams:
-    return CallToolParams(name=name, arguments=ABSENT if arguments is None else dict(arguments))
+    return CallToolParams(name=name, arguments=None if arguments is None else dict(arguments))

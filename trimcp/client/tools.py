@@ -89,7 +89,7 @@ class Outputs:
             InvalidReply: it does not match; the text names the places.
         """
         tool = self._tools.get(name)
-        if tool is None or tool.output_schema is ABSENT or result.is_error is True:
+        if tool is None or tool.output_schema is None or result.is_error is True:
             return
         if name not in self._validators:
             self._validators[name] = _build(tool)

@@ -50,7 +50,6 @@ from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.common import META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
 from trimcp.wire.converter import NotInRevision, WireError, converter_for
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
@@ -291,9 +290,7 @@ class Connection:
         except WireError as error:
             return Ignored(f"invalid {name}: {'; '.join(error.problems)}"[:500])
         if name == "notifications/cancelled":
-            # 0 and "" are valid ids.
-            id = None if loaded.request_id is ABSENT else loaded.request_id
-            return self._receive_cancelled(id, loaded.reason or None)
+            return self._receive_cancelled(loaded.request_id, loaded.reason or None)
         if name == "notifications/progress":
             request = self.outbound.get(loaded.progress_token)
             if request is None or not request.wants_progress:

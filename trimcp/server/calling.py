@@ -29,7 +29,6 @@ from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.slotted import slotted
 from trimcp.values import valued
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Question:
         marker = self.marker
         if self.whole:
             return result
-        if result.action != "accept" or result.content is ABSENT:
+        if result.action != "accept" or result.content is None:
             raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
         return self.form.read(marker.message, result).value
 

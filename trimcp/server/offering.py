@@ -20,7 +20,6 @@ from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.methods import METHODS
 
 # A server that has only tools does not load the modules for resources and prompts.
@@ -137,7 +136,7 @@ class Offering:
         confirm = options.get("confirm")
         if confirm is None:
             hints = entry.listed.annotations
-            confirm = self.confirm == "destructive" and hints is not ABSENT and hints.destructive_hint is True
+            confirm = self.confirm == "destructive" and hints is not None and hints.destructive_hint is True
         if confirm:
             from trimcp.guard.confirmation import Confirmation
 
@@ -493,9 +492,9 @@ class Offering:
                 list_changed=Change.RESOURCES in announced,
             ),
             prompts=PromptsCapability(list_changed=Change.PROMPTS in announced),
-            completions={} if self.completes else ABSENT,
+            completions={} if self.completes else None,
             logging={},
-            extensions=self.extensions or ABSENT,
+            extensions=self.extensions or None,
         )
 
 

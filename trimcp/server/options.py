@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from trimcp.bounds import check_number
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, Icon
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
 from trimcp.wire.tools import ToolAnnotations
 
@@ -45,10 +44,10 @@ def listed_members(options: Mapping[str, Any], name: str, description: str) -> d
     """Return the members common to all listings, from checked options and these defaults."""
     return {
         "name": options.get("name") or name,
-        "title": options.get("title") or ABSENT,
-        "description": options.get("description") or description or ABSENT,
-        "icons": options.get("icons") or ABSENT,
-        "meta": options.get("meta") or ABSENT,
+        "title": options.get("title") or None,
+        "description": options.get("description") or description or None,
+        "icons": options.get("icons") or None,
+        "meta": options.get("meta") or None,
     }
 
 

@@ -16,7 +16,6 @@ from trimcp.server.options import ListedOptions, listed_members
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.prompts import (
     CompleteParams,
@@ -101,15 +100,15 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
     arguments = [
         PromptArgument(
             name=name,
-            title=described.get("title", ABSENT),
-            description=described.get("description", ABSENT),
+            title=described.get("title"),
+            description=described.get("description"),
             required=name in schema.get("required", ()),
         )
         for name, described in properties.items()
     ]
     choices = {name: [*map(str, described["enum"])] for name, described in properties.items() if "enum" in described}
     members = listed_members(options, signature.name, signature.description)
-    listed = Prompt(arguments=arguments or ABSENT, **members)
+    listed = Prompt(arguments=arguments or None, **members)
     return PromptEntry(listed, prepared, validator_for(schema), choices, options.get("quota"))
 
 
@@ -127,7 +126,7 @@ class Completer:
 
     async def complete(self, pools: Pools, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
         names = list(self.prepared.signature.parameters)
-        known = params.context.arguments if params.context else ABSENT
+        known = params.context.arguments if params.context else None
         keywords: dict[str, Any] = {names[0]: params.argument.value}
         if "context" in names[1:]:
             keywords["context"] = dict(known) if known else {}

@@ -20,7 +20,6 @@ from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, CacheScope
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
-from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 
@@ -127,7 +126,7 @@ def from_function(
         )
     if template is None:
         size = options.get("size")
-        resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
+        resource = Resource(uri=uri, size=size, **listed)
         return ResourceEntry(uri, resource, prepared, *_kept_by(options))
     family = ResourceTemplate(uri_template=uri, **listed)
     validator = validator_for(signature.input_schema)
@@ -150,7 +149,7 @@ def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions
     """
     if not isinstance(content, str | bytes | Path):
         raise TypeError(f"the content of a resource is text, bytes or a Path, not {content!r:.60}")
-    size: int | Absent = ABSENT  # a file's size may change before it is read
+    size: int | None = None  # a file's size may change before it is read
     if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)
     listed = _listed_members(options, uri.rstrip("/").rsplit("/", 1)[-1], "")
@@ -159,7 +158,7 @@ def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions
 
 def _listed_members(options: ResourceOptions, name: str, description: str) -> dict[str, Any]:
     """Return the members common to the listings of resources and templates, with these defaults."""
-    own = {key: options.get(key) or ABSENT for key in ("mime_type", "annotations")}
+    own = {key: options.get(key) for key in ("mime_type", "annotations")}
     return listed_members(options, name, description) | own
 
 
@@ -193,5 +192,5 @@ def _contents(value: Any, uri: str, mime_type: str | None) -> TextResourceConten
         blob = base64.b64encode(value).decode("ascii")
         return BlobResourceContents(uri=uri, blob=blob, mime_type=mime_type or "application/octet-stream")
     if isinstance(value, str):
-        return TextResourceContents(uri=uri, text=value, mime_type=ABSENT if mime_type is None else mime_type)
+        return TextResourceContents(uri=uri, text=value, mime_type=mime_type)
     return TextResourceContents(uri=uri, text=json_text(to_json(value)), mime_type=mime_type or "application/json")

@@ -33,7 +33,6 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, encode
 from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
 from trimcp.wire.resources import (
@@ -418,7 +417,7 @@ class Running:
         entry = self.server.prompts.get(params.name)
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
-        arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
+        arguments: Mapping[str, str] = {} if params.arguments is None else params.arguments
         if entry.permission is not None:
             await entry.permission.require(ctx, params.name, arguments)
         return await self.pools.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, arguments)

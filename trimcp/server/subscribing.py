@@ -22,7 +22,6 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import (
     LoggingMessageParams,
@@ -105,7 +104,7 @@ class Subscribers:
                 continue
             if session.counts.untold:
                 session.tell_dropped_logs(None)
-            params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
+            params = LoggingMessageParams(level=level, data=data, logger=logger)
             session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
 
     async def subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
@@ -153,7 +152,7 @@ class Subscribers:
         self.server.changes.attach(watch.note)
         try:
             agreed = SubscriptionFilter(
-                **{change.member: True for change in lists}, resource_subscriptions=honoured or ABSENT
+                **{change.member: True for change in lists}, resource_subscriptions=honoured or None
             )
             acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
             await _tell(session, job, "notifications/subscriptions/acknowledged", acknowledged)

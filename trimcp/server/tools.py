@@ -26,7 +26,6 @@ from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
@@ -114,7 +113,7 @@ class ToolEntry:
     async def call(self, pools: Pools, ctx: Context[Any], params: CallToolParams) -> Any:
         """Run a call and return its result, also for `ToolError`s and, from 2025-11-25 on, wrong arguments."""
         arguments = params.arguments
-        if arguments is ABSENT:
+        if arguments is None:
             arguments = {}
         if self.mirrors:
             self._check_headers(ctx, arguments)
@@ -265,8 +264,8 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
     listed = Tool(
         input_schema=schema,
-        output_schema=shape.schema if shape is not None else ABSENT,
-        annotations=checked.get("annotations") or ABSENT,
+        output_schema=shape.schema if shape is not None else None,
+        annotations=checked.get("annotations") or None,
         **listed_members(checked, name, prepared.signature.description),
     )
     return ToolEntry(

@@ -25,7 +25,6 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.common import SEVERITY, LoggingLevel
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -300,8 +299,8 @@ class Context(Admitted, Generic[StateT]):
         params = ProgressParams(
             progress_token=token,
             progress=progress,
-            total=ABSENT if total is None else total,
-            message=ABSENT if message is None else message,
+            total=total,
+            message=message,
         )
         return self._encode("notifications/progress", params)
 
@@ -359,7 +358,7 @@ class Context(Admitted, Generic[StateT]):
         return wanted is not None and SEVERITY[level] >= SEVERITY[wanted]
 
     def _encode_log(self, level: LoggingLevel, data: JSON, logger: str | None) -> bytes:
-        params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
+        params = LoggingMessageParams(level=level, data=data, logger=logger)
         return self._encode("notifications/message", params)
 
     async def debug(self, data: JSON, *, logger: str | None = None) -> None:
@@ -449,9 +448,7 @@ class Context(Admitted, Generic[StateT]):
         """
         if elicitation_id is None and _COMPLETE in vocabulary(self.revision):
             elicitation_id = os.urandom(16).hex()
-        params = ElicitURLParams(
-            message=message, url=url, elicitation_id=ABSENT if elicitation_id is None else elicitation_id
-        )
+        params = ElicitURLParams(message=message, url=url, elicitation_id=elicitation_id)
         result: ElicitResult = await self.ask("elicitation/create", params, key=key)
         return result
 

@@ -37,7 +37,6 @@ from trimcp.wire.codes import (
     TIMED_OUT,
 )
 from trimcp.wire.converter import NotInRevision
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import RequestId, encode_error
 
 SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
@@ -212,7 +211,7 @@ class Job:
     def target(self) -> str | None:
         """The name of the tool or prompt, or the URI of the resource, that it is for, as received."""
         about = getattr(self.params, "ref", self.params)  # `ref` is a completion's
-        name = getattr(about, "name", ABSENT) or getattr(about, "uri", ABSENT)
+        name = getattr(about, "name", None) or getattr(about, "uri", None)
         return name if isinstance(name, str) else None
 
     # Cancelling

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 import attrs
 
 from trimcp.values import valued
-from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.fields import ABSENT, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
 Meta: TypeAlias = dict[str, Any]
@@ -47,9 +47,9 @@ def only_object(value: Any) -> Any:
 class Annotations:
     """Hints for displaying or ranking a piece of content (server/resources, "Annotations")."""
 
-    audience: list[Role] | Absent = field(default=ABSENT)
-    priority: float | Absent = field(default=ABSENT)
-    last_modified: str | Absent = field(default=ABSENT, since=V2025_06_18)
+    audience: list[Role] | None = field(default=None)
+    priority: float | None = field(default=None)
+    last_modified: str | None = field(default=None, since=V2025_06_18)
 
 
 @wire(since=V2025_11_25)
@@ -57,9 +57,9 @@ class Icon:
     """An icon: its URL (`https:` or `data:`), and what is known about it."""
 
     src: str
-    mime_type: str | Absent = field(default=ABSENT)
-    sizes: list[str] | Absent = field(default=ABSENT)
-    theme: Literal["light", "dark"] | Absent = field(default=ABSENT)
+    mime_type: str | None = field(default=None)
+    sizes: list[str] | None = field(default=None)
+    theme: Literal["light", "dark"] | None = field(default=None)
 
 
 @wire
@@ -68,17 +68,17 @@ class Implementation:
 
     name: str
     version: str
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
-    description: str | Absent = field(default=ABSENT, since=V2025_11_25)
-    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
-    website_url: str | Absent = field(default=ABSENT, since=V2025_11_25)
+    title: str | None = field(default=None, since=V2025_06_18)
+    description: str | None = field(default=None, since=V2025_11_25)
+    icons: list[Icon] | None = field(default=None, since=V2025_11_25)
+    website_url: str | None = field(default=None, since=V2025_11_25)
 
 
 @wire
 class Params:
     """Base class of all params: `_meta`, raw, which the protocol engine sets and checks."""
 
-    meta: Meta | Absent = field(default=ABSENT, kw_only=True)
+    meta: Meta | None = field(default=None, kw_only=True)
 
 
 @wire
@@ -99,7 +99,7 @@ class NotificationParams(Params):
 class PageParams(Params):
     """The params of every list request: a cursor (server/utilities/pagination)."""
 
-    cursor: str | Absent = field(default=ABSENT)
+    cursor: str | None = field(default=None)
 
 
 @attrs.frozen
@@ -122,7 +122,7 @@ class Unreadable:
 class Result:
     """Base class of all results: `_meta` and, since 2026-07-28, the result type."""
 
-    meta: Meta | Absent = field(default=ABSENT, kw_only=True)
+    meta: Meta | None = field(default=None, kw_only=True)
     result_type: str = field(default=RESULT_COMPLETE, since=V2026_07_28, required_from=V2026_07_28, kw_only=True)
 
     @property

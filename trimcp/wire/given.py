@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 from trimcp.errors import LocalError
 from trimcp.wire.common import Icon
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.fields import ABSENT, Absent, attributes, known_names, wire_name
+from trimcp.wire.fields import attributes, known_names, wire_name
 from trimcp.wire.jsonrpc import encode
 from trimcp.wire.revisions import LATEST
 
@@ -32,17 +32,17 @@ def given_name(name: str, value: Any) -> str:
     return value
 
 
-def given_text(name: str, value: Any) -> str | Absent:
-    """Return a text that an author gave for a member; ABSENT for None and "". Raises TypeError for anything else."""
+def given_text(name: str, value: Any) -> str | None:
+    """Return a text that an author gave for a member; None for None and "". Raises TypeError for anything else."""
     if value is None:
-        return ABSENT
+        return None
     if not isinstance(value, str):
         raise TypeError(f"{name} is a text, not {value!r:.60}")
     try:
         value.encode()
     except UnicodeEncodeError:
         raise TypeError(f"{name} is a text that cannot be sent: it has a lone surrogate") from None
-    return value or ABSENT
+    return value or None
 
 
 def given_payload(name: str, value: Any, cls: type[T]) -> T:
@@ -78,23 +78,23 @@ def _nearest(cls: type, member: object) -> str:
     return f"there are {', '.join(ours.values())}"
 
 
-def given_icons(name: str, value: Any) -> list[Icon] | Absent:
-    """Return the icons that an author gave, each as `given_payload`; ABSENT for none."""
+def given_icons(name: str, value: Any) -> list[Icon] | None:
+    """Return the icons that an author gave, each as `given_payload`; None for none."""
     if value is None:
-        return ABSENT
+        return None
     if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name} is a list of icons, such as [{_example(Icon)}], not {value!r:.60}")
-    return [given_payload(f"{name}[{place}]", icon, Icon) for place, icon in enumerate(value)] or ABSENT
+    return [given_payload(f"{name}[{place}]", icon, Icon) for place, icon in enumerate(value)] or None
 
 
-def given_meta(name: str, value: Any) -> dict[str, Any] | Absent:
-    """Return the `_meta` that an author gave; ABSENT for none. Raises TypeError if it is no JSON object."""
+def given_meta(name: str, value: Any) -> dict[str, Any] | None:
+    """Return the `_meta` that an author gave; None for none. Raises TypeError if it is no JSON object."""
     if value is None:
-        return ABSENT
+        return None
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} is a dict of JSON values, not {value!r:.60}")
     try:
         encode(dict(value))
     except LocalError as error:
         raise TypeError(f"{name} is a dict of JSON values: {error}") from None
-    return dict(value) or ABSENT
+    return dict(value) or None
