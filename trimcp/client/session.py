@@ -426,7 +426,7 @@ class ClientSession:
 
     def check(self, rounds: Rounds, payload: Any) -> None:
         """Check a tool's structured content against the schema it was listed with; warn of what was left out."""
-        rejected = getattr(payload, "rejected", ())
+        rejected = getattr(payload, REJECTED, ())  # its property would be a call more
         if rejected:
             self._rejections.warn(self.server_info.name if self.server_info else "the server", rounds.name, rejected)
         if self.client.validate_output and rounds.name == "tools/call":

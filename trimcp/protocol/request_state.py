@@ -47,11 +47,13 @@ class Memory:
         answers: raw answers by question key.
         asked: the digest of the question last asked under each key.
         kept: results of `ctx.once`, by its key.
+        progress: the last progress that was reported, or None.
     """
 
     answers: dict[str, Any] = attrs.field(factory=dict)
     asked: dict[str, str] = attrs.field(factory=dict)
     kept: dict[str, Any] = attrs.field(factory=dict)
+    progress: float | None = None
 
 
 def _digest(value: Any) -> str:
@@ -104,6 +106,7 @@ class Sealer:
                 "answers": memory.answers,
                 "asked": memory.asked,
                 "kept": memory.kept,
+                "progress": memory.progress,
             }
         )
         if self.cipher is not None:
@@ -144,4 +147,4 @@ class Sealer:
             raise InvalidState("another principal's")
         if fields["req"] != digest:
             raise InvalidState("another request's")
-        return Memory(fields["answers"], fields["asked"], fields["kept"])
+        return Memory(fields["answers"], fields["asked"], fields["kept"], fields.get("progress"))

@@ -20,6 +20,7 @@ import trio
 from trimcp.errors import CannotAsk, ErrorReply, McpError
 from trimcp.protocol.request_state import InvalidState, Memory, question_key, request_digest
 from trimcp.session.job import Job
+from trimcp.session.reports import Reports
 from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.capabilities import declares
@@ -71,6 +72,7 @@ class Questions:
         self.seen = {}
         admission = job.request.admission
         if not admission.revision.server_may_call:
+            self.memory.progress = None if job.reports is None else job.reports.kept
             state = session.sealer.seal(self.memory, digest=self.digest, principal=admission.principal, now=time.time())
             requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
             result = InputRequiredResult(input_requests=requests, request_state=state)
@@ -110,6 +112,8 @@ def open_questions(session: Session, job: Job) -> Questions:
 
             security_event("request_state_refused", why=str(error), method=name, principal=principal)
             raise ErrorReply(INVALID_PARAMS, "requestState is not valid for this request") from None
+        if questions.memory.progress is not None:
+            job.reports = Reports(questions.memory.progress)
     responses = raw.get("inputResponses") or {}
     if type(responses) is not dict:
         raise ErrorReply(INVALID_PARAMS, "inputResponses must be an object")

@@ -25,6 +25,7 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
+from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
 from trimcp.slotted import slotted
 from trimcp.wire.codes import (
@@ -168,6 +169,7 @@ class Job:
         clock: the time limit of its handler, if any; it pauses while the peer is asked.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked when re-running, if anything.
+        reports: what was reported of its progress, if anything.
         latest_queued: whether progress of which only the latest counts may wait in the sink.
     """
 
@@ -200,6 +202,7 @@ class Job:
     clock: WorkClock | None = attrs.field(init=False, default=None)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Asked | None = attrs.field(init=False, default=None)
+    reports: Reports | None = attrs.field(init=False, default=None)
     latest_queued: bool = attrs.field(init=False, default=False)
 
     @property
