@@ -46,8 +46,10 @@ async def test_a_run_after_a_question_does_not_send_progress_back(
     if revision < "2025-06-18":
         return  # it cannot ask
     server, client = asking()
-    async with trimcp.testing.connected(server, client, revision=revision, force_rerun=force_rerun) as session:
-        async with session.calling(tool) as call:
-            told = [step.progress async for step in call.progress]
-            assert not (await call.result()).is_error
+    async with (
+        trimcp.testing.connected(server, client, revision=revision, force_rerun=force_rerun) as session,
+        session.calling(tool) as call,
+    ):
+        told = [step.progress async for step in call.progress]
+        assert not (await call.result()).is_error
     assert told == values

@@ -98,17 +98,17 @@ class Sealer:
         Raises:
             LocalError: it is too large, or a result of `once` is not JSON.
         """
-        body = jsonrpc.encode(
-            {
-                "exp": int(now + self.lifetime),
-                "req": digest,
-                "who": principal,
-                "answers": memory.answers,
-                "asked": memory.asked,
-                "kept": memory.kept,
-                "progress": memory.progress,
-            }
-        )
+        fields: dict[str, Any] = {
+            "exp": int(now + self.lifetime),
+            "req": digest,
+            "who": principal,
+            "answers": memory.answers,
+            "asked": memory.asked,
+            "kept": memory.kept,
+        }
+        if memory.progress is not None:
+            fields["progress"] = memory.progress
+        body = jsonrpc.encode(fields)
         if self.cipher is not None:
             body = self.cipher.encrypt(body)
         mac = hmac.digest(self._macs[0], body, "sha256")

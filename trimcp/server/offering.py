@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args, overload
 
 import attrs
 
@@ -38,6 +38,10 @@ FilterT = TypeVar("FilterT", bound="Filter")
 
 Confirm = Literal["destructive"]
 """Which tools run only after the user agreed: those with the annotation `destructive_hint=True`."""
+
+Offers = Literal["tools", "resources", "prompts"]
+"""What a server may offer: each is a capability with lists of its own."""
+_OFFERS: Final = get_args(Offers)
 
 HandlerErrors = Literal["log", "tell", "raise"]
 """How an unexpected exception of a handler is treated; see `Server`."""
@@ -80,9 +84,19 @@ class Offering:
     confirm: Confirm | None
     confirm_fallback: Fallback
 
-    def __init__(self, profile: Profile, *, dynamic: bool, extensions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        dynamic: bool,
+        extensions: Mapping[str, Mapping[str, Any]],
+        offers: Iterable[Offers] = _OFFERS,
+    ) -> None:
         self.profile: Profile = profile
         self.dynamic: bool = dynamic
+        self.offers: frozenset[str] = frozenset(offers)
+        if isinstance(offers, str) or not self.offers <= set(_OFFERS):
+            raise ValueError(f"offers are some of {', '.join(map(repr, _OFFERS))}, not {offers!r:.60}")
         self.extensions: dict[str, dict[str, Any]] = {key: dict(value) for key, value in extensions.items()}
         self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
@@ -463,6 +477,8 @@ class Offering:
     def _add(
         self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry, listed: bool = True
     ) -> None:
+        if registry.change.value not in self.offers:
+            raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
         scopes = frozenset() if entry.permission is None else entry.permission.scopes
         registry.add(name, entry, live=self._live, scopes=scopes, listed=listed)
         self._declare()
@@ -480,18 +496,26 @@ class Offering:
     def announced(self) -> frozenset[Change]:
         """Return the lists for which `listChanged` is declared."""
         registries: tuple[Registry[Any], ...] = (self.tools, self.resources, self.templates, self.prompts)
-        return frozenset(registry.change for registry in registries if self.dynamic or registry.touched)
+        changing = {registry.change for registry in registries if self.dynamic or registry.touched}
+        return frozenset(change for change in changing if change.value in self.offers)
+
+    def offers_method(self, name: str) -> bool:
+        """Return whether a method belongs to what is offered here."""
+        root = ((METHODS[name].capability or "") if name in METHODS else "").partition(".")[0]
+        return root in self.offers or root not in _OFFERS
 
     def _declare(self) -> None:
-        """Update the declared capabilities. Lists are always served, also while they are empty."""
-        announced = self.announced()
+        """Update the declared capabilities. Lists of what is offered are served also while they are empty."""
+        announced, offers = self.announced(), self.offers
+        resources = ResourcesCapability(
+            subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
+            list_changed=Change.RESOURCES in announced,
+        )
+        prompts = PromptsCapability(list_changed=Change.PROMPTS in announced)
         self.profile.capabilities = ServerCapabilities(
-            tools=ToolsCapability(list_changed=Change.TOOLS in announced),
-            resources=ResourcesCapability(
-                subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
-                list_changed=Change.RESOURCES in announced,
-            ),
-            prompts=PromptsCapability(list_changed=Change.PROMPTS in announced),
+            tools=ToolsCapability(list_changed=Change.TOOLS in announced) if "tools" in offers else None,
+            resources=resources if "resources" in offers else None,
+            prompts=prompts if "prompts" in offers else None,
             completions={} if self.completes else None,
             logging={},
             extensions=self.extensions or None,

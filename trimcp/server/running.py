@@ -33,7 +33,7 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
-from trimcp.wire.jsonrpc import JSON, encode
+from trimcp.wire.jsonrpc import JSON, Unencodable, encode
 from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
 from trimcp.wire.resources import (
     ListResourcesResult,
@@ -119,7 +119,9 @@ class Running:
         }
         for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
             handlers[name] = self.pools.shared(handlers[name])
-        self._handlers = {name: server.dressed(name, handler) for name, handler in handlers.items()}
+        self._handlers = {
+            name: server.dressed(name, handler) for name, handler in handlers.items() if server.offers_method(name)
+        }
         self._noticed = server.wrap(self._call_notification_handlers)
 
     def statistics(self) -> ServerStatistics:
@@ -187,7 +189,8 @@ class Running:
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         """Return the tool error for an exception of a tool's middleware or of tasks that it started; None for a crash.
 
-        The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
+        An integer beyond 64 bits in a result is a tool error, too, and logged: the tool's author cannot know who has
+        such JSON. The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
         """
         if job.request.verb.name != "tools/call":
             return None
@@ -195,6 +198,9 @@ class Running:
         from trimcp.wire.tools import failed_call
 
         text = error_text(job.params.name, error)
+        if text is None and session.handler_errors != "raise" and _is_beyond_64_bits(error):
+            job.log_crash(error)
+            text = f"the result of {job.params.name} cannot be sent: {sole(error)}"
         if text is None and session.handler_errors == "tell" and not isinstance(sole(error), ErrorReply | CannotAsk):
             from trimcp.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
@@ -447,6 +453,12 @@ class Running:
         typed = params.argument.value.casefold()
         choices = about.choices.get(params.argument.name, ()) if of_prompt else ()
         return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
+
+
+def _is_beyond_64_bits(error: BaseException) -> bool:
+    """Return whether a result could not be encoded because of an integer (orjson's words)."""
+    cause = sole(error)
+    return isinstance(cause, Unencodable) and "64-bit" in str(cause)
 
 
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:

@@ -14,7 +14,7 @@ from trimcp.errors import LocalError
 from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
-from trimcp.server.offering import Confirm, HandlerErrors, Offering
+from trimcp.server.offering import Confirm, HandlerErrors, Offering, Offers
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel
@@ -49,6 +49,8 @@ class Server(Offering, Generic[StateT]):
         description, icons, website_url: more about the program, in revisions that have these members. An icon is an
             `Icon` or a dict such as `{"src": "https://example.com/icon.png"}`.
         lifespan: `async with lifespan(server) as state` surrounds every run; handlers get the state as `ctx.state`.
+        offers: which of tools, resources and prompts it declares and lists, also while it has none of them. One with
+            tools alone says so with `offers=["tools"]`; then no client asks for the other lists.
         dynamic: declare `listChanged` from the start. Otherwise it is declared only once a list has changed.
         page_size: entries per page of a list; None puts all on one, which every client understands.
         list_ttl_ms, list_cache_scope: how long (milliseconds) and for whom clients may keep lists (2026-07-28).
@@ -75,7 +77,7 @@ class Server(Offering, Generic[StateT]):
         tools, resources, templates, prompts: the entries, by name or URI. Read only; methods change them.
         runs: the runs under way, each with its `sessions`.
         parts: called with each run; what they return is entered before anybody is served, and left after the last.
-        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
+        lifespan, offers, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
         max_threads, max_processes, limits, audit, confirm, confirm_fallback, handler_errors: as given.
 
     Other public names are for `Running` and the logging bridge, and may change.
@@ -92,6 +94,7 @@ class Server(Offering, Generic[StateT]):
         icons: Iterable[Icon | Mapping[str, Any]] = (),
         website_url: str | None = None,
         lifespan: Callable[[Server[StateT]], AbstractAsyncContextManager[StateT]] = _no_lifespan,
+        offers: Iterable[Offers] = ("tools", "resources", "prompts"),
         dynamic: bool = False,
         page_size: int | None = None,
         list_ttl_ms: int = 0,
@@ -135,7 +138,7 @@ class Server(Offering, Generic[StateT]):
         advice = given_text("instructions", instructions)
         most = self.limits.max_client_info
         profile = Profile(self.info, ServerCapabilities(), advice or None, tuple(sorted(revisions)), max_peer_info=most)
-        super().__init__(profile, dynamic=dynamic, extensions=extensions or {})
+        super().__init__(profile, dynamic=dynamic, extensions=extensions or {}, offers=offers)
         self.confirm: Confirm | None = confirm
         self.confirm_fallback: Fallback = confirm_fallback
         self.audit = audit
