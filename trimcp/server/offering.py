@@ -163,8 +163,7 @@ class Offering:
         A tool that is not listed may be called by those who know its name.
         """
         if name in self.tools:
-            scopes = frozenset() if entry.permission is None else entry.permission.scopes
-            self.tools.replace(name, entry, live=self._live, scopes=scopes)
+            self.tools.replace(name, entry, live=self._live, **_seen_by(entry))
             self._declare()
         else:
             self._add(self.tools, name, entry, listed)
@@ -416,7 +415,10 @@ class Offering:
 
     def dressed(self, name: str, handler: Handler) -> Handler:
         """Return the handler of a method inside its middleware, its filters and the audit."""
-        handler = self.filtered(name, self.wrap(handler))
+        return self.audited(name, self.filtered(name, self.wrap(handler)))
+
+    def audited(self, name: str, handler: Handler) -> Handler:
+        """Return the handler of a method inside the audit, if that refuses what it cannot record."""
         audit = self.audit
         return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
 
@@ -479,8 +481,7 @@ class Offering:
     ) -> None:
         if registry.change.value not in self.offers:
             raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
-        scopes = frozenset() if entry.permission is None else entry.permission.scopes
-        registry.add(name, entry, live=self._live, scopes=scopes, listed=listed)
+        registry.add(name, entry, live=self._live, listed=listed, **_seen_by(entry))
         self._declare()
 
     def _remove(self, registry: Registry[Any], name: str) -> None:
@@ -522,16 +523,24 @@ class Offering:
         )
 
 
+def _seen_by(entry: ToolEntry | ResourceEntry | PromptEntry) -> Any:
+    """Return what a registry has to know to list an entry to those who may see it."""
+    permission = entry.permission
+    if permission is None:
+        return {}
+    return {"scopes": permission.scopes, "hides": None if permission.visible is None else permission.hides}
+
+
 def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Permission | None:
     """Return the permission that an entry's options require, or None if every client may use it."""
-    scopes, allow = options.get("scopes"), options.get("allow")
-    if not scopes and allow is None:
+    scopes, allow, visible = options.get("scopes"), options.get("allow"), options.get("visible")
+    if not scopes and allow is None and visible is None:
         return None
     from trimcp.guard.permission import permission_of  # few servers need it
 
     if tool is None:
-        return permission_of(scopes, allow)
-    return permission_of(scopes, allow, tool.listed, tool.confirmation)
+        return permission_of(scopes, allow, visible=visible)
+    return permission_of(scopes, allow, tool.listed, tool.confirmation, visible)
 
 
 def _check_method(name: object, decorator: str, example: str) -> None:

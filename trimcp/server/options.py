@@ -12,7 +12,7 @@ from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
 from trimcp.wire.tools import ToolAnnotations
 
 if TYPE_CHECKING:
-    from trimcp.guard.permission import Allow
+    from trimcp.guard.permission import Allow, Visible
 
 
 class ListedOptions(TypedDict, total=False):
@@ -28,6 +28,7 @@ class ListedOptions(TypedDict, total=False):
             `Limits.tool`, `Limits.resource` or `Limits.prompt`.
         scopes: the scopes that a token needs, all of them; without them it is not listed either.
         allow: a sync or async function that allows or denies each request, or for a tool has the user asked.
+        visible: a sync function of who asks (an `Admission`) that decides who sees it; for others it does not exist.
     """
 
     name: str | None
@@ -38,6 +39,7 @@ class ListedOptions(TypedDict, total=False):
     quota: Quota | None
     scopes: Iterable[str]
     allow: Allow | None
+    visible: Visible | None
 
 
 def listed_members(options: Mapping[str, Any], name: str, description: str) -> dict[str, Any]:
