@@ -36,6 +36,7 @@ from trimcp.wire.revisions import LATEST, V2024_11_05, V2025_03_26
 ROOT = Path(__file__).parents[2]
 SERVER = str(Path(__file__).with_name("server_for_cli.py"))
 TRIMCP = [sys.executable, "-m", "trimcp.cli"]
+FAILS = f"{sys.executable} -c 'exit(1)'"
 
 
 def trimcp(*words: str, stdin: str = "") -> Result:
@@ -400,14 +401,14 @@ def test_the_trace_shows_every_message_or_keeps_it(tmp_path: Path) -> None:
     assert '<-- {"jsonrpc":"2.0","id":2,"error"' in result.stderr
     assert result.exit_code == 4
     file = tmp_path / "trace.txt"
-    result = trimcp("inspect", f"--trace={file}", "false")
+    result = trimcp("inspect", f"--trace={file}", FAILS)
     assert '"method":"server/discover"' in file.read_text()
     assert "exited with status 1" in result.stderr
 
 
 def test_the_environment_asks_for_a_trace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIMCP_TRACE", "1")
-    assert '--> {"jsonrpc":"2.0","id":1,"method":"server/discover"' in trimcp("inspect", "false").stderr
+    assert '--> {"jsonrpc":"2.0","id":1,"method":"server/discover"' in trimcp("inspect", FAILS).stderr
 
 
 # Processes
