@@ -416,8 +416,8 @@ class AgentCall(Sink):
             cancelled = {"requestId": self._id, "reason": reason}
             self._session.deliver((Incoming(Notification("notifications/cancelled", cancelled)),))
 
-    def disconnected(self, why: str, *, slow: bool = False) -> None:
-        """End the call because nobody can read its answer any more. Its handler is cancelled."""
+    def disconnected(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
+        """End the call because nobody can read its answer any more, or the server ends. Its handler is cancelled."""
         own, self._own = self._own, None
         if self._session is None:
             return
@@ -425,7 +425,7 @@ class AgentCall(Sink):
             self.cancel(why)
             return
         self._finish("cancelled")
-        own.disconnect(why, slow=slow)
+        own.disconnect(why, slow=slow, ending=ending)
 
     # The origin of its messages
 

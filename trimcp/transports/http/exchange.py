@@ -19,7 +19,16 @@ from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
 from trimcp.transports.http.routing import PostPlan, id_of
-from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
+from trimcp.transports.http.seams import (
+    JSON_HEADERS,
+    Handler,
+    Head,
+    HttpReply,
+    HttpResponse,
+    PushedSession,
+    refusal,
+    server_ends,
+)
 from trimcp.transports.http.sessions import HttpSession, Shared
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream, StreamSink
 from trimcp.wire.codes import ERRORS, FORBIDDEN, OVERLOADED
@@ -106,7 +115,7 @@ class Exchange(Handler, StreamSink):
         own, self.own = self.own, None
         if own is not None and not self.at_rest:
             self._end()
-            own.disconnect(slow or "the client closed its request", slow=slow is not None)
+            own.disconnect(slow or "the client closed its request", slow=slow is not None, ending=server_ends())
 
     def _find_session(self, plan: PostPlan, message: Message) -> PushedSession | HttpResponse:
         """Find or make the session that the plan names, or return the response that refuses it."""

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
+import trio
 
 from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
@@ -207,6 +208,11 @@ class Handler(Protocol):
         return
 
 
+def server_ends() -> bool:
+    """Return whether this task, which serves a connection, is being cancelled: so ends a server; a client leaves."""
+    return trio.current_effective_deadline() == -math.inf
+
+
 @attrs.frozen(eq=False)
 class Upgrade:
     """How to serve a request for a WebSocket.
@@ -320,8 +326,14 @@ class PushedSession(Protocol):
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Accept received messages. Never waits, and never raises because of a message's contents."""
 
-    def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End it because its peer is gone: handlers are cancelled. `slow`: it was dropped because it did not read."""
+    def disconnect(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
+        """End it because its peer is gone: handlers are cancelled.
+
+        Args:
+            why: for the log.
+            slow: it was dropped because it did not read.
+            ending: the server ends, and the peer may still be there.
+        """
 
     def close(self) -> None:
         """End it when no handler is running. The caller then drops its reference."""
