@@ -18,17 +18,9 @@ from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, 
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
+from trimcp.session.scopes import server_ends
 from trimcp.transports.http.routing import PostPlan, id_of
-from trimcp.transports.http.seams import (
-    JSON_HEADERS,
-    Handler,
-    Head,
-    HttpReply,
-    HttpResponse,
-    PushedSession,
-    refusal,
-    server_ends,
-)
+from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
 from trimcp.transports.http.sessions import HttpSession, Shared
 from trimcp.transports.http.streams import SSE_HEADERS, EventStream, StreamSink
 from trimcp.wire.codes import ERRORS, FORBIDDEN, OVERLOADED

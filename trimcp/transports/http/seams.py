@@ -20,7 +20,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
-import trio
 
 from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
@@ -206,11 +205,6 @@ class Handler(Protocol):
     def writable(self) -> None:
         """Note that the operating system has accepted all waiting bytes: messages held back may be written now."""
         return
-
-
-def server_ends() -> bool:
-    """Return whether this task, which serves a connection, is being cancelled: so ends a server; a client leaves."""
-    return trio.current_effective_deadline() == -math.inf
 
 
 @attrs.frozen(eq=False)
