@@ -60,6 +60,7 @@ from trimcp.agent_tools.messages import (
     read_message,
 )
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.budget import owner_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.cleaning import harmless
 from trimcp.security import security_event
@@ -118,7 +119,7 @@ class AgentHttp:
             ours = "type" in value and "jsonrpc" not in value
         else:
             ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
-        return AgentExchange(self, head, _read_typed, value) if ours else None
+        return AgentExchange(self, head, _read_typed, value=value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
@@ -181,18 +182,26 @@ class AgentHttp:
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
-        exchange = self._exchange(reader, head)
+        exchange = self._exchange(reader, None, head)
         if exchange is None:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
             raise TooMuch("too much is under way; try again later", retry_after=1)
-        if self.shared.judged_by_head:
-            head.again = partial(self._exchange, reader)
+        if self.shared.judged_by_head and AGENT_HEADER not in head.headers:
+            head.again = partial(self._exchange, reader, self.caller(head))
         return exchange
 
-    def _exchange(self, reader: Reader, head: Head) -> AgentExchange | None:
-        """Return the handler of an admitted request, or None if too much is under way."""
+    def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> AgentExchange | None:
+        """Return the handler of an admitted request, or None if too much is under way.
+
+        The caller is given if it is known from another request with the same head.
+        """
         shared = self.shared
-        return AgentExchange(self, head, reader) if shared.exchanges < shared.settings.max_exchanges else None
+        if shared.exchanges >= shared.settings.max_exchanges:
+            # A call that gives way to this caller makes room for its request too, unless it came another way.
+            self.run.calls.make_room(owner_of(head.principal, head.peer))
+            if shared.exchanges >= shared.settings.max_exchanges:
+                return None
+        return AgentExchange(self, head, reader, caller)
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -264,6 +273,7 @@ class AgentExchange(Handler, StreamSink):
     http: AgentHttp
     head: Head
     reader: Reader
+    caller: AgentCaller | None = None  # if it is known already
     value: Any = None  # that of the body, if it was parsed
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _stream: EventStream | None = attrs.field(init=False, default=None)
@@ -298,7 +308,7 @@ class AgentExchange(Handler, StreamSink):
                 self._request = message
             if http.shared.draining:
                 raise Draining(_ENDS)
-            caller = http.caller(head)
+            caller = self.caller or http.caller(head)
             if isinstance(message, ToolRequest):
                 context = http.run.context_now(caller, message.context_id)
                 if context is not None or message.context_id is None:

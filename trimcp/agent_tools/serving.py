@@ -15,8 +15,9 @@ from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.entries import Implemented, version_of
 from trimcp.agent_tools.errors import NotAllowed
 from trimcp.agent_tools.rules import RegistrationRules
-from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.service import MAX_CALLS, AgentCall, AgentRun
 from trimcp.agent_tools.stores import ContextStore, MemoryContexts
+from trimcp.bounds import check_number
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.guard.permission import AccessRequest, Decision, judge
 from trimcp.principal import Principal
@@ -67,6 +68,8 @@ class AgentTools:
         agent_claim: the claim of a token that names the agent; by default the client that it was issued to.
         authenticate: identifies callers on a port that has no check of its own: `bearer_tokens({...})`.
         strict: refuse messages with members that the protocol does not have.
+        max_calls: calls under way, of all callers. When there are so many, whoever has 16 times as many as a newcomer
+            loses the oldest of them to it; else the newcomer is refused.
 
     Attributes:
         catalog: the tools and who registered them.
@@ -84,6 +87,7 @@ class AgentTools:
         agent_claim: str | None = None,
         authenticate: Authenticate | None = None,
         strict: bool = False,
+        max_calls: int = MAX_CALLS,
     ) -> None:
         if LATEST not in server.profile.revisions:
             raise LocalError(f"agent tools are served by calls of {LATEST.name}, which this server does not speak")
@@ -95,6 +99,8 @@ class AgentTools:
         self.agent_claim: str | None = agent_claim
         self.authenticate: Authenticate | None = authenticate
         self.strict: bool = strict
+        check_number("max_calls", max_calls, whole=True)
+        self.max_calls: int = max_calls
         rules = RegistrationRules() if registration is None else registration
         self.catalog: Catalog = Catalog(server, implementations or {}, rules)
         self._allow = allow
@@ -107,7 +113,7 @@ class AgentTools:
     async def _beside(self, running: Running) -> AsyncIterator[None]:
         """Keep an `AgentRun` for a run of the server while the block runs."""
         async with ContextTable(self.contexts, self.store, self.server.budget).running() as table:
-            run = AgentRun(running, table, self.catalog, self.agent_claim, self.strict)
+            run = AgentRun(running, table, self.catalog, self.agent_claim, self.strict, self.max_calls)
             self._runs[running] = run
             running.hosts.append(run.statistics)
             try:

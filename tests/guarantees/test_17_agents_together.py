@@ -1,0 +1,60 @@
+"""Promise 17, what one agent may take of agent tools: others get their share of calls, contexts, threads and memory."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AsyncExitStack
+
+import orjson
+import pytest
+import trio
+
+from tests.fuzz.effort import PATIENCE
+from tests.guarantees.report import figure
+from tests.peers.http1 import http_request
+from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.websockets import message, upgrade
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
+]
+
+ADA, EVE = "Authorization: Bearer ada-token", "Authorization: Bearer eve-token"
+_TOKENS = {"ada-token": "ada", "eve-token": "eve"}
+_JSON = "Content-Type: application/json"
+
+
+async def test_one_principal_does_not_take_all_calls(servers: ServerPool) -> None:
+    """Calls of a tool that never ends, 10,200 over 12 WebSockets; beside them somebody else calls."""
+    wires, each, calls = 12, 850, 100
+    async with servers("own", tokens=_TOKENS, agent_tools={}) as server:
+        await _echoes(server, ADA, 1)
+        async with AsyncExitStack() as stack:
+            for _ in range(wires):
+                socket = await upgrade(await stack.enter_async_context(server.wire()), EVE, path="/agent")
+                asked = b'{"type":"tool_request","tool_name":"hang","request_id":"%d"}'
+                await socket.say(*(message(asked % n) for n in range(each)))
+                await socket.say(message(b'{"type":"context_read","context_id":"none","request_id":"after"}'))
+                with trio.fail_after(PATIENCE):  # those before it have begun, or were refused
+                    while orjson.loads((await socket.hear())[1])["request_id"] != "after":
+                        pass
+            refused = calls - await _echoes(server, ADA, calls)
+            async with server.wire() as wire:
+                socket = await upgrade(wire, ADA, path="/agent")
+                for n in range(calls):
+                    asked = b'{"type":"tool_request","tool_name":"echo","request_id":"%d"}' % n
+                    await socket.say(message(asked))
+                    refused += orjson.loads((await socket.hear())[1])["status"] != "success"
+    what = f"of {2 * calls} calls, refused because another principal makes {wires * each:,}"
+    assert not figure(17, what, refused, 0, "", "own")
+
+
+async def _echoes(server: ServerProcess, who: str, many: int) -> int:
+    """Return how many of so many calls were answered."""
+    answered = 0
+    async with server.wire() as wire:
+        for n in range(many):
+            body = b'{"tool_name":"echo","request_id":"%d","arguments":{"text":"x"}}' % n
+            answered += (await wire.ask(http_request("POST", "/tools/call", _JSON, who, body=body))).status == 200
+    return answered
