@@ -12,7 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, all_tasks, assert_empty, begin, open_table
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.contexts import ContextActor, ContextLimits
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
@@ -99,6 +99,73 @@ async def test_what_arrives_during_a_write_is_written_together() -> None:
             assert actor.version == 20
             assert store.rows[ADA, f"c{number}"].state == {f"n{each}": each for each in range(number, 100, 5)}
             assert store.rows[ADA, f"c{number}"].version == 20
+
+
+async def test_large_contexts_are_written_some_at_a_time() -> None:
+    store = ScriptedStore()
+    async with open_table(store, max_state=9_000_000) as table:
+        actors = [await table.create(ADA, f"c{number}") for number in range(5)]
+        before = len(store.writes)
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                nursery.start_soon(actors[0].update, {"n": 0})
+                await wait_all_tasks_blocked()
+                for actor in actors[1:]:
+                    nursery.start_soon(actor.update, {"text": "x" * 8_500_000})
+                await wait_all_tasks_blocked()
+        assert [len(kept) for kept, _ in store.writes[before:]] == [1, 2, 2]
+        failed: list[AgentToolsError] = []
+
+        async def update(actor: ContextActor) -> None:
+            try:
+                await actor.update({"n": 1})
+            except AgentToolsError as error:
+                failed.append(error)
+
+        store.broken = FAILED
+        async with trio.open_nursery() as nursery:
+            for actor in actors[1:]:
+                nursery.start_soon(update, actor)
+        assert len(failed) == 4, "those that are not even tried fail with the others"
+        assert len(store.writes) - before == 4
+        store.broken = None
+
+
+async def test_updates_that_wait_are_counted_and_bounded() -> None:
+    """Whatever they replace: the memory of each is its own until the store has it, and what fails leaves nothing."""
+    store, budget = ScriptedStore(), Budget(4_000_000)
+    async with open_table(store, budget=budget, max_unsaved=100) as table:
+        actor = await table.create(ADA, "ctx-001", {f"m{n}": n for n in range(1_000)})
+        before, outcomes = budget.held, []
+
+        async def update(text: str) -> None:
+            try:
+                await actor.update({"text": text})
+            except AgentToolsError as error:
+                outcomes.append(error)
+
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                for _ in range(101):
+                    nursery.start_soon(update, "")
+                await wait_all_tasks_blocked()
+                assert 100 * 8 * 1024 + 2 * 100 * 1_000 <= budget.held - before <= 100 * 9 * 1024 + 2 * 100 * 1_100
+        assert [(type(error), error.message) for error in outcomes] == [
+            (TooMuch, "100 updates of the context wait for the store")
+        ]
+        assert budget.held - before <= 200
+        outcomes.clear()
+        for broken in (None, FAILED):
+            store.broken = broken
+            async with trio.open_nursery() as nursery:
+                with store.hold():
+                    for _ in range(50):
+                        nursery.start_soon(update, "x" * 200_000)
+                    await wait_all_tasks_blocked()
+                    assert 1_000_000 < budget.held - before < 2_000_000
+                    assert {error.message for error in outcomes} == {"the server has no memory for a larger state"}
+            assert 200_000 < budget.held - before < 200_200, "the one that was kept"
+        store.broken = None
 
 
 async def test_versions_are_judged_by_updates_that_wait() -> None:

@@ -12,6 +12,7 @@ import trio
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
 from tests.peers.http1 import http_request
+from tests.peers.processes import MIB
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.websockets import message, upgrade
 
@@ -48,6 +49,40 @@ async def test_one_principal_does_not_take_all_calls(servers: ServerPool) -> Non
                     refused += orjson.loads((await socket.hear())[1])["status"] != "success"
     what = f"of {2 * calls} calls, refused because another principal makes {wires * each:,}"
     assert not figure(17, what, refused, 0, "", "own")
+
+
+async def test_updates_that_wait_for_a_slow_store_cost_little(servers: ServerPool) -> None:
+    """Each WebSocket has 256 updates of one byte wait, of a context with 9,000 members."""
+    wires, each = 8, 256
+    big = b'{"type":"context_create","context_id":"c%d","state":{%b}}'
+    members = b",".join(b'"member-%d":%d' % (n, n) for n in range(9_000))
+    async with servers("own", agent_tools={"slow": 4.0, "contexts": {"idle": 60}}, fresh=True) as server:
+        await server.warm()
+        async with AsyncExitStack() as stack:
+            sockets = [
+                await upgrade(await stack.enter_async_context(server.wire()), path="/agent") for _ in range(wires)
+            ]
+            with trio.fail_after(PATIENCE):
+                for n, socket in enumerate(sockets):
+                    await socket.say(message(big % (n, members)))
+                for socket in sockets:
+                    assert orjson.loads((await socket.hear())[1])["type"] == "context_state"
+            base = server.forget_peak()
+            asked = b'{"type":"context_update","context_id":"c%d","request_id":"%d","updates":{"n":%d}}'
+            for n, socket in enumerate(sockets):
+                await socket.say(*(message(asked % (n, one, one)) for one in range(each)))
+            answers = [orjson.loads((await socket.hear())[1]) for socket in sockets]
+            assert {answer["type"] for answer in answers} == {"context_update"}
+            assert await _echoes(server, "X-Nobody: 1", 20) == 20
+            spent = (server.peak - base) / MIB
+            for n, socket in enumerate(sockets):
+                for one in range(1, each):
+                    assert orjson.loads((await socket.hear())[1])["request_id"] == str(one)
+                await socket.say(message(b'{"type":"context_destroy","context_id":"c%d"}' % n))
+            for socket in sockets:
+                assert orjson.loads((await socket.hear())[1])["type"] == "context_destroyed"
+    what = f"memory for {wires * each:,} updates that wait for a slow store"
+    assert figure(17, what, spent, 32, "MiB", "websocket, own") <= 32
 
 
 async def _echoes(server: ServerProcess, who: str, many: int) -> int:
