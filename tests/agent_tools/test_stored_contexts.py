@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
@@ -654,3 +655,67 @@ async def test_the_log_of_a_store_names_its_logger(caplog: pytest.LogCaptureFixt
         with pytest.raises(AgentToolsError):
             await actor.update({"a": 1})
     assert ("trimcp.agent_tools", logging.ERROR) in {(record.name, record.levelno) for record in caplog.records}
+
+
+# One store for all
+
+
+@attrs.define(eq=False)
+class OneAtATime(ScriptedStore):
+    """A store that does one thing at a time, in the order of the calls; each takes a second."""
+
+    turns: trio.Lock = attrs.field(factory=trio.Lock)
+
+    async def _work(self) -> None:
+        async with self.turns:
+            await trio.sleep(1)
+
+
+@pytest.mark.parametrize("strangers", [{"owner": BOB}, {"owner": ("", "anonymous"), "address": "192.0.2.1"}])
+async def test_reads_of_one_hold_up_nobody_else(strangers: dict[str, Any], autojump_clock: Any) -> None:
+    store = OneAtATime({one.key: one for one in (row("c1", owner=strangers["owner"]), row("c2"), row("c3"))})
+    async with open_table(store, idle=1e6, lifetime=1e6) as table, trio.open_nursery() as nursery:
+        actor = await table.find(ADA, "c2")
+        unknown = 0
+
+        async def ask(number: int) -> None:
+            nonlocal unknown
+            with pytest.raises(UnknownContext):
+                await table.find(strangers["owner"], f"none-{number}", address=strangers.get("address"))
+            unknown += 1
+
+        for number in range(1_000):
+            nursery.start_soon(ask, number)
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        await actor.update({"n": 1})
+        assert trio.current_time() - began <= 4, "what is under way, and the write before it"
+        await table.find(ADA, "c3")
+        with pytest.raises(UnknownContext):
+            await table.find(("", "anonymous"), "none", address="192.0.2.9")
+        assert trio.current_time() - began <= 12
+        assert unknown < 20
+        nursery.cancel_scope.cancel()
+    assert not table._readers
+
+
+async def test_all_reads_of_one_are_answered_in_order_and_those_of_a_closing_table_too(autojump_clock: Any) -> None:
+    store = OneAtATime({one.key: one for one in (row("c1"), row("c2"))})
+    answers: list[tuple[int, type]] = []
+
+    async def ask(table: ContextTable, number: int) -> None:
+        with pytest.raises(AgentToolsError) as caught:
+            await table.find(ADA, f"none-{number}")
+        answers.append((number, type(caught.value)))
+
+    async with trio.open_nursery() as nursery, open_table(store) as table:
+        for number in range(5):
+            nursery.start_soon(ask, table, number)
+            await wait_all_tasks_blocked()
+        await trio.sleep(3.5)
+        assert answers == [(0, UnknownContext), (1, UnknownContext)]
+        table._open = False
+        while len(answers) < 5:  # noqa: ASYNC110  # virtual time
+            await trio.sleep(0.1)
+        assert answers[2:] == [(2, UnknownContext), (3, Draining), (4, Draining)]
+        table._open = True

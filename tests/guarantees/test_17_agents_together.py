@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from itertools import count
+from pathlib import Path
 
 import orjson
 import pytest
@@ -11,10 +14,12 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
-from tests.peers.http1 import http_request
+from tests.peers.http1 import HttpWire, http_request
 from tests.peers.processes import MIB
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.websockets import message, upgrade
+from tests.stopwatch import Stopwatch
+from trimcp.agent_tools import KeptContext, SqliteContexts
 
 pytestmark = [
     pytest.mark.slow,
@@ -83,6 +88,49 @@ async def test_updates_that_wait_for_a_slow_store_cost_little(servers: ServerPoo
                 assert orjson.loads((await socket.hear())[1])["type"] == "context_destroyed"
     what = f"memory for {wires * each:,} updates that wait for a slow store"
     assert figure(17, what, spent, 32, "MiB", "websocket, own") <= 32
+
+
+@pytest.mark.alone
+async def test_reads_of_what_is_not_there_do_not_hold_up_updates(servers: ServerPool, tmp_path: Path) -> None:
+    """200 connections read contexts that a store does not have; compared with 200 that read one in memory."""
+    wires, path = 200, tmp_path / "contexts"
+    kept = [KeptContext((who, who), "here", 1, {}, (), 0, 1e12, 1e12) for who in ("ada", "eve")]
+    kept.append(KeptContext(("eve", "eve"), "in-the-store", 1, {}, (), 0, 1e12, 1e12))
+    async with (store := SqliteContexts(path)).opened():
+        await store.write(kept, [])
+    agent_tools = {"store": str(path), "contexts": {"idle": 60}}
+    async with servers("own", tokens=_TOKENS, agent_tools=agent_tools, fresh=True) as server, AsyncExitStack() as stack:
+        readers = [await stack.enter_async_context(server.wire()) for _ in range(wires)]
+        writer = await stack.enter_async_context(server.wire())
+        memory = await _p50_of_updates(server, writer, readers, lambda n: "here")
+        absent = await _p50_of_updates(server, writer, readers, lambda n: f"none-{n}")
+        for who, id in ((ADA, "here"), (EVE, "here"), (EVE, "in-the-store")):
+            assert (await writer.ask(http_request("DELETE", f"/contexts/{id}", who))).status == 200
+    figure(17, f"p50 of updates beside {wires} readers of a context in memory", memory * 1000, None, "ms", "own")
+    figure(17, f"p50 of updates beside {wires} readers of what is not there", absent * 1000, 50, "ms", "own")
+    assert absent <= memory + 0.05
+
+
+async def _p50_of_updates(
+    server: ServerProcess, writer: HttpWire, readers: list[HttpWire], id: Callable[[int], str]
+) -> float:
+    """Return the seconds of the middle one of 50 updates, while others read contexts."""
+    took, numbers = [], count()
+
+    async def read(wire: HttpWire) -> None:
+        while len(took) < 50:
+            await wire.ask(http_request("GET", f"/contexts/{id(next(numbers))}", EVE))
+
+    async with trio.open_nursery() as nursery:
+        for wire in readers:
+            nursery.start_soon(read, wire)
+        await trio.sleep(0.2)
+        for n in range(50):
+            clock = Stopwatch((server.pid,))
+            body = b'{"n":%d}' % n
+            assert (await writer.ask(http_request("PATCH", "/contexts/here", _JSON, ADA, body=body))).status == 200
+            took.append(clock.took())
+    return sorted(took)[25]
 
 
 async def _echoes(server: ServerProcess, who: str, many: int) -> int:

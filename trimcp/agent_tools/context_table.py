@@ -53,6 +53,7 @@ _LONGEST_ID: Final = 256
 _SWEEP: Final = 60.0  # seconds between two looks for contexts in the store that nobody used
 _LAST_WRITE: Final = 30.0  # seconds for the store at the end
 _SHARES: Final = 16  # of the largest are looked at for a context that was never used
+_READS: Final = 4  # contexts read from the store at once, each for another account
 _LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
 
 
@@ -133,6 +134,8 @@ class ContextTable:
         self._count = 0
         self._stored: dict[Owner, int] = {}  # contexts in the store that are not in memory
         self._loading: dict[ContextKey, trio.Event] = {}
+        self._readers: dict[str, trio.Lock] = {}  # by account, which reads one at a time
+        self._reads = trio.Semaphore(_READS)
         self._ending: dict[ContextKey, ContextActor] = {}
         self._gone: dict[ContextKey, _GoneId] = {}  # the oldest first
         self._gone_queue = DeadlineQueue(self._shared.deadlines, limits.gone)
@@ -188,8 +191,13 @@ class ContextTable:
         contexts = self._owners.get(owner)
         return None if contexts is None else contexts.actors.get(id)
 
-    async def find(self, owner: Owner, id: str) -> ContextActor:
+    async def find(self, owner: Owner, id: str, *, address: str | None = None) -> ContextActor:
         """Return a context.
+
+        Args:
+            owner: whose it is.
+            id: its id.
+            address: of whoever looks for it, as for `create`.
 
         Raises:
             UnknownContext: this owner has none with this id.
@@ -197,7 +205,7 @@ class ContextTable:
             AgentToolsError: the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        actor = self.get(owner, id) or await self._seek(owner, id)
+        actor = self.get(owner, id) or await self._seek(owner, id, address)
         if actor is None:
             raise UnknownContext("there is no such context")
         return actor
@@ -221,7 +229,7 @@ class ContextTable:
             AgentToolsError: the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        actor = self.get(owner, id) or await self._seek(owner, id)
+        actor = self.get(owner, id) or await self._seek(owner, id, address)
         if actor is None:
             if is_minted(id):
                 raise UnknownContext("there is no such context")
@@ -264,7 +272,7 @@ class ContextTable:
             while (ending := self._ending.get((owner, id))) is not None:
                 await ending.wait_over()
             self._forget_gone((owner, id))
-            if (self._find(owner, id) or await self._seek(owner, id)) is not None:
+            if (self._find(owner, id) or await self._seek(owner, id, address)) is not None:
                 raise NameTaken("there is a context with this id")
         actor = self._make(owner, id, state, ttl, permissions, address)
         if self.durable:
@@ -275,7 +283,7 @@ class ContextTable:
                 raise
         return actor
 
-    async def _seek(self, owner: Owner, id: str) -> ContextActor | None:
+    async def _seek(self, owner: Owner, id: str, address: str | None) -> ContextActor | None:
         """Return a context, from the store if need be, or None. Raises ContextGone if it has ended."""
         key = (owner, id)
         while True:
@@ -292,14 +300,32 @@ class ContextTable:
                 continue
             if not self._stored.get(owner) or not _is_id(id):
                 return None
-            return await self._load(owner, id)
+            return await self._load(owner, id, share_of(owner, address)[0])
 
-    async def _load(self, owner: Owner, id: str) -> ContextActor | None:
+    @asynccontextmanager
+    async def _turn_to_read(self, account: str) -> AsyncIterator[None]:
+        """Wait until this account may read from the store: it does one thing at a time, and others write."""
+        turns = self._readers.get(account)
+        if turns is None:
+            turns = self._readers[account] = trio.Lock()
+        try:
+            async with turns, self._reads:
+                if not self._open:
+                    raise Draining("the service is shutting down")
+                yield
+        finally:
+            if not turns.locked():
+                self._readers.pop(account, None)
+
+    async def _load(self, owner: Owner, id: str, account: str) -> ContextActor | None:
         key = (owner, id)
         event = self._loading[key] = trio.Event()
         try:
             try:
-                kept = await self._store.load(owner, id)
+                async with self._turn_to_read(account):
+                    kept = await self._store.load(owner, id)
+            except Draining:
+                raise
             except Exception as error:  # whatever the store raises
                 if not self._unreadable:  # logged once, as failed writes are
                     self._unreadable = True

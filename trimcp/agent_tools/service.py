@@ -271,19 +271,21 @@ class AgentRun:
         return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
     async def _read(self, message: ContextRead, caller: AgentCaller) -> AgentMessage:
-        context = await self.contexts.find(caller.owner, message.context_id)
+        context = await self.contexts.find(caller.owner, message.context_id, address=caller.address)
         context.used()
         return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
     async def _update(self, message: ContextUpdate, caller: AgentCaller) -> AgentMessage:
         # An update of a version that is there begins no context.
-        found = self.contexts.find(caller.owner, message.context_id) if message.version else None
+        found = (
+            self.contexts.find(caller.owner, message.context_id, address=caller.address) if message.version else None
+        )
         context = await (self.context(caller, message.context_id) if found is None else found)
         applied = await context.update(message.updates, message.version)
         return ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
 
     async def _destroy(self, message: ContextDestroy, caller: AgentCaller) -> AgentMessage:
-        context = await self.contexts.find(caller.owner, message.context_id)
+        context = await self.contexts.find(caller.owner, message.context_id, address=caller.address)
         reason = message.reason or "the agent ended the context"
         await context.destroy(reason)
         return ContextDestroyed(context_id=context.id, reason=reason)
@@ -291,7 +293,7 @@ class AgentRun:
     @asynccontextmanager
     async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[AgentMessage]]:
         """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
-        context = await self.contexts.find(caller.owner, id)
+        context = await self.contexts.find(caller.owner, id, address=caller.address)
         async with context.watch() as events:
             yield _EventMessages(events)
 

@@ -266,7 +266,7 @@ class AgentChannel(WrappedChannel):
             self._watches.open(context, message.request_id)
 
     async def _watch_found(self, message: ContextWatch) -> None:
-        self._watches.open(await self.run.contexts.find(self._owner, message.context_id), message.request_id)
+        self._watches.open(await self._found(message.context_id), message.request_id)
 
     def _unwatch(self, message: ContextUnwatch, incoming: Incoming) -> None:
         self._watches.close(message.context_id)
@@ -279,7 +279,10 @@ class AgentChannel(WrappedChannel):
             self._end(context, message)
 
     async def _destroy_found(self, message: ContextDestroy) -> None:
-        self._end(await self.run.contexts.find(self._owner, message.context_id), message)
+        self._end(await self._found(message.context_id), message)
+
+    async def _found(self, id: str) -> ContextActor:
+        return await self.run.contexts.find(self._owner, id, address=self.caller.address)
 
     def _end(self, context: ContextActor, message: ContextDestroy) -> None:
         if context.ended is not None:
