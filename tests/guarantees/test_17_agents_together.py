@@ -90,6 +90,26 @@ async def test_updates_that_wait_for_a_slow_store_cost_little(servers: ServerPoo
     assert figure(17, what, spent, 32, "MiB", "websocket, own") <= 32
 
 
+async def test_ten_principals_with_all_contexts_do_not_keep_an_eleventh_out(servers: ServerPool) -> None:
+    each, mine = 100, 5
+    tokens = {f"token-{n}": f"p{n}" for n in range(10)} | _TOKENS
+    contexts = {"max_contexts": 10 * each, "max_per_owner": each, "idle": 15.0}
+    async with servers("own", tokens=tokens, agent_tools={"contexts": contexts}) as server, server.wire() as wire:
+        for n in range(10 * each):
+            who = f"Authorization: Bearer token-{n // each}"
+            made = await wire.ask(http_request("POST", "/contexts", _JSON, who, body=b'{"context_id":"c%d"}' % n))
+            assert made.status == 201
+            assert (await wire.ask(http_request("GET", f"/contexts/c{n}", who))).status == 200
+        refused = 0
+        for n in range(mine):
+            body = b'{"context_id":"mine-%d"}' % n
+            refused += (await wire.ask(http_request("POST", "/contexts", _JSON, ADA, body=body))).status != 201
+            refused += (await wire.ask(http_request("GET", f"/contexts/mine-{n}", ADA))).status != 200
+    assert not figure(
+        17, f"of {mine} contexts beside ten principals with all there may be, refused", refused, 0, "", "own"
+    )
+
+
 @pytest.mark.alone
 async def test_reads_of_what_is_not_there_do_not_hold_up_updates(servers: ServerPool, tmp_path: Path) -> None:
     """200 connections read contexts that a store does not have; compared with 200 that read one in memory."""

@@ -52,7 +52,6 @@ _MINTED_LENGTH: Final = len(_MINTED) + 22  # as text
 _LONGEST_ID: Final = 256
 _SWEEP: Final = 60.0  # seconds between two looks for contexts in the store that nobody used
 _LAST_WRITE: Final = 30.0  # seconds for the store at the end
-_SHARES: Final = 16  # of the largest are looked at for a context that was never used
 _READS: Final = 4  # contexts read from the store at once, each for another account
 _LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
 
@@ -130,7 +129,7 @@ class ContextTable:
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
         self._shared = ContextsShared(limits, self._bounds, store.durable, self._end, Saver(store))
         self._owners: dict[Owner, _OwnerContexts] = {}
-        self._shares: dict[ShareKey, ContextShare[ContextActor]] = {}  # by budget owner and agent
+        self._shares: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
         self._count = 0
         self._stored: dict[Owner, int] = {}  # contexts in the store that are not in memory
         self._loading: dict[ContextKey, trio.Event] = {}
@@ -399,15 +398,11 @@ class ContextTable:
             raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
         if self._count + sum(self._stored.values()) < limits.max_contexts:
             return
-        # One that was never used gives way, of whoever has most, but of nobody who has less than the newcomer.
-        shares = [each for each in self._shares.values() if each.live > own or each is share]
-        shares.sort(key=lambda each: -each.live)
-        found = next((actor for each in shares[:_SHARES] if (actor := each.never_used()) is not None), None)
+        found = self._shared.shares.make_way(key[0], "context")
         if found is None:
             security_event("flood_refused", what="context", owner=key[0], why="contexts")
             raise TooMuch("there are too many contexts", retry_after=_LATER)
-        security_event("gave_way", what="context", owner=found.share.key[0], held=found.share.live, used=False)
-        self._end(found, "there are too many contexts, and it was never used")
+        self._end(found, "its place is needed: it was never used" if found.fresh else "its place is needed by others")
 
     def _add(
         self,
@@ -438,7 +433,7 @@ class ContextTable:
         actor.hold(memory)
         contexts.actors[id] = actor
         share.live += 1
-        share.fresh[actor] = None
+        self._shared.shares.add(actor)
         self._count += 1
         return actor
 
@@ -456,7 +451,7 @@ class ContextTable:
         contexts.ending += 1
         actor.share.live -= 1
         actor.share.ending += 1
-        actor.share.fresh.pop(actor, None)
+        self._shared.shares.remove(actor)
         if keep:
             actor.stop(reason, None)
         else:

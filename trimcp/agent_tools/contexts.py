@@ -41,6 +41,7 @@ from trimcp.errors import LocalError
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.transports.http.deadlines import Deadline, Deadlines
+from trimcp.transports.http.shares import Shares
 from trimcp.values import valued
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
@@ -120,6 +121,7 @@ class ContextsShared:
         end: ends a context for a reason; the table does.
         saver: writes to the store.
         deadlines: watches their times.
+        shares: how many each principal or address has, and which of them gives way to a newcomer's.
         nursery: runs their tasks, while the table runs.
         updates: how many updates were applied.
         replaced: updates that slow watchers got as part of a whole state.
@@ -131,6 +133,7 @@ class ContextsShared:
     end: Callable[[ContextActor, str], object]
     saver: Saver
     deadlines: Deadlines = attrs.field(factory=Deadlines)
+    shares: Shares[ContextActor] = attrs.field(factory=lambda: Shares(owner_of=lambda actor: actor.share.key[0]))
     nursery: trio.Nursery | None = attrs.field(init=False, default=None)
     updates: int = attrs.field(init=False, default=0)
     replaced: int = attrs.field(init=False, default=0)
@@ -152,7 +155,7 @@ class ContextActor:
     owner: Owner
     id: str
     _shared: ContextsShared
-    share: ContextShare[ContextActor]
+    share: ContextShare
     _state: dict[str, Any]
     _size: StateSize
     _ends: float  # when its lifetime is over, on Trio's clock
@@ -218,8 +221,18 @@ class ContextActor:
 
     def used(self) -> None:
         """Push the idle deadline on."""
-        self.fresh = False
+        if self.fresh:
+            self._begin_use()
         self._used = trio.current_time()
+
+    def _begin_use(self) -> None:
+        self.fresh = False
+        self._shared.shares.use(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing happens in it."""
+        return not (self.calls or self._unsaved or self._watches or self._scopes)
 
     # Changing
 
@@ -404,7 +417,8 @@ class ContextActor:
         if len(watches) >= self._shared.limits.max_watchers:
             raise TooMuch(f"the context has {len(watches)} watchers")
         watches.append(watch)
-        self.fresh = False
+        if self.fresh:
+            self._begin_use()
 
     def detach(self, watch: WatchChannel) -> None:
         """Have a channel watch it no longer; no effect if it does not."""

@@ -7,8 +7,9 @@ Nothing is ended while there is room. `trimcp.budget` defines owners.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from itertools import islice
+from operator import attrgetter
 from typing import Final, Generic, Protocol, TypeVar
 
 import attrs
@@ -27,9 +28,7 @@ _CHECKED: Final = 256  # of `Places`, which only counts them
 
 
 class Owned(Protocol):
-    """An item that counts into an owner's share."""
-
-    owner: str
+    """An item that counts into an owner's share; its `owner` is a text, unless `Shares` is told another way."""
 
     @property
     def idle(self) -> bool: ...
@@ -53,9 +52,11 @@ class Shares(Generic[T]):
 
     Args:
         much: how many times as much as the newcomer an owner must hold to lose a used, idle item.
+        owner_of: returns the owner of an item.
     """
 
     much: int = FAR
+    owner_of: Callable[[T], str] = attrgetter("owner")
     _shares: dict[str, _Share[T]] = attrs.field(init=False, factory=dict)
     _by_count: dict[int, dict[str, None]] = attrs.field(init=False, factory=dict)
 
@@ -64,7 +65,7 @@ class Shares(Generic[T]):
         return 0 if share is None else share.count
 
     def add(self, item: T, *, used: bool = False) -> None:
-        owner = item.owner
+        owner = self.owner_of(item)
         if owner in self._shares:
             share = self._shares[owner]
         else:
@@ -74,14 +75,14 @@ class Shares(Generic[T]):
 
     def use(self, item: T) -> None:
         """Note that an item was used for the first time."""
-        share = self._shares[item.owner]
+        share = self._shares[self.owner_of(item)]
         if item in share.fresh:
             del share.fresh[item]
             share.used[item] = None
 
     def remove(self, item: T) -> None:
         """Stop counting an item; no effect if it is not counted."""
-        owner = item.owner
+        owner = self.owner_of(item)
         if owner not in self._shares:
             return
         share = self._shares[owner]
@@ -127,8 +128,8 @@ class Shares(Generic[T]):
         """Remove and log the item that `giving_way` returns; the caller ends it."""
         other = self.giving_way(newcomer)
         if other is not None:
-            held = self.held(other.owner)
-            security_event("gave_way", what=what, owner=other.owner, held=held, idle=other.idle)
+            owner = self.owner_of(other)
+            security_event("gave_way", what=what, owner=owner, held=self.held(owner), idle=other.idle)
             self.remove(other)
         return other
 
@@ -157,6 +158,7 @@ class Shares(Generic[T]):
 class Tabled(Owned, Protocol):
     """An item that a client holds open and names by an id."""
 
+    owner: str
     id: str  # the id that the client sends; secret
     principal: Principal | None  # its owner's identity
     fresh: bool  # whether it was never used
