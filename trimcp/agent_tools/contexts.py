@@ -208,6 +208,12 @@ class ContextActor:
         """Why it has ended, or None while it lives."""
         return self._ended
 
+    @property
+    def permissions(self) -> list[str] | None:
+        """What may be called in it, as `AgentRun` reads that; None for everything."""
+        found: list[str] | None = self._state.get("permissions")
+        return found
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state: a new object, whose values are shared. Do not change them."""
         history = self._history

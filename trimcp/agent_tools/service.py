@@ -26,6 +26,7 @@ from trimcp.agent_tools.errors import (
     AgentToolsError,
     InvalidArguments,
     MalformedMessage,
+    NotAllowed,
     RequestCancelled,
     RequestUnderWay,
     ToolCrashed,
@@ -55,6 +56,7 @@ from trimcp.cleaning import harmless, log_crash
 from trimcp.containment import contained
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
+from trimcp.security import security_event
 from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
 from trimcp.session.agent_context import AgentContext, ContextEvent
@@ -90,6 +92,7 @@ class AgentRun:
         catalog: the tools and who registered them.
         agent_claim: the claim of a token that names the agent; None for the client that it was issued to.
         strict: whether messages with members that the protocol does not have are refused.
+        bind_permissions: whether a context's `permissions` decide which tools are called in it.
         max_calls: calls under way, over all callers.
         calls: those under way, by the account of their callers.
     """
@@ -100,6 +103,7 @@ class AgentRun:
     agent_claim: str | None = None
     strict: bool = False
     max_calls: int = MAX_CALLS
+    bind_permissions: bool = True
     calls: Places[AgentCall] = attrs.field(init=False)
     _last_id: int = attrs.field(init=False, default=0)
 
@@ -171,9 +175,11 @@ class AgentRun:
             transport: the transport's name in records.
 
         Raises:
-            UnknownTool, InvalidArguments, RequestUnderWay, TooMuch: it was not started.
+            UnknownTool, InvalidArguments, NotAllowed, RequestUnderWay, TooMuch: it was not started.
         """
         key, entry = self.find(request, caller)
+        if context is not None and self.bind_permissions and (permissions := context.permissions) is not None:
+            self._check_permissions(permissions, request.tool_name, entry, caller)
         own = None
         if session is None:
             own = self.server.open_brief(holding, via)
@@ -199,6 +205,25 @@ class AgentRun:
         message = Request(self._last_id, "tools/call", params)
         session.deliver((Incoming(message, size, call, headers, caller.principal),))
         return call
+
+    def _check_permissions(self, permissions: Sequence[str], name: str, entry: ToolEntry, caller: AgentCaller) -> None:
+        """Raise NotAllowed unless a context's permissions include a tool.
+
+        They include one that they name, and one all of whose scopes they have. One that needs no scope they include if
+        they are scopes only: what the caller's token has or some tool needs. So a name that has become unknown still
+        excludes the rest.
+        """
+        needed = frozenset[str]() if entry.permission is None else entry.permission.scopes
+        if name in permissions or (needed and needed.issubset(permissions)):
+            return
+        if not needed and permissions:
+            principal = caller.principal
+            others = set(permissions).difference(() if principal is None else principal.scopes or ())
+            if not others or others <= self.server.server.tools.scopes:
+                return
+        who = caller.principal
+        security_event("not_allowed", method="tools/call", name=name, principal=who, why="permissions of the context")
+        raise NotAllowed(f"the permissions of the context do not include {name}")
 
     def _begin_call(self, call: AgentCall) -> None:
         """Give a call its place, and its name in its context or on its connection."""

@@ -68,6 +68,8 @@ class AgentTools:
         agent_claim: the claim of a token that names the agent; by default the client that it was issued to.
         authenticate: identifies callers on a port that has no check of its own: `bearer_tokens({...})`.
         strict: refuse messages with members that the protocol does not have.
+        bind_permissions: whether a call in a context that has `permissions` is refused unless they include the tool: by
+            its name, or by all scopes that it needs. False leaves that to `allow`.
         max_calls: calls under way, of all callers. When there are so many, whoever has 16 times as many as a newcomer
             loses the oldest of them to it; else the newcomer is refused.
 
@@ -87,6 +89,7 @@ class AgentTools:
         agent_claim: str | None = None,
         authenticate: Authenticate | None = None,
         strict: bool = False,
+        bind_permissions: bool = True,
         max_calls: int = MAX_CALLS,
     ) -> None:
         if LATEST not in server.profile.revisions:
@@ -101,6 +104,7 @@ class AgentTools:
         self.strict: bool = strict
         check_number("max_calls", max_calls, whole=True)
         self.max_calls: int = max_calls
+        self.bind_permissions: bool = bind_permissions
         rules = RegistrationRules() if registration is None else registration
         self.catalog: Catalog = Catalog(server, implementations or {}, rules)
         self._allow = allow
@@ -113,7 +117,9 @@ class AgentTools:
     async def _beside(self, running: Running) -> AsyncIterator[None]:
         """Keep an `AgentRun` for a run of the server while the block runs."""
         async with ContextTable(self.contexts, self.store, self.server.budget).running() as table:
-            run = AgentRun(running, table, self.catalog, self.agent_claim, self.strict, self.max_calls)
+            run = AgentRun(
+                running, table, self.catalog, self.agent_claim, self.strict, self.max_calls, self.bind_permissions
+            )
             self._runs[running] = run
             running.hosts.append(run.statistics)
             try:
