@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,6 +27,7 @@ from trimcp.agent_tools.errors import (
 )
 from trimcp.agent_tools.handler_context import ActorContext
 from trimcp.agent_tools.stores import KeptContext
+from trimcp.agent_tools.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget
 from trimcp.errors import LocalError
 
@@ -719,3 +721,35 @@ async def test_all_reads_of_one_are_answered_in_order_and_those_of_a_closing_tab
             await trio.sleep(0.1)
         assert answers[2:] == [(2, UnknownContext), (3, Draining), (4, Draining)]
         table._open = True
+
+
+async def test_a_session_ends_with_those_that_only_the_store_has(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    async with open_table(SqliteContexts(path), gone=0) as table:
+        for id, session in (("a", "s"), ("b", "s"), ("c", "other"), ("d", None), ("s", None)):
+            await table.create(ADA, id, session=session)
+        await table.create(BOB, "a", session="s")
+    table = ContextTable(ContextLimits(), SqliteContexts(path), Budget())
+    async with table.running():
+        assert (await table.find(ADA, "b")).session == "s"
+        with pytest.raises(UnknownContext):
+            await table.end_session(ADA, "none", "over")
+        await table.end_session(ADA, "s", "over")
+        for id in ("a", "b", "s"):
+            with pytest.raises(ContextGone):
+                await table.find(ADA, id)
+        assert (await table.find(ADA, "d")).session == "d"
+        assert (await table.find(BOB, "a")).session == "s"
+        assert table.statistics().stored == 1
+    store = SqliteContexts(path)
+    async with store.opened():
+        assert sorted(await store.ids(ADA)) == ["c", "d"]
+
+
+async def test_a_session_whose_store_cannot_be_read_stays() -> None:
+    async with open_table(store := store_with(row("a", state={"session_id": "s"}))) as table:
+        store.broken = FAILED
+        with pytest.raises(AgentToolsError, match="could not read"):
+            await table.end_session(ADA, "s", "over")
+        store.broken = None
+        await table.end_session(ADA, "s", "over")

@@ -16,7 +16,6 @@ from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.context_shares import ContextShare, ShareKey, share_of
 from trimcp.agent_tools.contexts import (
     OF_MEMBER,
-    SERVER_MEMBERS,
     ContextActor,
     ContextLimits,
     ContextsShared,
@@ -232,7 +231,7 @@ class ContextTable:
         if actor is None:
             if is_minted(id):
                 raise UnknownContext("there is no such context")
-            actor = self._make(owner, checked_id(id), None, None, permissions, address)
+            actor = self._make(owner, checked_id(id), None, None, None, permissions, address)
         return actor
 
     async def create(
@@ -242,6 +241,7 @@ class ContextTable:
         state: Mapping[str, Any] | None = None,
         ttl: float | None = None,
         *,
+        session: str | None = None,
         permissions: Sequence[str] = (),
         address: str | None = None,
     ) -> ContextActor:
@@ -252,6 +252,7 @@ class ContextTable:
             id: as the agent chose it; None for a new one that nobody can guess.
             state: its first state; without members that are null.
             ttl: seconds after which it ends (greater than 0), if that is sooner than `ContextLimits.lifetime`.
+            session: the session that it belongs to; None for one of its own, with the same id.
             permissions: that member of its state.
             address: of whoever makes it, in whose share it counts if the owner has no principal.
 
@@ -273,7 +274,7 @@ class ContextTable:
             self._forget_gone((owner, id))
             if (self._find(owner, id) or await self._seek(owner, id, address)) is not None:
                 raise NameTaken("there is a context with this id")
-        actor = self._make(owner, id, state, ttl, permissions, address)
+        actor = self._make(owner, id, state, ttl, session, permissions, address)
         if self.durable:
             try:
                 await actor.save()
@@ -302,8 +303,12 @@ class ContextTable:
             return await self._load(owner, id, share_of(owner, address)[0])
 
     @asynccontextmanager
-    async def _turn_to_read(self, account: str) -> AsyncIterator[None]:
-        """Wait until this account may read from the store: it does one thing at a time, and others write."""
+    async def _reading(self, account: str) -> AsyncIterator[None]:
+        """Let the block read from the store once it is this account's turn: it reads one thing at a time.
+
+        Raises:
+            AgentToolsError: the block raised something else, which is logged once, as failed writes are.
+        """
         turns = self._readers.get(account)
         if turns is None:
             turns = self._readers[account] = trio.Lock()
@@ -311,7 +316,14 @@ class ContextTable:
             async with turns, self._reads:
                 if not self._open:
                     raise Draining("the service is shutting down")
-                yield
+                try:
+                    yield
+                except Exception as error:  # whatever the store raises
+                    if not self._unreadable:
+                        self._unreadable = True
+                        log_crash(log, error, "the store of contexts cannot be read")
+                    raise AgentToolsError("the service could not read the context") from error
+                self._unreadable = False
         finally:
             if not turns.locked():
                 self._readers.pop(account, None)
@@ -320,17 +332,8 @@ class ContextTable:
         key = (owner, id)
         event = self._loading[key] = trio.Event()
         try:
-            try:
-                async with self._turn_to_read(account):
-                    kept = await self._store.load(owner, id)
-            except Draining:
-                raise
-            except Exception as error:  # whatever the store raises
-                if not self._unreadable:  # logged once, as failed writes are
-                    self._unreadable = True
-                    log_crash(log, error, "the store of contexts cannot be read")
-                raise AgentToolsError("the service could not read the context") from error
-            self._unreadable = False
+            async with self._reading(account):
+                kept = await self._store.load(owner, id)
             if kept is None or min(kept.until, kept.ends) <= time.time():
                 return None
             return self._revive(kept)
@@ -364,6 +367,7 @@ class ContextTable:
         id: str,
         state: Mapping[str, Any] | None,
         ttl: float | None,
+        session: str | None,
         permissions: Sequence[str],
         address: str | None,
     ) -> ContextActor:
@@ -380,8 +384,12 @@ class ContextTable:
         size = EMPTY_OBJECT
         if state:
             refuse_server_members(state)
-        if state or permissions:
-            patch = {**(state or {}), **({SERVER_MEMBERS[0]: list(permissions)} if permissions else {})}
+        patch: dict[str, Any] = dict(state or {})
+        if permissions:
+            patch["permissions"] = list(permissions)
+        if session is not None:
+            patch["session_id"] = session
+        if patch:
             result = patched(first, size, patch, self._bounds)
             first, size = result.value, StateSize(result.size, result.members)
         lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
@@ -438,6 +446,37 @@ class ContextTable:
         return actor
 
     # Ending
+
+    async def end_session(self, owner: Owner, session: str, reason: str, *, address: str | None = None) -> None:
+        """End all contexts of an owner that belong to a session, those that only the store has too, and wait for that.
+
+        Raises:
+            UnknownContext: there is none.
+            AgentToolsError: the store failed.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._stored.get(owner):
+            await self._load_session(owner, session, address)
+        contexts = self._owners.get(owner)
+        found = [] if contexts is None else [each for each in contexts.actors.values() if each.session == session]
+        if not found:
+            raise UnknownContext("there is no context of such a session")
+        for actor in found:
+            self._end(actor, reason)
+        for actor in found:
+            await actor.wait_over()
+
+    async def _load_session(self, owner: Owner, session: str, address: str | None) -> None:
+        """Load the contexts of a session that only the store has."""
+        account = share_of(owner, address)[0]
+        async with self._reading(account):
+            ids = await self._store.ids(owner)
+        for id in ids:
+            if self._find(owner, id) is None:
+                async with self._reading(account):
+                    kept = await self._store.load(owner, id)
+                if kept is not None and kept.state.get("session_id", id) == session:
+                    await self._seek(owner, id, address)
 
     def _end(self, actor: ContextActor, reason: str, *, keep: bool = False) -> None:
         """End a context, in memory only with `keep`; no effect if it has ended."""

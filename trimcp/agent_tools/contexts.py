@@ -209,6 +209,12 @@ class ContextActor:
         return self._ended
 
     @property
+    def session(self) -> str:
+        """The session that it belongs to; without one it is one of its own."""
+        found: str = self._state.get("session_id", self.id)
+        return found
+
+    @property
     def permissions(self) -> list[str] | None:
         """What may be called in it, as `AgentRun` reads that; None for everything."""
         found: list[str] | None = self._state.get("permissions")

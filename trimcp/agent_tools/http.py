@@ -7,7 +7,7 @@
 | /tools, /tools/NAME | GET | `list_tools` |
 | /tools/register | POST | `register_tool`, its manifest |
 | /tools/NAME | DELETE | `remove_tool` |
-| /contexts | POST | `context_create` |
+| /contexts | POST, DELETE | `context_create`, `context_destroy` of the contexts of `?session_id=` |
 | /contexts/ID | GET, PATCH, DELETE | `context_read`, `context_update` (the merge patch), `context_destroy` |
 | /contexts/ID/events | GET | `context_watch`: a stream of events |
 | /schemas | GET | the JSON Schemas of all messages |
@@ -570,6 +570,11 @@ def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
 
 
+def _read_session_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    query = _query(head)
+    return read_as(ContextDestroy, _given({name: query.get(name) for name in ("session_id", "reason")}))
+
+
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextWatch, {"context_id": _name(head).removesuffix("/events")})
 
@@ -596,7 +601,7 @@ _PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_session_end},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}

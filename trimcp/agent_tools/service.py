@@ -290,6 +290,7 @@ class AgentRun:
             message.context_id,
             message.state,
             message.ttl,
+            session=message.session_id,
             permissions=_permissions(caller),
             address=caller.address,
         )
@@ -310,10 +311,15 @@ class AgentRun:
         return ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
 
     async def _destroy(self, message: ContextDestroy, caller: AgentCaller) -> AgentMessage:
-        context = await self.contexts.find(caller.owner, message.context_id, address=caller.address)
+        id, session, contexts = message.context_id, message.session_id, self.contexts
         reason = message.reason or "the agent ended the context"
-        await context.destroy(reason)
-        return ContextDestroyed(context_id=context.id, reason=reason)
+        if (id is None) == (session is None):
+            raise MalformedMessage("context_destroy: it has `context_id` or `session_id`")
+        if id is not None:
+            await (await contexts.find(caller.owner, id, address=caller.address)).destroy(reason)
+        elif session is not None:
+            await contexts.end_session(caller.owner, session, reason, address=caller.address)
+        return ContextDestroyed(context_id=id, session_id=session, reason=reason)
 
     @asynccontextmanager
     async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[AgentMessage]]:
