@@ -87,7 +87,13 @@ def make_agent_tools(
 
         kept = SlowContexts(slow)
     return AgentTools(
-        server, implementations=implementations, registration=rules, contexts=limits, store=kept, **options
+        server,
+        implementations=implementations,
+        registration=rules,
+        contexts=limits,
+        store=kept,
+        anonymous="loopback",
+        **options,
     )
 
 

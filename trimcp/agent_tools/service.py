@@ -31,6 +31,7 @@ from trimcp.agent_tools.errors import (
     RequestUnderWay,
     ToolCrashed,
     TooMuch,
+    Unauthenticated,
     UnknownTool,
 )
 from trimcp.agent_tools.handler_context import ActorContext
@@ -93,6 +94,7 @@ class AgentRun:
         agent_claim: the claim of a token that names the agent; None for the client that it was issued to.
         strict: whether messages with members that the protocol does not have are refused.
         bind_permissions: whether a context's `permissions` decide which tools are called in it.
+        anonymous_anywhere: whether callers without a token are served who are not on this machine.
         max_calls: calls under way, over all callers.
         calls: those under way, by the account of their callers.
     """
@@ -104,6 +106,7 @@ class AgentRun:
     strict: bool = False
     max_calls: int = MAX_CALLS
     bind_permissions: bool = True
+    anonymous_anywhere: bool = False
     calls: Places[AgentCall] = attrs.field(init=False)
     _last_id: int = attrs.field(init=False, default=0)
 
@@ -111,7 +114,14 @@ class AgentRun:
         self.calls = Places(self.max_calls, "call")
 
     def caller(self, principal: Any, address: str | None, said: str | None = None, *, loopback: bool) -> AgentCaller:
-        """Return who sends a request; raises `NotAllowed` as `agent_of` does."""
+        """Return who sends a request.
+
+        Raises:
+            Unauthenticated: nobody knows who, and it does not come from this machine.
+            NotAllowed: as `agent_of` does.
+        """
+        if principal is None and not loopback and not self.anonymous_anywhere:
+            raise Unauthenticated("this service has no check of tokens, so it serves callers on its own machine only")
         return AgentCaller(principal, agent_of(principal, self.agent_claim, said), address, loopback)
 
     def find(self, request: ToolRequest, caller: AgentCaller) -> tuple[str, ToolEntry]:

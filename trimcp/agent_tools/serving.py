@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from trimcp.transports.http.identity import Authenticate
     from trimcp.transports.http.seams import CompanionFace
     from trimcp.transports.http.sessions import Shared
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 
 @attrs.frozen
@@ -67,6 +70,9 @@ class AgentTools:
         store: keeps contexts; by default in memory, so that they end with the server.
         agent_claim: the claim of a token that names the agent; by default the client that it was issued to.
         authenticate: identifies callers on a port that has no check of its own: `bearer_tokens({...})`.
+        anonymous: what happens on a port without any check, where all callers are the agent `anonymous` and share their
+            contexts: they are served on this machine only, with a warning at the start; "loopback" is the same without
+            the warning, and "anywhere" serves everybody, as behind a gateway that checks.
         strict: refuse messages with members that the protocol does not have.
         bind_permissions: whether a call in a context that has `permissions` is refused unless they include the tool: by
             its name, or by all scopes that it needs. False leaves that to `allow`.
@@ -88,6 +94,7 @@ class AgentTools:
         store: ContextStore | None = None,
         agent_claim: str | None = None,
         authenticate: Authenticate | None = None,
+        anonymous: Literal["loopback", "anywhere"] | None = None,
         strict: bool = False,
         bind_permissions: bool = True,
         max_calls: int = MAX_CALLS,
@@ -101,6 +108,9 @@ class AgentTools:
         self.store: ContextStore = MemoryContexts() if store is None else store
         self.agent_claim: str | None = agent_claim
         self.authenticate: Authenticate | None = authenticate
+        if anonymous not in (None, "loopback", "anywhere"):
+            raise ValueError(f"anonymous is 'loopback', 'anywhere' or None, not {anonymous!r:.60}")
+        self.anonymous: str | None = anonymous
         self.strict: bool = strict
         check_number("max_calls", max_calls, whole=True)
         self.max_calls: int = max_calls
@@ -118,7 +128,14 @@ class AgentTools:
         """Keep an `AgentRun` for a run of the server while the block runs."""
         async with ContextTable(self.contexts, self.store, self.server.budget).running() as table:
             run = AgentRun(
-                running, table, self.catalog, self.agent_claim, self.strict, self.max_calls, self.bind_permissions
+                running,
+                table,
+                self.catalog,
+                self.agent_claim,
+                self.strict,
+                self.max_calls,
+                self.bind_permissions,
+                self.anonymous == "anywhere",
             )
             self._runs[running] = run
             running.hosts.append(run.statistics)
@@ -139,6 +156,12 @@ class AgentTools:
         """Return what serves it on one port of a run of the server; `shared` is what the port's requests share."""
         from trimcp.agent_tools.http import AgentHttp
 
+        settings = shared.settings
+        if (settings.authenticate or settings.auth or self.authenticate or self.anonymous) is None:
+            log.warning(
+                "agent tools are served without a check of tokens: all callers on this machine are one agent, and "
+                "others are refused; pass authenticate=, or AgentTools(anonymous='loopback') if that is meant"
+            )
         return AgentHttp(self.run_of(running), shared)
 
     def _agent_of(self, principal: Principal | None) -> str:
