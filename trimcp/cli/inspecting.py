@@ -16,7 +16,7 @@ import trio
 
 from trimcp.cleaning import clean, one_line
 from trimcp.cli.exits import Failure
-from trimcp.cli.schemas import describe_properties
+from trimcp.cli.schemas import describe_properties, describe_result
 from trimcp.cli.text import Line
 from trimcp.client.session import ClientSession
 from trimcp.errors import RemoteError
@@ -33,10 +33,10 @@ _PATIENCE: Final = 5.0
 _INDENT: Final = "      "
 
 _HINTS = (
-    ("read_only_hint", "reads only"),
-    ("destructive_hint", "may destroy"),
-    ("idempotent_hint", "repeatable"),
-    ("open_world_hint", "reaches out"),
+    ("read_only_hint", "reads only", "writes"),
+    ("destructive_hint", "may destroy", "destroys nothing"),
+    ("idempotent_hint", "is repeatable", "is not repeatable"),
+    ("open_world_hint", "reaches out", "reaches nothing outside"),
 )
 
 
@@ -114,41 +114,53 @@ def _capabilities(session: ClientSession) -> str:
 
 
 def _section(title: str, items: list[Any], lines: Any) -> Iterator[Line]:
-    if not items:
+    rejected = getattr(items, "rejected", ())
+    if not items and not rejected:
         return
     yield "", ""
     yield f"{title} ({len(items)})", "bold"
     for item in items:
         yield from lines(item)
+    for each in rejected:
+        named = "" if each.name is None else f" {one_line(each.name)}"
+        yield f"  {each.place}{named} cannot be read: {one_line(each.reason)}", "yellow"
 
 
-def _headline(name: str, about: str) -> Line:
-    return f"  {one_line(name)}" + (f": {one_line(about, 300)}" if about else ""), "cyan"
+def _headline(name: str, title: str | None, about: str | None, otherwise: str = "") -> Line:
+    """Return an entry's first line: its name, its title beside or instead of a description, and that."""
+    if title and title != name and about:
+        name = f"{name} ({one_line(title, 100)})"
+    about = about or title or otherwise
+    return f"  {one_line(name, 300)}" + (f": {one_line(about, 300)}" if about else ""), "cyan"
 
 
 def _tool(tool: Tool) -> Iterator[Line]:
-    yield _headline(tool.name, tool.description or tool.title or "")
-    hints = [word for field, word in _HINTS if tool.annotations and getattr(tool.annotations, field) is True]
+    said = tool.annotations
+    yield _headline(tool.name, tool.title or (None if said is None else said.title), tool.description)
+    hints = [yes if getattr(said, field) else no for field, yes, no in _HINTS if getattr(said, field, None) is not None]
     if hints:
         yield f"      says that it {', '.join(hints)}", "dim"
     for line in describe_properties(tool.input_schema, _INDENT):
         yield line, ""
+    if tool.output_schema is not None:
+        for line in describe_result(tool.output_schema, _INDENT):
+            yield line, "dim"
 
 
 def _resource(resource: Resource) -> Iterator[Line]:
     size = resource.size if isinstance(resource.size, int) else None
     notes = [resource.mime_type or "", f"{size:,} bytes" if size is not None else ""]
-    yield _headline(resource.uri, resource.description or resource.title or resource.name)
+    yield _headline(resource.uri, resource.title, resource.description, resource.name)
     if any(notes):
         yield f"      {one_line(', '.join(note for note in notes if note))}", "dim"
 
 
 def _template(template: ResourceTemplate) -> Iterator[Line]:
-    yield _headline(template.uri_template, template.description or template.title or template.name)
+    yield _headline(template.uri_template, template.title, template.description, template.name)
 
 
 def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> Iterator[Line]:
-    yield _headline(prompt.name, prompt.description or prompt.title or "")
+    yield _headline(prompt.name, prompt.title, prompt.description)
     for argument in prompt.arguments or ():
         note = " (required)" if argument.required is True else ""
         about = f": {one_line(argument.description)}" if argument.description else ""

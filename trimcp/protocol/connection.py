@@ -58,9 +58,8 @@ from trimcp.wire.codes import (
     METHOD_NOT_FOUND,
     OVERLOADED,
 )
-from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
-from trimcp.wire.converter import NotInRevision, WireError
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.common import META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
+from trimcp.wire.converter import NotInRevision, WireError, converter_for
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
@@ -94,6 +93,7 @@ class Connection:
         served: the names of the methods that have a handler here; others are unknown to the peer.
         foreign: the names of methods that are defined by extensions and by no revision.
         heard: the names of notifications that are handled here, including those of extensions.
+        strict: whether a result is invalid as a whole if a member of its list cannot be read.
     """
 
     role: Role
@@ -101,6 +101,7 @@ class Connection:
     served: Container[str] = ()
     foreign: Container[str] = ()
     heard: Container[str] = ()
+    strict: bool = False
     legacy: Legacy = attrs.field(init=False)
     modern: Modern = attrs.field(init=False)
     inbound: dict[RequestId, RequestReceived] = attrs.field(init=False, factory=dict)
@@ -300,9 +301,7 @@ class Connection:
         except WireError as error:
             return Ignored(f"invalid {name}: {'; '.join(error.problems)}"[:500])
         if name == "notifications/cancelled":
-            # 0 and "" are valid ids.
-            id = None if loaded.request_id is ABSENT else loaded.request_id
-            return self._receive_cancelled(id, loaded.reason or None)
+            return self._receive_cancelled(loaded.request_id, loaded.reason or None)
         if name == "notifications/progress":
             request = self.outbound.get(loaded.progress_token)
             if request is None or not request.wants_progress:
@@ -512,15 +511,21 @@ class Connection:
         return jsonrpc.encode_notification(verb.name, raw or None)
 
     def load_result(self, verb: Verb, raw: dict[str, Any]) -> Any:
-        """Return the payload of the peer's answer to a request of ours.
+        """Return the payload of the peer's answer to a request of ours, without list members that cannot be read.
 
         Raises:
             InvalidReply: it is not a valid answer to this request.
         """
         try:
-            if self.modern.revision is not None:
-                return self.modern.load_result(verb, raw)
-            return verb.load_result(raw)
+            try:
+                if self.modern.revision is not None:
+                    return self.modern.load_result(verb, raw)
+                return verb.load_result(raw)
+            except WireError:
+                revision = self.revision
+                if self.strict or revision is None or raw.get("resultType", RESULT_COMPLETE) != RESULT_COMPLETE:
+                    raise
+            return converter_for(revision).load_readable(raw, verb.method)
         except WireError as error:
             raise InvalidReply(f"invalid answer to {verb.name}: {'; '.join(error.problems)}"[:500]) from None
 

@@ -10,12 +10,12 @@ import attrs
 from trimcp.errors import ErrorReply
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import PreparedFunction, prepare
 from trimcp.server.media import as_content
+from trimcp.server.options import ListedOptions, listed_members
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.prompts import (
     CompleteParams,
@@ -89,11 +89,10 @@ def _messages(value: Any) -> list[PromptMessage]:
 
 
 def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> PromptEntry:
-    """Build a prompt from a function whose parameters are its arguments.
+    """Build a prompt from a function whose parameters are its arguments, with checked options.
 
-    Raises TypeError for a parameter that cannot be filled, or an unknown option.
+    Raises TypeError for a parameter that cannot be filled.
     """
-    check_options(options, PromptOptions)
     prepared = prepare(function)
     signature = prepared.signature
     schema = signature.input_schema
@@ -101,15 +100,15 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
     arguments = [
         PromptArgument(
             name=name,
-            title=described.get("title", ABSENT),
-            description=described.get("description", ABSENT),
+            title=described.get("title"),
+            description=described.get("description"),
             required=name in schema.get("required", ()),
         )
         for name, described in properties.items()
     ]
     choices = {name: [*map(str, described["enum"])] for name, described in properties.items() if "enum" in described}
     members = listed_members(options, signature.name, signature.description)
-    listed = Prompt(arguments=arguments or ABSENT, **members)
+    listed = Prompt(arguments=arguments or None, **members)
     return PromptEntry(listed, prepared, validator_for(schema), choices, options.get("quota"))
 
 
@@ -127,7 +126,7 @@ class Completer:
 
     async def complete(self, pools: Pools, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
         names = list(self.prepared.signature.parameters)
-        known = params.context.arguments if params.context else ABSENT
+        known = params.context.arguments if params.context else None
         keywords: dict[str, Any] = {names[0]: params.argument.value}
         if "context" in names[1:]:
             keywords["context"] = dict(known) if known else {}
