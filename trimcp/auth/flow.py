@@ -413,7 +413,7 @@ class Login:
         if bound:
             assert self.proof_key is not None
             headers["dpop"] = self.proof_key.proof("POST", server.token_endpoint)
-        reply: Fetched = yield Fetch(server.token_endpoint, "POST", headers, urlencode(fields).encode())
+        reply: Fetched = yield Fetch(server.token_endpoint, "POST", headers, urlencode(fields).encode(), once=True)
         return reply, _object(reply)
 
     def _client_authentication(
