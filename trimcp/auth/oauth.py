@@ -21,7 +21,8 @@ from trimcp.auth.accounts import Account, Attempt
 from trimcp.auth.browser import Browser, Redirect, UserAgent
 from trimcp.auth.challenges import AuthChallenge, find_challenge
 from trimcp.auth.credentials import Credentials, StoreKey, Tokens
-from trimcp.auth.flow import Flow, Login, T
+from trimcp.auth.discovery import Flow, T
+from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, Grant
 from trimcp.auth.metadata import host_of, is_loopback, origin_of
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
@@ -56,6 +57,8 @@ class OAuth:
         identity: whose login it is, where there are several for one server.
         scopes: what to ask for, whatever the server suggests; None to go by the server.
         user_agent: how a person is asked to log in.
+        resource: tell the authorization server which server a token is for (RFC 8707). Some refuse to be told. Without
+            it a token may be good for other servers, too, and the server that gets it could use it there.
         dpop: bind tokens to a key of our own where the authorization server can (RFC 9449).
         allowed_hosts: names of authorization servers that may have addresses that are not public. All may, for a
             server on this machine.
@@ -71,6 +74,7 @@ class OAuth:
     scopes: tuple[str, ...] | None = None
     user_agent: UserAgent = attrs.field(factory=Browser)
     dpop: bool = False
+    resource: bool = attrs.field(default=True, kw_only=True)
     allowed_hosts: frozenset[str] = frozenset()
     http_client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
     timeout: float = 30.0
@@ -98,7 +102,7 @@ class OAuth:
             if account.credentials is None:
                 before = account.logouts
                 kept = await self.store.load(key)
-                if account.credentials is None and account.logouts == before:  # else there was a login meanwhile
+                if account.logouts == before and account.credentials is None:  # else there was a login meanwhile
                     account.take(kept, self.dpop)
             fetching = opened_fetcher(
                 self.allowed_hosts | {host}, private=is_loopback(host), client=self.http_client, timeout=self.timeout
@@ -325,7 +329,7 @@ class Authorizer:
             other = before is None or (tokens is not None and tokens.access_token != before.access_token)
             if tokens is not None and other and not anew and not tokens.expired(oauth.now()):
                 return  # another process has got or renewed it
-            login = Login(self._server, oauth.grant, oauth.now, oauth.scopes, account.proof_key)
+            login = Login(self._server, oauth.grant, oauth.now, oauth.scopes, account.proof_key, oauth.resource)
             new: Credentials | None = None
             if kept is not None and not anew:
                 new = await self._carry_out(attempt, login.refresh(kept))
