@@ -211,6 +211,10 @@ def _load(name: str, gc_threshold: int | None) -> Loaded:
 @click.option("--identity", default="", metavar="NAME", help="A name for this login, where there are several.")
 @click.option("--browser/--no-browser", default=True, help="Without one: print the page's address and ask for the end.")
 @click.option("--dpop", is_flag=True, help="Bind tokens to a key of our own, where the server can.")
+@click.option("--issuer", metavar="URL", help="The authorization server; a secret is shown to no other.")
+@click.option(
+    "--no-resource", is_flag=True, help="Do not say which server the token is for: it may be good for others."
+)
 def login(
     url: str,
     client_id: str | None,
@@ -219,6 +223,8 @@ def login(
     identity: str,
     browser: bool,
     dpop: bool,
+    issuer: str | None,
+    no_resource: bool,
 ) -> None:
     """Log in to the server at URL with a browser, and keep the tokens for call, inspect, bench and record.
 
@@ -228,7 +234,7 @@ def login(
     Examples:
       trimcp login https://mcp.example/mcp
       trimcp login https://mcp.example/mcp --no-browser --scopes "files:read files:write"
-      trimcp login https://mcp.example/mcp --client-id 3f2a --client-secret MY_SECRET
+      trimcp login https://mcp.example/mcp --client-id 3f2a --client-secret MY_SECRET --issuer https://auth.example
     """
     from trimcp.cli.logins import LoginOptions, log_in
 
@@ -239,6 +245,8 @@ def login(
         identity=identity,
         browser=browser,
         dpop=dpop,
+        issuer=issuer,
+        resource=not no_resource,
     )
     log_in(url, options)
 
