@@ -244,7 +244,11 @@ def test_local_names_are_found_in_the_closure() -> None:
         itself()
 
     assert describe(closes).bind({"a": "a"}) == {"a": Local.A}
-    with pytest.raises(TypeError, match="'Local'"):
+    assert describe(does_not).bind({"a": "a"}) == {"a": Local.A}  # found in the function that defines both
+    does_not.__annotations__["a"] = "Elsewhere"
+    with pytest.raises(
+        TypeError, match=r"does_not\(\): an annotation names 'Elsewhere', which .*test_signature does not"
+    ):
         describe(does_not)
     assert describe(itself).name == "itself"
 

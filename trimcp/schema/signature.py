@@ -8,17 +8,17 @@ from __future__ import annotations
 import collections.abc as abc
 import functools
 import inspect
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args, get_origin
 
 import attrs
 
-from trimcp.schema.convert import ConversionError, Convert, is_plain, to_json
-from trimcp.schema.converters import converter_for
+from trimcp.schema.convert import ConversionError, Convert, to_json
+from trimcp.schema.converters import converter_for, is_plain
 from trimcp.schema.docstrings import parse
-from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, is_union, readable, split
+from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, hints_of, is_field_info, is_union, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
+from trimcp.schema.resolved import ResolvedType
 from trimcp.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
@@ -167,8 +167,9 @@ class _Reader:
         header: str | None = None
         try:
             if parameter.kind is parameter.VAR_KEYWORD:
-                self._additional = self._builder.build(hint) or True
-                self.rest = converter_for(hint, schema_of)
+                kind = self._builder.types.resolve(hint)
+                self._additional = self._builder.build(kind) or True
+                self.rest = converter_for(kind, schema_of)
             else:
                 header = self._read_named(parameter, hint)
         except TypeError as error:
@@ -192,10 +193,11 @@ class _Reader:
             field, fill = resolve_field(field)
             if field.name != parameter.name or fill is not None:
                 self.special.append((field.name, parameter.name, fill))
-        schema = self._builder.property(field)
-        if _only_whole_numbers(field.hint):
+        kind = self._builder.types.resolve(field.hint)
+        schema = self._builder.property(field, kind)
+        if _only_whole_numbers(kind):
             self.whole_numbers.append(field.name)
-        elif (convert := converter_for(field.hint, schema_of)) is not None:
+        elif (convert := converter_for(kind, schema_of)) is not None:
             self.converters.append((field.name, convert))
         self._properties[field.name] = schema
         self._note(field.name, field.required)
@@ -211,13 +213,11 @@ class _Reader:
         return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
 
 
-def _only_whole_numbers(hint: Any) -> bool:
+def _only_whole_numbers(kind: ResolvedType) -> bool:
     """Return whether values need at most the conversion from a whole float to an int."""
-    bare, extras = split(hint)
-    if extras and readable(extras)[1]:
-        return False
-    members = [split(member)[0] for member in get_args(bare)] if is_union(bare) else [bare]
-    return int in members and float not in members and all(member is int or is_plain(member) for member in members)
+    members = kind.members if kind.kind == "union" else [kind]
+    leaves = [member.bare for member in members if member.kind == "leaf"]
+    return int in leaves and float not in leaves and all(each.bare is int or is_plain(each) for each in members)
 
 
 def _docstring(function: Callable[..., Any]) -> str | None:
@@ -248,13 +248,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
                 names[free] = cell.cell_contents
             except ValueError:  # the cell is empty: decorators run before the function's name is bound
                 continue
-    try:
-        return typing.get_type_hints(target, localns=names, include_extras=True)
-    except NameError as error:
-        raise TypeError(
-            f"{name}(): an annotation names {error.name!r}, which {getattr(target, '__module__', 'its module')} does"
-            " not define; move it to the module's level, outside `if TYPE_CHECKING`"
-        ) from None
+    return hints_of(target, f"{name}(): an annotation names", names)
 
 
 # --- results ---
