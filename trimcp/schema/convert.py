@@ -26,14 +26,6 @@ Convert = Callable[[Any], Any]
 _MAX_DEPTH: Final = 100
 
 
-class Problems(ValueError):
-    """Why a value cannot be converted, as (path, text) for each place, without the value."""
-
-    def __init__(self, found: list[tuple[tuple[str | int, ...], str]]) -> None:
-        super().__init__("; ".join(text for _, text in found))
-        self.found = found
-
-
 class ConversionError(ValueError):
     """A value fits its schema but cannot be converted, such as the date 2026-02-30.
 

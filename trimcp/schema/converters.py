@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from trimcp.schema.convert import ConversionError, Convert, Problems, choice, enumeration, leaf_of
+from trimcp.schema.convert import ConversionError, Convert, choice, enumeration, leaf_of
 from trimcp.schema.hints import is_typed_dict
 from trimcp.schema.resolved import LISTS, MAPPINGS, SETS, ResolvedType, TypeResolver, literals_of
-from trimcp.schema.validator import Validator, validator_for
+from trimcp.schema.validator import Problems, Validator, validator_for
 
 _MOST_PROBLEMS: Final = 10
 _LONGEST: Final = 200  # characters of the message of an author's own check

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final
 
 import attrs
 
-from trimcp.schema.convert import Problems
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, split
+from trimcp.schema.validator import Problems
 from trimcp.wire.jsonrpc import encode
 
 _LONGEST: Final = 200  # characters of the message of an author's own check

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections.abc as abc
 import functools
 import inspect
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args, get_origin
 
@@ -18,7 +19,7 @@ from trimcp.schema.converters import converter_for, is_plain
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, hints_of, is_field_info, is_union, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
-from trimcp.schema.resolved import ResolvedType
+from trimcp.schema.resolved import LISTS, ResolvedType
 from trimcp.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
@@ -259,11 +260,13 @@ class ResultShape:
     """How a function's results become structured content.
 
     `schema` is an object schema, valid as `outputSchema` in every revision. Values that are not objects are `wrapped`:
-    sent as `{"result": value}`.
+    sent as `{"result": value}`. An `untyped` list says nothing of its members, which may be content blocks: then it is
+    sent as these, and the schema is not promised.
     """
 
     schema: dict[str, Any]
     wrapped: bool = False
+    untyped: bool = False
 
     def dump(self, value: Any) -> Any:
         """Return a result as JSON values, not validated. Raises ConversionError for a value without a JSON form."""
@@ -271,40 +274,64 @@ class ResultShape:
         return {"result": plain} if self.wrapped else plain
 
 
-_UNSTRUCTURED: Final = (inspect.Signature.empty, Any, object, None, type(None), str, bytes, bytearray, memoryview)
+_UNSTRUCTURED: Final = frozenset(
+    {inspect.Signature.empty, Any, object, None, type(None), str, bytes, bytearray, memoryview}
+    | {typing.LiteralString, typing.NoReturn, typing.Never}
+)
+_AWAITED: Final = (abc.Awaitable, abc.Coroutine)  # what a sync function may return: its value is awaited
 
 
 def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lambda hint: False) -> ResultShape | None:
     """Return how results of a return type are structured, or None if they are sent as content only.
 
-    That is without an annotation, and for Any, None, text, bytes, types without a JSON Schema, and classes for which
-    `is_content` is true, alone, in unions or in lists. Raises UnreadableHint as `readable` does.
+    That is without an annotation, and for Any, None, text, bytes, and classes for which `is_content` is true, alone, in
+    unions or in lists. A class without a JSON form that says how it is shown (`__str__`) is sent as that text; any
+    other raises TypeError.
     """
+    if get_origin(annotation) in _AWAITED:
+        annotation = get_args(annotation)[-1]
     if _is_unstructured(annotation, is_content):
         return None
     builder = SchemaBuilder(output=True)
     try:
-        schema = builder.build(annotation)
+        kind = builder.types.resolve(annotation)
+        schema = builder.build(kind)
     except UnreadableHint:
         raise
     except TypeError:
-        return None
+        if shows_itself(split(annotation)[0]):
+            return None
+        raise
     if builder.is_object(schema):
         finished = builder.finish(schema)
         return ResultShape(finished if "type" in finished else {"type": "object", **finished})
     root = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
-    return ResultShape(builder.finish(root), wrapped=True)
+    return ResultShape(builder.finish(root), wrapped=True, untyped=any(map(_is_untyped, kind.alternatives())))
+
+
+def shows_itself(cls: Any) -> bool:
+    """Return whether a class that is no builtin says how its objects are shown as text."""
+    own = (getattr(cls, "__str__", None), getattr(cls, "__repr__", None)) != (object.__str__, object.__repr__)
+    return own and isinstance(cls, type) and cls.__module__ not in ("builtins", "collections", "typing")
+
+
+def _is_untyped(kind: ResolvedType) -> bool:
+    members = [each.kind for member in kind.members for each in member.alternatives()]
+    return kind.kind in ("list", "tuple") and (not members or "any" in members)
 
 
 def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool:
     bare, _ = split(annotation)
-    if any(bare is each for each in _UNSTRUCTURED) or _holds_content(bare, is_content):
+    try:
+        plain = bare in _UNSTRUCTURED
+    except TypeError:  # it cannot be hashed
+        plain = False
+    if plain or _holds_content(bare, is_content):
         return True
     origin, arguments = get_origin(bare), get_args(bare)
     if is_union(bare):
         return all(_is_unstructured(member, is_content) for member in arguments if member is not type(None))
-    in_list = origin in (list, tuple, abc.Sequence, abc.Iterable)
-    return in_list and any(_holds_content(each, is_content) for each in arguments)
+    return (origin is tuple or origin in LISTS) and any(_holds_content(each, is_content) for each in arguments)
 
 
 def _holds_content(hint: Any, is_content: Callable[[Any], bool]) -> bool:
