@@ -261,5 +261,5 @@ async def test_arguments_of_prompts_and_templates_are_read_as_json_where_no_text
         for wrong in ("1", "{", '["a"]', ""):
             with pytest.raises((RemoteError, ValueError)):
                 await session.get_prompt("plan", {**texts, "days": wrong})
-        contents = await session.read_resource("days://%5B1%2C2%5D/a")
-        assert contents[0].text == "[1, 2] a"
+        found = await session.read_resource("days://%5B1%2C2%5D/a")
+        assert found.contents[0].text == "[1, 2] a"

@@ -114,10 +114,11 @@ def describe(
     plain = function.func if isinstance(function, functools.partial) else function
     name = getattr(plain, "__name__", None) or type(plain).__name__
     hints = _hints(function, name)
-    text = parse(_docstring(function))
+    parameters = inspect.signature(function).parameters
+    text = parse(_docstring(function), parameters)
     reader = _Reader(name, text.parameters, loose)
     others: list[tuple[inspect.Parameter, Any]] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters.values():
         hint = hints.get(parameter.name, Any)
         if injected(parameter, hint):
             others.append((parameter, hint))
