@@ -19,7 +19,7 @@ from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, check_author_schema, validator_for
 from trimcp.server.calling import PreparedFunction, Validate, prepare
-from trimcp.server.media import as_content, json_text
+from trimcp.server.media import as_content, holds_content, json_text
 from trimcp.server.options import ListedOptions, check_options, listed_members
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
@@ -176,7 +176,7 @@ class ToolEntry:
             return value
         shape = self.shape
         try:
-            if shape is None:
+            if shape is None or (shape.untyped and holds_content(value)):
                 if type(value) is str:  # what most tools return
                     return CallToolResult([TextContent(value)], is_error=False)
                 return CallToolResult(content=as_content(value), is_error=False)
@@ -262,9 +262,10 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         prepared.remote = remote_tool(function, name, options, is_async=prepared.is_async, wants_context=wants_context)
     elif memory is not None or cpu_time is not None:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
+    promise = None if shape is None or shape.untyped else shape.schema
     listed = Tool(
         input_schema=schema,
-        output_schema=shape.schema if shape is not None else None,
+        output_schema=promise,
         annotations=checked.get("annotations") or None,
         **listed_members(checked, name, prepared.signature.description),
     )
@@ -273,7 +274,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         prepared=prepared,
         validator=validator_for(schema),
         shape=shape,
-        output_validator=validator_for(shape.schema) if shape is not None else None,
+        output_validator=None if promise is None else validator_for(promise),
         timeout=timeout,
         quota=quota,
         mirrors=mirrors,
