@@ -558,7 +558,7 @@ def test_a_timeout_bounds_connecting_too(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.exit_code == 0, result.output
 
 
-# As those on the Python SDK 1.0 to 1.8: what comes before `initialize` ends its loop, and the line after it the process.
+# As those on the Python SDK 1.0 to 1.8: what comes before `initialize` ends its loop, and the next line the process.
 FRAGILE = """
 import json, sys
 first = True

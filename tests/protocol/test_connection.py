@@ -550,6 +550,7 @@ _NOTE = b'{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}'
 
 def test_an_array_is_taken_member_by_member() -> None:
     engine = agreed(V2025_03_26)
+    engine.legacy.reopens = True
     engine.sent(40, engine.verb("roots/list"))
     event = engine.receive(
         _array(

@@ -76,7 +76,9 @@ def test_a_row_of_the_table(outcome: ProbeResult, offered: Any, probed: int, mov
         (UNSUPPORTED_VERSION, ["2025-06-18"], REVISIONS, 0, Next.INITIALIZE, V2025_06_18),
         (UNSUPPORTED_VERSION, ["2024-11-05", LATEST.name], REVISIONS, 2, Next.INITIALIZE, V2024_11_05),
         (UNSUPPORTED_VERSION, [LATEST_LEGACY.name], LEGACY_ONLY, 0, Next.FAIL, None),
-        (METHOD_NOT_FOUND, [LATEST.name], REVISIONS, 0, Next.FAIL, None),
+        (METHOD_NOT_FOUND, [LATEST.name], REVISIONS, 0, Next.DISCOVER, LATEST),
+        (METHOD_NOT_FOUND, [LATEST.name], LEGACY_ONLY, 0, Next.FAIL, None),
+        (METHOD_NOT_FOUND, ["2025-06-18"], REVISIONS, 0, Next.FAIL, None),
     ],
 )
 def test_what_follows_a_refused_initialize(

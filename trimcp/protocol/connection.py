@@ -176,6 +176,8 @@ class Connection:
         elif self.profile.modern and (
             self.modern.required or recognises(meta) or name == "server/discover" or not self.profile.legacy
         ):
+            if name == "initialize" and not recognises(meta):
+                raise self.modern.no_handshake()
             return self.modern.admit(meta, principal)
         if name == "initialize" or (name == "ping" and not self.legacy.agreed):
             return None
@@ -332,7 +334,12 @@ class Connection:
                 None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
             )
             return Rejected("an array of messages", reply, None, INVALID_REQUEST)
-        return BatchReceived(tuple(self.receive(member, principal) for member in batch.members))
+        return BatchReceived(tuple(self._receive_member(member, principal) for member in batch.members))
+
+    def _receive_member(self, member: jsonrpc.Message, principal: Principal | None) -> Event:
+        if isinstance(member, jsonrpc.Request) and member.method == "initialize":
+            return self._reject(member, ErrorReply(INVALID_REQUEST, "initialize may not be in an array"))
+        return self.receive(member, principal)
 
     def _refuse_answers(self, batch: jsonrpc.Batch) -> Event:
         """Fail the requests answered in an array, in a revision without arrays: no other answer will follow."""

@@ -18,7 +18,8 @@ a single error code, since legacy servers use various ones. `decide` is called u
 
     outcome of initialize (`decide_again`)    next
     ----------------------------------------  ---------------------------------------------
-    -32022, a modern revision is offered      DISCOVER (unless that was done twice)
+    -32022, or a list with a common modern
+    revision, as modern servers send          DISCOVER (unless that was done twice)
     -32022 with another common legacy one     INITIALIZE with it
     any other error                           FAIL with it
     the child process ended on it, with the
@@ -143,9 +144,9 @@ def decide_again(
         code, data: of the error.
         tried: the revisions in which `initialize` was refused.
     """
-    if code == UNSUPPORTED_VERSION:
-        names = _listed(data)
-        modern = _best(names, offered, Era.MODERN)
+    names = _listed(data)
+    modern = _best(names, offered, Era.MODERN)
+    if code == UNSUPPORTED_VERSION or modern is not None:
         legacy = _best(names, [r for r in offered if r not in tried], Era.LEGACY)
         if modern is None and legacy is None:
             modern = max((r for r in offered if r.era is Era.MODERN), default=None)
