@@ -14,6 +14,7 @@ import trio
 
 from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
+from trimcp.cli.inspecting import told
 from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import Target, find_target, read_headers, token_hint
@@ -131,8 +132,8 @@ def _failure(error: McpError, *, connected: bool) -> Failure:
     if not connected:
         spoke = isinstance(error, RemoteError | InvalidReply)
         hint = "\nAdd --trace to see what was said." if spoke else ""
-        return Failure(f"could not connect: {error}{hint}{token_hint(error)}", NO_CONNECTION)
-    text = f"the server answered with an error: {error}" if isinstance(error, RemoteError) else str(error)
+        return Failure(f"could not connect: {told(error)}{hint}{token_hint(error)}", NO_CONNECTION)
+    text = f"the server answered with an error: {told(error)}" if isinstance(error, RemoteError) else str(error)
     text += token_hint(error)
     data = getattr(error, "data", None)
     return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)

@@ -233,7 +233,10 @@ class Connection:
         kind = Overloaded if message.code == OVERLOADED else RemoteError
         if message.id is None:
             return Ignored(f"an error that answers no request: {message.message[:200]} (code {message.code})")
-        return self._receive_reply(message.id, None, kind(message.code, message.message, message.data))
+        error = kind(message.code, message.message, message.data)
+        if (request := self.outbound.get(message.id)) is not None:
+            error.method = request.verb.name
+        return self._receive_reply(message.id, None, error)
 
     def _receive_loss(self, message: jsonrpc.Lost) -> Event:
         if message.id is None:
