@@ -187,6 +187,8 @@ class Connection:
         elif self.profile.modern and (
             self.modern.required or recognises(meta) or name == "server/discover" or not self.profile.legacy
         ):
+            if name == "initialize" and not recognises(meta):
+                raise self.modern.no_handshake()
             return self.modern.admit(meta, principal)
         if name == "initialize" or (name == "ping" and not self.legacy.agreed):
             return None
@@ -242,7 +244,10 @@ class Connection:
         kind = _error_class(message)
         if message.id is None:
             return Ignored(f"an error that answers no request: {message.message[:200]} (code {message.code})")
-        return self._receive_reply(message.id, None, kind(message.code, message.message, message.data))
+        error = kind(message.code, message.message, message.data)
+        if (request := self.outbound.get(message.id)) is not None:
+            error.method = request.verb.name
+        return self._receive_reply(message.id, None, error)
 
     def _receive_loss(self, message: jsonrpc.Lost) -> Event:
         if message.id is None:
@@ -342,7 +347,12 @@ class Connection:
                 None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
             )
             return Rejected("an array of messages", reply, None, INVALID_REQUEST)
-        return BatchReceived(tuple(self.receive(member, principal) for member in batch.members))
+        return BatchReceived(tuple(self._receive_member(member, principal) for member in batch.members))
+
+    def _receive_member(self, member: jsonrpc.Message, principal: Principal | None) -> Event:
+        if isinstance(member, jsonrpc.Request) and member.method == "initialize":
+            return self._reject(member, ErrorReply(INVALID_REQUEST, "initialize may not be in an array"))
+        return self.receive(member, principal)
 
     def _refuse_answers(self, batch: jsonrpc.Batch) -> Event:
         """Fail the requests answered in an array, in a revision without arrays: no other answer will follow."""
