@@ -38,6 +38,7 @@ STREAM_COST: Final = 3 * 1024
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 _BODILESS: Final = frozenset({204, 304})
 _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large, which are searched for its id
+_DROPPED: Final = 16 * 1024 * 1024  # bytes of a body that come after the response, at most
 _CONTINUE: Final = write_block(((":status", "100"),))
 _WEBSOCKET_KEY: Final = "AAAAAAAAAAAAAAAAAAAAAA=="  # HTTP/2 needs none (RFC 8441 section 5), the front asks for one
 
@@ -57,7 +58,7 @@ class RequestStream(Http2Stream):
     """
 
     __slots__ = (
-        *("_amount", "_bodiless", "_body", "_connection", "_end", "_first", "_judged", "_own", "_queue", "_queued"),
+        *("_amount", "_bodiless", "_body", "_connection", "_dropping", "_end", "_first", "_judged", "_own", "_queue", "_queued"),
         *(
             "_room",
             "_size",
@@ -101,6 +102,7 @@ class RequestStream(Http2Stream):
         self._own: Holding | None = None
         self._amount: Amount | None = None
         self._tunnel: TunnelStream | None = None
+        self._dropping: H2Connection | None = None  # whose account is closed: it was answered before its body was there
 
     # The request
 
@@ -197,9 +199,14 @@ class RequestStream(Http2Stream):
         if tunnel is not None:
             tunnel.arrived(data)
             return
-        if connection is None or self.status:
-            return
         size = len(data)
+        if connection is None or self.status:
+            if (dropping := self._dropping) is not None:
+                self._size += size
+                dropping.engine.credit(self, size)
+                if self._size > _DROPPED:
+                    self._drop_no_more(dropping)
+            return
         if not self._size:
             self._first = data
         else:
@@ -232,8 +239,14 @@ class RequestStream(Http2Stream):
         """Whether much of a body has arrived, and not its end."""
         return self._size >= LARGE
 
+    def _drop_no_more(self, connection: H2Connection) -> None:
+        self._dropping = None
+        connection.receiving.pop(self, None)
+        connection.engine.reset(self, Code.NO_ERROR)  # the rest of the request is of no use (RFC 9113 section 8.1)
+        connection.flush()
+
     def peer_ended(self) -> None:
-        tunnel, connection = self._tunnel, self._connection
+        tunnel, connection = self._tunnel, self._connection or self._dropping
         if connection is not None:
             connection.receiving.pop(self, None)
         if tunnel is not None:
@@ -509,6 +522,9 @@ class RequestStream(Http2Stream):
         """End what takes too long; return when to look again."""
         connection = self._connection
         if connection is None:
+            if (dropping := self._dropping) is None or now < self.due:
+                return self.due
+            self._drop_no_more(dropping)
             return math.inf
         if now >= self._stalls_at:
             patience = connection.hosting.limits.stall_timeout
@@ -535,6 +551,7 @@ class RequestStream(Http2Stream):
         """Drop everything: the client has left, or is being dropped. `slow` is the reason if this side ended it."""
         connection, head = self._connection, self.head
         if connection is None:
+            self._dropping = None
             return
         handler = None if self.ended else self.handler
         tunnel = self._tunnel
@@ -559,13 +576,14 @@ class RequestStream(Http2Stream):
         connection, head = self._connection, self.head
         if connection is None:
             return
-        if self.receives and self._tunnel is None:
-            connection.engine.reset(self, Code.NO_ERROR)  # the rest of the request is of no use (section 8.1)
-            connection.flush()
         tunnel = self._tunnel
         self._detach(connection)
         if tunnel is not None:
             tunnel.finished()
+        if self.receives:
+            # A client that is still sending its request might not look at the response before that is done.
+            self._dropping, self.due = connection, trio.current_time() + connection.hosting.limits.linger_timeout
+            connection.receiving[self] = None
         if head is not None and head.method:
             connection.hosting.face.done(head, self.status, self.sent)
 
