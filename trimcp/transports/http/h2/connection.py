@@ -265,7 +265,10 @@ class H2Connection:
         if out and not self._corked:
             data = bytes(out)
             out.clear()
-            self.writer.gather(data)
+            if len(self.engine.streams) > 1:
+                self.writer.gather(data)  # others may have something to say in this turn, too
+            else:
+                self.writer.write(data)
 
     def push(self, stream: RequestStream) -> None:
         """Send what a stream has to say, as far as there is room."""
