@@ -51,20 +51,9 @@ class H2Connection:
     """
 
     __slots__ = (
-        *(
-            "_alarm",
-            "_amount",
-            "_behind",
-            "_corked",
-            "_heard",
-            "_idle_since",
-            "_in_head_since",
-            "_limits",
-            "_over",
-            "_parked",
-        ),
-        *("_period", "_pinged", "_ready", "_scope", "_wire", "_written", "engine", "hosting", "holding", "loopback"),
-        *("lost", "peer", "receiving", "secure", "weight", "writer"),
+        *("_alarm", "_amount", "_behind", "_corked", "_heard", "_idle_since", "_in_head_since", "_limits", "_looked"),
+        *("_over", "_parked", "_period", "_pinged", "_ready", "_wire", "_written", "engine", "holding", "hosting"),
+        *("loopback", "lost", "peer", "receiving", "secure", "weight", "writer"),
     )
 
     def __init__(
@@ -102,6 +91,7 @@ class H2Connection:
         self.weight = 0  # bytes that the streams take beside their bodies
         self.lost = False  # whether the client is gone, or is being dropped
         self._amount = Amount(holding)
+        self._looked = False  # whether what is read next was looked at already
         self._behind = False  # whether more was received than was looked at
         self._corked = False  # whether what is said is gathered, because more is looked at first
         self._ready: dict[RequestStream, None] = {}  # streams that may send, and have something to
@@ -141,15 +131,18 @@ class H2Connection:
             self._alarm.close()
             self._end()
 
-    def _take(self, data: bytes) -> bool:
-        """Look at what was received. The task that waits for input is not woken, unless it has something to do."""
+    def _offer(self, data: bytes) -> bool:
+        """Look at what was received before the task that waits for it does; return whether it has nothing to do."""
+        self._take(data)
+        self._looked = self._behind or self._over or self._pauses
+        return not self._looked
+
+    def _take(self, data: bytes) -> None:
+        """Look at what was received."""
         self._heard = trio.current_time()
         self._pinged = False
         self.engine.feed(data, self._heard)
         self._behind = self._advance()
-        if self._behind or self._over or self._pauses:
-            self._wire.wake()
-        return True
 
     async def _turn(self) -> None:
         """Let other tasks run before the next slice; a large head waits until one may be read."""
@@ -198,8 +191,10 @@ class H2Connection:
         else:
             if self._is_receiving_much:
                 await self.holding.budget.reads.wait()
-            data = await self._wire.read(_READ_SIZE, self._take)
-            if data:
+            data = await self._wire.read(_READ_SIZE, self._offer)
+            if self._looked:
+                self._looked = False
+            elif data:
                 self._take(data)
             elif data is not None:
                 self._half_closed()

@@ -196,8 +196,7 @@ class RequestStream(Http2Stream):
         """Go on with a handler."""
         self._judged = True
         self.handler = handler
-        length = self.left
-        if self.receives and length is not None and length + self._size > handler.max_body:
+        if self._size + (self.left or 0) > handler.max_body:
             self._refuse_body(handler)
         elif not self.receives:
             self._complete()
