@@ -19,7 +19,7 @@ _NAMES = {
     "trimcp.client.session": "ClientSession",
     "trimcp.client.tools": "Listing fingerprint",
     "trimcp.errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
-    "Overloaded RemoteError ResourceNotFound ToolError UpstreamDown",
+    "NotStarted Overloaded RemoteError ResourceNotFound Stopped ToolError UpstreamDown",
     "trimcp.fleet": "fleet=.",
     "trimcp.fleet.group": "Group",
     "trimcp.fleet.upstream": "Upstream supervise",

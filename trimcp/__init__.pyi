@@ -25,9 +25,11 @@ from trimcp.errors import InvalidReply as InvalidReply
 from trimcp.errors import LocalError as LocalError
 from trimcp.errors import McpError as McpError
 from trimcp.errors import NoGoodAnswer as NoGoodAnswer
+from trimcp.errors import NotStarted as NotStarted
 from trimcp.errors import Overloaded as Overloaded
 from trimcp.errors import RemoteError as RemoteError
 from trimcp.errors import ResourceNotFound as ResourceNotFound
+from trimcp.errors import Stopped as Stopped
 from trimcp.errors import ToolError as ToolError
 from trimcp.errors import UpstreamDown as UpstreamDown
 from trimcp.fleet.group import Group as Group
@@ -151,6 +153,7 @@ __all__ = [
     "MemoryEvents",
     "MessageChannel",
     "NoGoodAnswer",
+    "NotStarted",
     "Notice",
     "Origins",
     "Overloaded",
@@ -170,6 +173,7 @@ __all__ = [
     "Server",
     "SqliteEvents",
     "StdioServer",
+    "Stopped",
     "Subscription",
     "Target",
     "Text",

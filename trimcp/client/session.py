@@ -338,10 +338,15 @@ class ClientSession:
                 return items
             following: str = page.next_cursor
             if following in seen:
-                raise InvalidReply(f"{method}: the server's pages go round in a circle")
+                why = "the server's pages go round in a circle"
+                break
             seen.add(following)
             cursor = following
-        raise InvalidReply(f"{method}: the list has more than {self.client.max_pages} pages")
+        else:
+            why = f"the list has more than {self.client.max_pages} pages"
+        error = InvalidReply(f"{method}: {why}")
+        error.listed = items
+        raise error
 
     async def _cached(self, method: str, key: str | None, fetch: Callable[[], Any], fresh: bool) -> Cacheable:
         """Return the cached result if it is fresh, else that of `fetch`, which also returns whether to cache it."""

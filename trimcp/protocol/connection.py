@@ -22,8 +22,10 @@ from trimcp.errors import (
     ErrorReply,
     InvalidReply,
     LocalError,
+    NotStarted,
     Overloaded,
     RemoteError,
+    Stopped,
 )
 from trimcp.principal import Principal
 from trimcp.protocol.events import (
@@ -47,7 +49,15 @@ from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fir
 from trimcp.protocol.vocabulary import Verb, foreign, sent_by, vocabulary
 from trimcp.slotted import slotted
 from trimcp.wire import jsonrpc
-from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
+from trimcp.wire.codes import (
+    CANCELLED_BY_DRAIN,
+    ERRORS,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    OVERLOADED,
+)
 from trimcp.wire.common import META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
 from trimcp.wire.converter import NotInRevision, WireError, converter_for
 from trimcp.wire.jsonrpc import JSON, RequestId
@@ -181,6 +191,8 @@ class Connection:
         elif self.profile.modern and (
             self.modern.required or recognises(meta) or name == "server/discover" or not self.profile.legacy
         ):
+            if name == "initialize" and not recognises(meta):
+                raise self.modern.no_handshake()
             return self.modern.admit(meta, principal)
         if name == "initialize" or (name == "ping" and not self.legacy.agreed):
             return None
@@ -233,17 +245,21 @@ class Connection:
         return Replied(id, result, error)
 
     def _receive_error(self, message: jsonrpc.ErrorResponse) -> Event:
-        kind = Overloaded if message.code == OVERLOADED else RemoteError
+        kind = _error_class(message)
         if message.id is None:
             return Ignored(f"an error that answers no request: {message.message[:200]} (code {message.code})")
-        return self._receive_reply(message.id, None, kind(message.code, message.message, message.data))
+        error = kind(message.code, message.message, message.data)
+        if (request := self.outbound.get(message.id)) is not None:
+            error.method = request.verb.name
+        return self._receive_reply(message.id, None, error)
 
     def _receive_loss(self, message: jsonrpc.Lost) -> Event:
         if message.id is None:
             return Forgotten(message.message)
         if message.authorization is not None:
             return self._receive_reply(message.id, None, AuthorizationError(message.message, message.authorization))
-        return self._receive_reply(message.id, None, ConnectionLost(message.message))
+        lost = ConnectionLost(message.message, nothing_sent=message.nothing_sent)
+        return self._receive_reply(message.id, None, lost)
 
     def _receive_malformed(self, message: jsonrpc.Malformed) -> Event:
         may_answer = message.is_request and self.modern.revision is None if self.role is Role.CLIENT else True
@@ -335,7 +351,12 @@ class Connection:
                 None, INVALID_REQUEST, f"arrays of messages are not allowed {named}", null_id=self._null_id
             )
             return Rejected("an array of messages", reply, None, INVALID_REQUEST)
-        return BatchReceived(tuple(self.receive(member, principal) for member in batch.members))
+        return BatchReceived(tuple(self._receive_member(member, principal) for member in batch.members))
+
+    def _receive_member(self, member: jsonrpc.Message, principal: Principal | None) -> Event:
+        if isinstance(member, jsonrpc.Request) and member.method == "initialize":
+            return self._reject(member, ErrorReply(INVALID_REQUEST, "initialize may not be in an array"))
+        return self.receive(member, principal)
 
     def _refuse_answers(self, batch: jsonrpc.Batch) -> Event:
         """Fail the requests answered in an array, in a revision without arrays: no other answer will follow."""
@@ -527,3 +548,13 @@ def _invalid_params(name: str, error: WireError) -> ErrorReply:
     """Return the error for params that do not fit their method (-32602); its `data` lists every problem."""
     text = f"invalid params for {name}: {'; '.join(error.problems)}"[:500]
     return ErrorReply(INVALID_PARAMS, text, {"problems": error.problems})
+
+
+def _error_class(error: jsonrpc.ErrorResponse) -> type[RemoteError]:
+    """Return the class of a peer's error. Others may use our code of a drain for something else; the reason tells."""
+    if error.code == OVERLOADED:
+        return Overloaded
+    data = error.data
+    if error.code == CANCELLED_BY_DRAIN and isinstance(data, dict) and data.get("reason") == ERRORS[error.code].reason:
+        return NotStarted if data.get("started") is False else Stopped
+    return RemoteError

@@ -39,6 +39,7 @@ class Legacy:
         instructions: the server's instructions for the model.
         kept: approximate bytes of memory of the last three.
         log_level: the lowest level of log messages that the client wants.
+        reopens: whether another `initialize` begins anew: on a pipe, which a bridge may share among its clients.
     """
 
     profile: Profile
@@ -49,6 +50,7 @@ class Legacy:
     instructions: str | None = None
     kept: int = 0
     log_level: LoggingLevel = _DEFAULT_LOG_LEVEL
+    reopens: bool = False
     # What is known of a request without `_meta`, which does not change from one to the next.
     _plain: Admission | None = None
 
@@ -70,7 +72,7 @@ class Legacy:
         Raises:
             ErrorReply: no revision can be agreed on, or the client's data is too large (`Profile.max_peer_info`).
         """
-        if self.handshake is not Handshake.NEW:
+        if self.handshake is not Handshake.NEW and not (self.reopens and self.agreed):
             raise ErrorReply(INVALID_REQUEST, "this connection was initialized already")
         ours = self.profile.legacy
         if not ours:
@@ -83,10 +85,11 @@ class Legacy:
             asked: InitializeParams = vocabulary(revision)["initialize"].load_params(params)
         except WireError as error:
             raise ErrorReply(INVALID_PARAMS, "invalid initialize", {"problems": error.problems}) from None
+        self.handshake = Handshake.NEW
         self._fire(HandshakeStep.INITIALIZE)
         self._fire(HandshakeStep.RESULT)
         self.revision, self.peer, self.capabilities = revision, asked.client_info, asked.capabilities
-        self.kept = kept
+        self.kept, self.log_level, self._plain = kept, _DEFAULT_LOG_LEVEL, None
         profile = self.profile
         assert isinstance(profile.capabilities, ServerCapabilities)
         result = InitializeResult(

@@ -17,6 +17,7 @@ from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.input_requests import InputRequiredResult
+from trimcp.wire.jsonrpc import encode
 from trimcp.wire.prompts import (
     CompleteParams,
     CompleteResult,
@@ -101,15 +102,33 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         PromptArgument(
             name=name,
             title=described.get("title"),
-            description=described.get("description"),
+            description=_description(described, schema),
             required=name in schema.get("required", ()),
         )
         for name, described in properties.items()
     ]
-    choices = {name: [*map(str, described["enum"])] for name, described in properties.items() if "enum" in described}
+    choices = {name: [*map(_as_text, each["enum"])] for name, each in properties.items() if "enum" in each}
     members = listed_members(options, signature.name, signature.description)
     listed = Prompt(arguments=arguments or None, **members)
     return PromptEntry(listed, prepared, validator_for(schema), choices, options.get("quota"))
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else encode(value).decode()
+
+
+def _description(described: dict[str, Any], schema: dict[str, Any]) -> Any:
+    """Return the description of an argument; that of a list or object says that it is JSON, since all come as text."""
+    text = described.get("description")
+    kinds = [
+        branch.get("type", "object" if "$ref" in branch else "string") for branch in described.get("anyOf", [described])
+    ]
+    if "string" in kinds or not {"array", "object"}.intersection(kinds):
+        return text
+    shape = {key: value for key, value in described.items() if key not in ("description", "title", "default")}
+    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    asked = f"As JSON that fits {_as_text({**shape, **shared})}"
+    return asked if text is None else f"{text}\n\n{asked}"
 
 
 @attrs.define(eq=False, repr=False)

@@ -185,11 +185,16 @@ class Registry(Generic[EntryT]):
             else:
                 self.bus.publish(self.change)
 
+    @property
+    def scopes(self) -> frozenset[str]:
+        """The scopes that any entry needs."""
+        return frozenset().union(*self._needed.values())
+
     def rights_of(self, principal: Principal | None) -> frozenset[str] | None:
         """Return the principal's scopes that any entry needs (a key shared by many); None if it sees every entry."""
         if not self._needed or principal is None or principal.scopes is None:
             return None
-        needed = frozenset().union(*self._needed.values())
+        needed = self.scopes
         return None if needed <= principal.scopes else needed & principal.scopes
 
     @property

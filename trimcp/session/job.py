@@ -30,6 +30,7 @@ from trimcp.session.scopes import Work
 from trimcp.slotted import slotted
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
+    ERRORS,
     FORBIDDEN,
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -38,7 +39,7 @@ from trimcp.wire.codes import (
     TIMED_OUT,
 )
 from trimcp.wire.converter import NotInRevision
-from trimcp.wire.jsonrpc import RequestId, encode_error
+from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 
 SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
 
@@ -237,7 +238,15 @@ class Job:
         # Without a reason, a scope around the whole session was cancelled.
         reason = self.reason or CancelReason.DRAIN
         self.error = _CANCELLED_CODES.get(reason)
-        return None if self.error is None else encode_error(self.request.id, self.error, f"stopped: {reason.value}")
+        if self.error is None:
+            return None
+        text = f"stopped: {reason.value}" if self.started else f"{reason.value}; not started"
+        return encode_error(self.request.id, self.error, text, self._error_data(self.error))
+
+    def _error_data(self, code: int) -> JSON:
+        """Return the `data` of an error of our own: its reason and, in a drain, whether anything was done."""
+        data: dict[str, JSON] = {"reason": ERRORS[code].reason}
+        return {**data, "started": self.started} if code == CANCELLED_BY_DRAIN else data
 
     # Running
 
@@ -459,7 +468,7 @@ class Job:
             security_event("flood_refused", what=self.request.verb.name, principal=self.request.admission.principal)
         self.session.refused += 1
         self.error = code
-        self.finish(encode_error(self.request.id, code, message))
+        self.finish(encode_error(self.request.id, code, message, self._error_data(code)))
 
     def end(self) -> None:
         """End a job that has a slot: with its reply, its failure, or the answer due after a cancellation."""

@@ -137,7 +137,9 @@ REVISIONS: Final = (V2024_11_05, V2025_03_26, V2025_06_18, V2025_11_25, V2026_07
 OLDEST: Final = REVISIONS[0]
 LATEST: Final = REVISIONS[-1]
 """The newest revision, which both sides prefer."""
-LATEST_LEGACY: Final = max(revision for revision in REVISIONS if not revision.modern)
+LEGACY: Final = tuple(revision for revision in REVISIONS if not revision.modern)
+"""Those that begin with a handshake (`initialize`), oldest first."""
+LATEST_LEGACY: Final = LEGACY[-1]
 """The revision that a legacy server offers to a client with an unknown revision (basic/lifecycle)."""
 UNNAMED: Final = V2025_03_26
 """The revision of an HTTP request without `MCP-Protocol-Version` (2025-11-25 basic/transports)."""
