@@ -16,7 +16,7 @@ from trimcp.protocol.request_state import Sealer
 from trimcp.server.calling import Handler, at_users_line, prepare
 from trimcp.server.options import check_options, check_quota, check_scopes, check_truth
 from trimcp.server.registry import Bus, Change, Registry
-from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
+from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
 from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
@@ -144,6 +144,7 @@ class Offering:
         entry = tool_entry(function, checked)
         self.guard_tool(entry, checked)
         self._add(self.tools, entry.listed.name, entry)
+        warn_of_name(entry.listed.name)
 
     def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
         """Give a tool the confirmation and the permission that its options and the server's settings require."""

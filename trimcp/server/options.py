@@ -53,6 +53,14 @@ def listed_members(options: Mapping[str, Any], name: str, description: str) -> d
     }
 
 
+def name_of(options: Mapping[str, Any], function_name: str, what: str) -> str:
+    """Return the name of a tool or prompt: the option's, or its function's. Raises TypeError for a lambda's."""
+    name: str = options.get("name") or function_name
+    if name == "<lambda>":
+        raise TypeError(f'a lambda has no name: give the {what} one, as by name="..."')
+    return name
+
+
 def check_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
     """Return the options, with payloads in place of dicts.
 
