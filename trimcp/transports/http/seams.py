@@ -273,7 +273,7 @@ class ByteStream(Protocol):
         """Send the head of the response, with status 200 (servers). Called once, before anything else is sent."""
 
     async def send(self, data: bytes) -> None:
-        """Send bytes, and wait while the peer does not read. Raises trio.BrokenResourceError if the stream has ended."""
+        """Send bytes, and wait while the peer does not read. Raises trio.BrokenResourceError if the peer is gone."""
 
     async def receive(self) -> bytes:
         """Return bytes that have arrived; b"" once the peer has said everything. Call `credit` once they are used.
