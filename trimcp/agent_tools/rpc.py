@@ -40,6 +40,7 @@ from trimcp.agent_tools.messages import (
     ToolRequest,
     as_json,
     read_as,
+    read_value,
 )
 from trimcp.agent_tools.rpc_messages import (
     ERROR_TRAILER,
@@ -52,7 +53,6 @@ from trimcp.agent_tools.rpc_messages import (
     is_large,
     members_before,
     members_of,
-    read_value,
     response_bytes,
     wants_both,
 )
@@ -218,6 +218,9 @@ class RpcExchange(AgentExchange):
     def too_large(self, beginning: bytes) -> HttpResponse:
         return error_response(self.oversize())
 
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        return refused_call(response)
+
     def end(self) -> None:
         """End what a task answers, because the port is closed or the caller's token has expired."""
         if isinstance(self._stream, MessageStream):
@@ -368,7 +371,7 @@ class MessageStream(EventStream):
 
 
 def error_trailers(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
-    """Return the trailers of a call that ends with an error: its status, and its JSON text, without data if too large."""
+    """Return the trailers of a call that ends with an error: its status, and its JSON text, if need be without data."""
     body = error.body()
     text = base64.b64encode(encode(body)).rstrip(b"=")
     if len(text) > _LONGEST_ERROR:

@@ -157,7 +157,6 @@ def _value_of(data: bytes, at: int, stop: int) -> tuple[Any, int, int]:
         return None, stop, -1
     kind = data[at]
     at += 1
-    value: Any
     if kind == _NUMBER and stop - at == _DOUBLE.size:
         number: float = _NUMBER_AT(data, at)[0]
         if number != number or number in (float("inf"), float("-inf")):

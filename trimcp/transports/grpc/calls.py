@@ -81,14 +81,14 @@ class Http2Call:
 
     # The caller
 
-    async def begun(self, refused: str) -> None:
-        """Wait for the server's first headers, and if the one called `refused` is among them for its status.
+    async def begun(self) -> None:
+        """Wait for the server's first headers.
 
         Raises:
             CallFailed: it refused the call, or there was none that it understands.
         """
         while self.failure is None and not self.ended and not self._closed:
-            if self.headers is not None and refused not in self.headers:
+            if self.headers is not None and "grpc-status" not in self.headers:
                 break
             await self._news.park()
         if self.failure is not None:

@@ -16,7 +16,7 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.grpc import GrpcStatus
 from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
-from trimcp.transports.grpc.channel import EXCHANGE, REFUSED, GrpcChannel
+from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
 from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, shown_url, socket_path
 from trimcp.transports.trace import Write, traced
@@ -104,7 +104,7 @@ class GrpcServer:
         async with self.open() as connection, connection.call(EXCHANGE, self.headers.items()) as call:
             try:
                 with trio.fail_at(deadline):
-                    await call.begun(REFUSED)
+                    await call.begun()
             except CallFailed as failure:
                 raise ConnectionLost(self._why_refused(failure)) from failure
             except trio.TooSlowError:
@@ -149,6 +149,9 @@ class _ExchangeEnd:
     _call: Http2Call
     _connection: Http2Client
     too_slow: bool = False
+    window: int = WINDOW
+    message_timeout: float = 30.0
+    message_rate: float = 64 * 1024
     half_closed: bool = False  # a server that has ended the call reads nothing more
 
     @property
@@ -170,11 +173,15 @@ class _ExchangeEnd:
     def credit(self, size: int) -> None:
         self._call.credit(size)
 
-    async def close(self, status: GrpcStatus, message: str = "") -> None:
-        if status is GrpcStatus.OK:
-            self._call.end()  # so that the server sees an end, and no failure
+    def start(self, headers: tuple[tuple[str, str], ...]) -> None:
+        """Nothing: the head of the request has been sent."""
+
+    def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        self._call.end()  # so that the server sees an end, and no failure
         self._call.cancel()
-        await self._connection.aclose()
+
+    def reset(self, why: str) -> None:
+        self._call.cancel()
 
     def progress(self) -> Hashable:
         return self._call.pieces, self._connection.progress()

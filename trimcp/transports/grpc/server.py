@@ -16,7 +16,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget import Budget, Holding, owner_of
+from trimcp.budget import owner_of
 from trimcp.framing.grpc import (
     ACCEPTED_ENCODINGS,
     GRPC_HEADERS,
@@ -63,8 +63,6 @@ GrpcService: TypeAlias = "Callable[[GrpcRoutes, Head], Admitted]"
 class GrpcFace(Protocol):
     """What a face offers to gRPC."""
 
-    budget: Budget
-
     @property
     def draining(self) -> trio.Event:
         """Set once no new work is taken."""
@@ -95,6 +93,8 @@ def fault_response(fault: GrpcFault) -> HttpResponse:
 
 def refused_call(refused: HttpResponse) -> HttpResponse:
     """Return the answer to a call that would be refused with this response over HTTP."""
+    if refused.status == 408:
+        return status_response(GrpcStatus.DEADLINE_EXCEEDED, "the message took too long")
     kept = [(name.lower(), value) for name, value in refused.headers if name.lower() in _KEPT]
     try:
         text = str(orjson.loads(refused.body)["error"]["message"])
@@ -219,7 +219,6 @@ class ExchangeCall:
     _upgrade: Upgrade
     _write: Callable[[bytes], Awaitable[bytes]] | None
     owner: str = attrs.field(init=False)
-    _holding: Holding | None = attrs.field(init=False, default=None)
     _stream: ByteStream | None = attrs.field(init=False, default=None)
     _channel: GrpcChannel | None = attrs.field(init=False, default=None)
     _due: float = attrs.field(init=False, factory=trio.current_time)  # when its caller's time is over
@@ -236,8 +235,9 @@ class ExchangeCall:
             stream.finish(_trailers_of(refused_call(routes.too_many(self._head))))
             return
         routes.remember(self)
-        self._holding = self._head.holding = routes.face.budget.holding(self.owner, self)
         self._stream = stream
+        if (holding := self._head.holding) is not None:
+            holding.holder = self
         self._channel = channel = GrpcChannel(
             stream,
             upgrade.max_message,
@@ -258,7 +258,6 @@ class ExchangeCall:
             stream.finish(self._ending())
         finally:
             routes.forget(self)
-            self._holding.close()
             self._stream = self._channel = None
 
     def _ending(self) -> tuple[tuple[str, str], ...]:
@@ -275,7 +274,8 @@ class ExchangeCall:
     @property
     def idle(self) -> bool:
         """Whether no handler of its session is running."""
-        holder = None if self._holding is None else self._holding.holder
+        holding = self._head.holding
+        holder = None if holding is None else holding.holder
         return holder is not None and holder.at_rest
 
     @property
@@ -313,6 +313,9 @@ class HealthRequest(Handler):
 
     def too_large(self, beginning: bytes) -> HttpResponse:
         return status_response(GrpcStatus.INVALID_ARGUMENT, "a health check is one small message")
+
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        return refused_call(response)
 
     def start(self, body: bytes, reply: HttpReply) -> None:
         """Answer a check, or the beginning of a watch."""

@@ -202,6 +202,10 @@ class Handler(Protocol):
         """Return the response to a request whose body is too large; `beginning` is what was read of it."""
         return HttpResponse(413)
 
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        """Return the response to a request of which the host does not read the body; `response` is the host's own."""
+        return response
+
     def disconnected(self, slow: str | None = None) -> None:
         """Note that the client left before its response was finished. Called at most once, never before `start`.
 

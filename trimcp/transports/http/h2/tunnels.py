@@ -13,7 +13,7 @@ import trio
 
 from trimcp.budget import Amount
 from trimcp.cleaning import log_crash
-from trimcp.transports.http.h2.frames import Code
+from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
 from trimcp.transports.http.h2.streams import RequestStream
 from trimcp.transports.http.seams import Head, HttpResponse, Tunnel, Upgrade
 
@@ -52,12 +52,16 @@ class TunnelStream:
 
     __slots__ = (
         *("_amount", "_arrival", "_arrived", "_connection", "_ended", "_finished", "_space", "_stream", "_why"),
-        *("gone", "pieces", "too_slow"),
+        *("gone", "message_rate", "message_timeout", "pieces", "too_slow", "window"),
     )
 
     def __init__(self, stream: RequestStream, connection: H2Connection) -> None:
         self._stream: RequestStream | None = stream
         self._connection = connection
+        limits = connection.hosting.limits
+        self.window: int = DEFAULT_WINDOW
+        self.message_timeout: float = limits.body_timeout
+        self.message_rate: float = limits.body_rate
         self._arrived = bytearray()  # not a list: pieces may be tiny
         self._arrival = trio.lowlevel.ParkingLot()
         self._space = trio.lowlevel.ParkingLot()
