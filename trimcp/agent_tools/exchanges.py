@@ -14,7 +14,16 @@ import trio
 
 from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.errors import AgentToolsError, DeadlinePassed, Draining, TooLargeMessage, TooMuch
+from trimcp.agent_tools.errors import (
+    AgentToolsError,
+    DeadlinePassed,
+    Draining,
+    MalformedMessage,
+    NotAllowed,
+    TooLargeMessage,
+    TooMuch,
+    Unauthenticated,
+)
 from trimcp.agent_tools.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import Kind, Outgoing
@@ -76,6 +85,21 @@ def is_local(head: Head) -> bool:
     """Return whether a request was sent from this machine, as far as its head and its connection tell."""
     here = head.peer == "unix" or head.peer.startswith(("127.", "::1", "[::1]", "::ffff:127.", "[::ffff:127."))
     return here and head.loopback and _PROXIED.isdisjoint(head.headers)
+
+
+_REFUSALS: Final[dict[int, type[AgentToolsError]]] = {
+    400: MalformedMessage,
+    401: Unauthenticated,
+    403: NotAllowed,
+    408: DeadlinePassed,
+    413: TooLargeMessage,
+    503: Draining,
+}
+
+
+def refusal_error(status: int, why: str) -> AgentToolsError:
+    """Return the error for what is refused with this HTTP status before anybody looks at its message."""
+    return _REFUSALS.get(status, AgentToolsError)(why)
 
 
 @attrs.define(eq=False)

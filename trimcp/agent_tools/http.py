@@ -35,12 +35,10 @@ from trimcp.agent_tools.errors import (
     AgentToolsError,
     Draining,
     MalformedMessage,
-    NotAllowed,
     NothingHere,
     TooMuch,
-    Unauthenticated,
 )
-from trimcp.agent_tools.exchanges import ENDS, AgentExchange, AgentPort, is_local
+from trimcp.agent_tools.exchanges import ENDS, AgentExchange, AgentPort, is_local, refusal_error
 from trimcp.agent_tools.messages import (
     MAX_ID,
     AgentMessage,
@@ -110,23 +108,20 @@ class AgentHttp(AgentPort):
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
-        kinds: dict[int, type[AgentToolsError]] = {400: MalformedMessage, 401: Unauthenticated, 403: NotAllowed}
-        response = failure(kinds.get(status, AgentToolsError)(why))
+        response = failure(refusal_error(status, why))
         response.status, response.headers = status, (*JSON_HEADERS, *headers)
         return response
 
-    def grpc_services(self) -> Mapping[str, Callable[[Any, Head], Admitted]]:
+    def grpc_services(self) -> Mapping[str, Any]:
         """See `CompanionFace`. Without `trimcp[grpc]` each call is answered with what is missing."""
         try:
-            from trimcp.agent_tools.reflection import PATHS, reflecting
+            from trimcp.agent_tools.reflection import PATHS, Reflection
             from trimcp.agent_tools.rpc import SERVICE, AgentRpc
         except LocalError as error:
-            from trimcp.framing.grpc import GrpcStatus
-            from trimcp.transports.grpc.server import status_response
+            from trimcp.transports.grpc.server import MissingService
 
-            why = str(error)
-            return {"/trimcp.v1.AgentTools/": lambda routes, head: status_response(GrpcStatus.UNIMPLEMENTED, why)}
-        return {SERVICE: AgentRpc(self).admit, **dict.fromkeys(PATHS, reflecting)}
+            return {"/trimcp.v1.AgentTools/": MissingService(str(error))}
+        return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection())}
 
     # Responses
 

@@ -12,8 +12,8 @@ from google.protobuf import descriptor_pb2, struct_pb2
 
 from trimcp.agent_tools.rpc_messages import generated
 from trimcp.framing.grpc import GrpcStatus, text_field, texts_of
-from trimcp.transports.grpc.server import GrpcRoutes, answer_each, status_response
-from trimcp.transports.http.seams import Admitted, Head
+from trimcp.transports.grpc.server import GrpcRoutes, answer_each, refused_call, status_response
+from trimcp.transports.http.seams import Admitted, Head, HttpResponse
 
 PATHS: Final = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
 
@@ -24,11 +24,18 @@ _BY_NAME, _BY_SYMBOL, _LIST = 3, 4, 7
 _ORIGINAL, _FOUND, _LISTED, _FAILED = 2, 4, 6, 7
 
 
-def reflecting(routes: GrpcRoutes, head: Head) -> Admitted:
-    """Return how to answer `ServerReflectionInfo`, each request of its stream. A `GrpcService`."""
-    if head.path.endswith("/ServerReflectionInfo"):
-        return answer_each(answer_to, _MOST, head)
-    return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
+class Reflection:
+    """A `GrpcService`."""
+
+    def admit(self, routes: GrpcRoutes, head: Head) -> Admitted:
+        """Return how to answer `ServerReflectionInfo`, each request of its stream."""
+        if head.path.endswith("/ServerReflectionInfo"):
+            return answer_each(answer_to, _MOST, head)
+        return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
+
+    def refused(self, refused: HttpResponse) -> HttpResponse:
+        """See `GrpcService.refused`."""
+        return refused_call(refused)
 
 
 def _health() -> Any:

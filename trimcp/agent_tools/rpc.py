@@ -24,7 +24,7 @@ from trimcp.agent_tools.answers import CallAnswer
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.entries import shown
 from trimcp.agent_tools.errors import AgentToolsError, Draining, MalformedMessage, ToolFailed
-from trimcp.agent_tools.exchanges import ENDS, AgentExchange, AgentPort
+from trimcp.agent_tools.exchanges import ENDS, AgentExchange, AgentPort, refusal_error
 from trimcp.agent_tools.messages import (
     AgentMessage,
     ContextCreate,
@@ -71,7 +71,14 @@ from trimcp.framing.grpc import (
     text_field,
     whole_message,
 )
-from trimcp.transports.grpc.server import GrpcRoutes, fault_response, refused_call, status_response, timeout_of
+from trimcp.transports.grpc.server import (
+    GrpcRoutes,
+    fault_response,
+    kept_headers,
+    refusal_text,
+    status_response,
+    timeout_of,
+)
 from trimcp.transports.http.seams import Admitted, Head, HttpReply, HttpResponse
 from trimcp.transports.http.streams import EventStream
 from trimcp.wire.codes import INVALID_REQUEST
@@ -127,11 +134,15 @@ class AgentRpc:
             head.again = partial(_again, port, method)
         return RpcExchange(port, head, method)
 
+    def refused(self, refused: HttpResponse) -> HttpResponse:
+        """Return the answer to a call that would be refused with this response over HTTP: a `GrpcService`."""
+        return error_response(refusal_error(refused.status, refusal_text(refused)), *kept_headers(refused))
+
     def _provide(self, routes: GrpcRoutes, head: Head) -> Admitted:
         """Return how to serve a provider, or the refusal."""
         found = routes.face.upgrade(head)
         if isinstance(found, HttpResponse):
-            return refused_call(found)
+            return self.refused(found)
         try:
             caller = self.port.caller(head)
         except AgentToolsError as error:
@@ -219,7 +230,7 @@ class RpcExchange(AgentExchange):
         return error_response(self.oversize())
 
     def refused(self, response: HttpResponse) -> HttpResponse:
-        return refused_call(response)
+        return error_response(refusal_error(response.status, refusal_text(response)))
 
     def end(self) -> None:
         """End what a task answers, because the port is closed or the caller's token has expired."""
@@ -380,9 +391,9 @@ def error_trailers(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
     return (*status_trailers(status, error.message), (ERROR_TRAILER, text.decode("ascii")))
 
 
-def error_response(error: AgentToolsError) -> HttpResponse:
+def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
     """Return the answer to a call that consists of an error."""
-    return HttpResponse(200, (*GRPC_HEADERS, *error_trailers(error)))
+    return HttpResponse(200, (*GRPC_HEADERS, *headers, *error_trailers(error)))
 
 
 # A provider's stream

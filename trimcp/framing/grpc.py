@@ -77,6 +77,15 @@ _BY_HTTP: Final = {
 }
 
 
+_REFUSALS: Final = {
+    400: GrpcStatus.INVALID_ARGUMENT,
+    408: GrpcStatus.DEADLINE_EXCEEDED,
+    413: GrpcStatus.RESOURCE_EXHAUSTED,
+    429: GrpcStatus.RESOURCE_EXHAUSTED,
+    500: GrpcStatus.INTERNAL,
+}
+
+
 def status_of_http(status: int) -> GrpcStatus:
     """Return what a client makes of an HTTP status other than 200 ("HTTP to gRPC Status Code Mapping")."""
     return _BY_HTTP.get(status, GrpcStatus.UNKNOWN)
@@ -84,8 +93,7 @@ def status_of_http(status: int) -> GrpcStatus:
 
 def status_of_refusal(status: int) -> GrpcStatus:
     """Return the status with which a server refuses a call that it would refuse with this one over HTTP."""
-    known = {400: GrpcStatus.INVALID_ARGUMENT, 429: GrpcStatus.RESOURCE_EXHAUSTED, 500: GrpcStatus.INTERNAL}
-    return known.get(status, status_of_http(status))
+    return _REFUSALS.get(status, status_of_http(status))
 
 
 def encode_text(text: str) -> str:

@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Final, Protocol, TypeAlias
+from http import HTTPStatus
+from typing import Final, Protocol
 
 import attrs
 import orjson
@@ -56,8 +57,17 @@ _MOST_CHECK: Final = 1_024
 _SILENCE: Final = 60.0  # seconds until the next request on a stream of small ones
 _KEPT: Final = ("www-authenticate", "retry-after")
 
-GrpcService: TypeAlias = "Callable[[GrpcRoutes, Head], Admitted]"
-"""Admits the calls of one service by their heads; the callers have been identified."""
+
+class GrpcService(Protocol):
+    """One service of a companion."""
+
+    def admit(self, routes: GrpcRoutes, head: Head, /) -> Admitted:
+        """Admit a call by its head; the caller has been identified."""
+        ...
+
+    def refused(self, refused: HttpResponse, /) -> HttpResponse:
+        """Return the answer to a call that would be refused with this response over HTTP."""
+        ...
 
 
 class GrpcFace(Protocol):
@@ -93,14 +103,20 @@ def fault_response(fault: GrpcFault) -> HttpResponse:
 
 def refused_call(refused: HttpResponse) -> HttpResponse:
     """Return the answer to a call that would be refused with this response over HTTP."""
-    if refused.status == 408:
-        return status_response(GrpcStatus.DEADLINE_EXCEEDED, "the message took too long")
-    kept = [(name.lower(), value) for name, value in refused.headers if name.lower() in _KEPT]
+    return status_response(status_of_refusal(refused.status), refusal_text(refused), *kept_headers(refused))
+
+
+def refusal_text(refused: HttpResponse) -> str:
+    """Return the text of a refusal, whose body is a JSON-RPC error, a line of text, or nothing."""
     try:
-        text = str(orjson.loads(refused.body)["error"]["message"])
+        return str(orjson.loads(refused.body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        text = refused.body.decode("utf-8", "replace").strip()
-    return status_response(status_of_refusal(refused.status), text, *kept)
+        return refused.body.decode("utf-8", "replace").strip() or HTTPStatus(refused.status).phrase
+
+
+def kept_headers(refused: HttpResponse) -> list[tuple[str, str]]:
+    """Return the headers of a refusal that say what to do about it."""
+    return [(name.lower(), value) for name, value in refused.headers if name.lower() in _KEPT]
 
 
 def timeout_of(head: Head) -> float:
@@ -145,10 +161,15 @@ class GrpcRoutes:
         method = path.rfind("/") + 1
         service = self.services.get(path[:method])
         if service is not None:
-            return service(self, head)
+            return service.admit(self, head)
         if path in (f"{HEALTH}Check", f"{HEALTH}Watch"):
             return HealthRequest(self, head)
         return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
+
+    def refused(self, head: Head, refused: HttpResponse) -> HttpResponse:
+        """Return the answer to a call that would be refused with this response over HTTP."""
+        service = self.services.get(head.path[: head.path.rfind("/") + 1])
+        return refused_call(refused) if service is None else service.refused(refused)
 
     def health(self, name: bytes) -> bytes:
         """Return the message that tells the state of a service; the empty name is the server's."""
@@ -175,9 +196,9 @@ class GrpcRoutes:
             write: returns the frame of a JSON text; None for those of MCP's tunnel.
         """
         if isinstance(found, HttpResponse):
-            return refused_call(found)
+            return self.refused(head, found)
         call = ExchangeCall(self, head, found, write)
-        return Tunnel(call.serve) if self.has_room(call) else refused_call(self.too_many(head))
+        return Tunnel(call.serve) if self.has_room(call) else self.refused(head, self.too_many(head))
 
     def has_room(self, call: ExchangeCall) -> bool:
         """Return whether one more session may begin, after ending another one if necessary."""
@@ -232,7 +253,7 @@ class ExchangeCall:
         routes, upgrade = self._routes, self._upgrade
         stream.start(GRPC_HEADERS)
         if not routes.has_room(self):  # others have begun since its head was judged
-            stream.finish(_trailers_of(refused_call(routes.too_many(self._head))))
+            stream.finish(_trailers_of(routes.refused(self._head, routes.too_many(self._head))))
             return
         routes.remember(self)
         self._stream = stream
@@ -346,6 +367,21 @@ class HealthRequest(Handler):
     def disconnected(self, slow: str | None = None) -> None:
         self._reply = None
         self._routes.watchers.discard(self)
+
+
+@attrs.frozen
+class MissingService:
+    """A service that cannot be served: each call is told why."""
+
+    why: str
+
+    def admit(self, routes: GrpcRoutes, head: Head) -> HttpResponse:
+        """See `GrpcService.admit`."""
+        return status_response(GrpcStatus.UNIMPLEMENTED, self.why)
+
+    def refused(self, refused: HttpResponse) -> HttpResponse:
+        """See `GrpcService.refused`."""
+        return refused_call(refused)
 
 
 def answer_each(answer: Callable[[bytes], bytes], most: int, head: Head) -> Tunnel:

@@ -101,7 +101,9 @@ class HttpFace:
         if reason is not None:
             security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
             refused = refusal(403, reason)
-            return self._refused_call(refused) if head.http2 and is_grpc(head.headers.get("content-type")) else refused
+            if head.http2 and is_grpc(head.headers.get("content-type")):
+                return self._grpc_routes().refused(head, refused)
+            return refused
         if health:
             return self._health(head)
         head.reply_headers = cors = settings.origins.cors(head)
@@ -183,25 +185,20 @@ class HttpFace:
         """Admit a call of gRPC, or refuse it with a status."""
         if not head.http2:
             return refusal(426, "gRPC needs HTTP/2", ("Upgrade", "h2c"))
-        routes = self._grpc or self._grpc_routes()
+        routes = self._grpc_routes()
         if self._hook is not None and not routes.admits_anyone(head):
             refused = await self._identify(self._hook, head)
             if refused is not None:
-                return self._refused_call(refusal(refused.status, refused.message, *refused.headers))
+                return routes.refused(head, refusal(refused.status, refused.message, *refused.headers))
         return routes.admit(head)
 
     def _grpc_routes(self) -> GrpcRoutes:
-        from trimcp.transports.grpc.server import GrpcRoutes
+        if self._grpc is None:
+            from trimcp.transports.grpc.server import GrpcRoutes
 
-        companion = self.shared.companion
-        self._grpc = GrpcRoutes(self, {} if companion is None else companion.grpc_services())
+            companion = self.shared.companion
+            self._grpc = GrpcRoutes(self, {} if companion is None else companion.grpc_services())
         return self._grpc
-
-    @staticmethod
-    def _refused_call(refused: HttpResponse) -> HttpResponse:
-        from trimcp.transports.grpc.server import refused_call
-
-        return refused_call(refused)
 
     async def _identify(self, hook: Authenticate, head: Head) -> Refused | None:
         """Note who makes a request; return the refusal of one that may not."""

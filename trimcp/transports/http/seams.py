@@ -363,7 +363,7 @@ class CompanionFace(Protocol):
         """Return the response to a request for one of its paths that the identity check refuses."""
         ...
 
-    def grpc_services(self) -> Mapping[str, Callable[[Any, Head], Admitted]]:
+    def grpc_services(self) -> Mapping[str, Any]:
         """Return its services (`transports.grpc.server.GrpcService`), by the beginning of their paths."""
         ...
 

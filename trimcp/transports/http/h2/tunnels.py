@@ -100,14 +100,15 @@ class TunnelStream:
             raise trio.BrokenResourceError(self._why)
 
     async def receive(self) -> bytes:
-        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._arrived:
+            await trio.lowlevel.checkpoint()
         while not self._arrived:
             if self._finished:
                 raise trio.ClosedResourceError("this stream was finished")
             if self.gone.is_set():
                 raise trio.BrokenResourceError(self._why)
             if self._ended:
-                await trio.lowlevel.cancel_shielded_checkpoint()
+                await trio.lowlevel.checkpoint()
                 return b""
             await self._arrival.park()
         arrived = bytes(self._arrived)
