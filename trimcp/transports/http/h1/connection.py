@@ -217,11 +217,14 @@ class H1Connection:
                     await self._read_on()
                 first = False
         except RequestRefused as refusal:
-            if first and isinstance(refusal, Http2Begins):
-                await self._serve_http2()
-                return
-            self._refuse(refusal)
-        if not self._lost:
+            http2 = first and isinstance(refusal, Http2Begins)
+            if not http2:
+                self._refuse(refusal)
+        else:
+            http2 = False
+        if http2:
+            await self._serve_http2()
+        elif not self._lost:
             await self._linger()
 
     async def _next_request(self, first: bool) -> H1Request | None:

@@ -27,7 +27,6 @@ from trimcp.transports.http.h2.frames import Code, Setting
 from trimcp.transports.http.h2.heads import BlockReader, Http2Error, RequestFields, read_request
 from trimcp.transports.http.h2.streams import STREAM_COST, RequestStream
 from trimcp.transports.http.seams import Head
-from trimcp.transports.quiet import quiet_headers
 from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 log: logging.Logger = logging.getLogger("trimcp.http")
@@ -52,9 +51,9 @@ class H2Connection:
     """
 
     __slots__ = (
-        *("_alarm", "_amount", "_corked", "_heard", "_idle_since", "_in_head_since", "_limits", "_over", "_parked"),
-        *("_period", "_pinged", "_ready", "_scope", "_wire", "_written", "engine", "hosting", "holding", "loopback"),
-        *("lost", "peer", "receiving", "secure", "weight", "writer"),
+        *("_alarm", "_amount", "_behind", "_corked", "_heard", "_idle_since", "_in_head_since", "_limits", "_looked"),
+        *("_over", "_parked", "_period", "_pinged", "_ready", "_wire", "_written", "engine", "holding", "hosting"),
+        *("loopback", "lost", "peer", "receiving", "secure", "weight", "writer"),
     )
 
     def __init__(
@@ -92,6 +91,8 @@ class H2Connection:
         self.weight = 0  # bytes that the streams take beside their bodies
         self.lost = False  # whether the client is gone, or is being dropped
         self._amount = Amount(holding)
+        self._looked = False  # whether what is read next was looked at already
+        self._behind = False  # whether more was received than was looked at
         self._corked = False  # whether what is said is gathered, because more is looked at first
         self._ready: dict[RequestStream, None] = {}  # streams that may send, and have something to
         self._written: dict[RequestStream, None] = {}  # streams that have written since the socket took everything
@@ -114,8 +115,14 @@ class H2Connection:
         """Serve until either side ends the connection; `data` was read already, and begins with the preface."""
         self._alarm.set(self._period)
         try:
-            with quiet_headers():
-                await self._serve(data)
+            self._take(data)
+            del data
+            while not self._over:
+                if self._behind:
+                    await self._turn()
+                    self._behind = self._advance()
+                else:
+                    await self._read()
             if not self.lost:
                 await self._finish()
         except Http2Error as error:
@@ -124,19 +131,25 @@ class H2Connection:
             self._alarm.close()
             self._end()
 
-    async def _serve(self, data: bytes) -> None:
-        engine = self.engine
-        while True:
-            engine.feed(data, self._heard)
-            del data
-            while self._advance() and not self._over:
-                if engine.large and not self.holding.budget.take_turn():
-                    await self.holding.wait_for_turn(engine.large)
-                else:
-                    await trio.lowlevel.checkpoint()
-            if self._over or not (received := await self._receive()):
-                return
-            data = received
+    def _offer(self, data: bytes) -> bool:
+        """Look at what was received before the task that waits for it does; return whether it has nothing to do."""
+        self._take(data)
+        self._looked = self._behind or self._over or self._pauses
+        return not self._looked
+
+    def _take(self, data: bytes) -> None:
+        """Look at what was received."""
+        self._heard = trio.current_time()
+        self._pinged = False
+        self.engine.feed(data, self._heard)
+        self._behind = self._advance()
+
+    async def _turn(self) -> None:
+        """Let other tasks run before the next slice; a large head waits until one may be read."""
+        if self.engine.large and not self.holding.budget.take_turn():
+            await self.holding.wait_for_turn(self.engine.large)
+        else:
+            await trio.lowlevel.checkpoint()
 
     def _advance(self) -> bool:
         """Look at a slice of what was received; return whether there is more."""
@@ -148,37 +161,43 @@ class H2Connection:
         finally:
             if large:
                 self.holding.budget.parsed()
-            if engine.in_head:
-                if self._in_head_since is None:
-                    self._in_head_since = self._heard
-            else:
+            if not engine.in_head:
                 self._in_head_since = None
+            elif self._in_head_since is None:
+                self._in_head_since = self._heard
             self._corked = False
             self.flush()
             if self._ready:
                 self._pump()
 
-    async def _receive(self) -> bytes | None:
-        """Wait for input; None once the connection ends."""
-        while not self._over:
-            if self.writer.broken:
-                self._drop("read nothing" if self.writer.stalled else "left")
-            elif self.hosting.draining and self._drained():
-                return None
-            elif self.writer.waiting >= _UNREAD:
-                if await self._wire.hung_up():
-                    self._drop("left")
-            else:
-                if self.receiving and any(stream.is_large for stream in self.receiving):
-                    await self.holding.budget.reads.wait()
-                data = await self._wire.read(_READ_SIZE)
-                if data:
-                    self._heard = trio.current_time()
-                    self._pinged = False
-                    return data
-                if data is not None:
-                    self._half_closed()
-        return None
+    @property
+    def _pauses(self) -> bool:
+        """Whether something is to be waited for before more is read."""
+        return self.writer.waiting >= _UNREAD or self.hosting.draining or self._is_receiving_much
+
+    @property
+    def _is_receiving_much(self) -> bool:
+        return bool(self.receiving) and any(stream.is_large for stream in self.receiving)
+
+    async def _read(self) -> None:
+        """Wait for input and look at it, or for what ends the connection."""
+        if self.writer.broken:
+            self._drop("read nothing" if self.writer.stalled else "left")
+        elif self.hosting.draining and self._drained():
+            return
+        elif self.writer.waiting >= _UNREAD:
+            if await self._wire.hung_up():
+                self._drop("left")
+        else:
+            if self._is_receiving_much:
+                await self.holding.budget.reads.wait()
+            data = await self._wire.read(_READ_SIZE, self._offer)
+            if self._looked:
+                self._looked = False
+            elif data:
+                self._take(data)
+            elif data is not None:
+                self._half_closed()
 
     def _half_closed(self) -> None:
         """Handle the end of the client's input: what was answered is still sent, the rest is given up."""
@@ -241,7 +260,10 @@ class H2Connection:
         if out and not self._corked:
             data = bytes(out)
             out.clear()
-            self.writer.gather(data)
+            if len(self.engine.streams) > 1:
+                self.writer.gather(data)  # others may have something to say in this turn, too
+            else:
+                self.writer.write(data)
 
     def push(self, stream: RequestStream) -> None:
         """Send what a stream has to say, as far as there is room."""
@@ -263,8 +285,14 @@ class H2Connection:
             if self.hosting.draining:
                 self.wake()
 
+    def wrote(self, stream: RequestStream) -> None:
+        """Write what a stream has given to the engine, and tell it when the socket has taken that."""
+        self.flush()
+        if self.writer.waiting:
+            self._written[stream] = None
+
     @property
-    def _full(self) -> bool:
+    def full(self) -> bool:
         """Whether the socket has enough to do."""
         return self.writer.waiting + len(self.engine.out) >= _FULL
 
@@ -284,9 +312,9 @@ class H2Connection:
         """Let the streams that may send do so in turn, until the socket has enough to do."""
         ready, left = self._ready, _TURN
         while ready and left > 0 and not self.writer.broken:
-            if self._full:
+            if self.full:
                 self.flush()
-                if self._full:
+                if self.full:
                     break
             stream = next(iter(ready))
             del ready[stream]

@@ -17,6 +17,7 @@ from hpack.table import HeaderTable
 
 from trimcp.bounds import TOKEN
 from trimcp.transports.http.h2.frames import Code
+from trimcp.transports.quiet import quiet_headers
 
 Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Names and values, in their order, as they were sent."""
@@ -117,7 +118,8 @@ class BlockReader(Generic[HeadT]):
         if block[:1] and block[0] & 0xE0 == 0x20:  # the table gets another size
             self._table.changes += 1
         try:
-            fields: Any = self._decoder.decode(block, raw=True)
+            with quiet_headers():
+                fields: Any = self._decoder.decode(block, raw=True)
         except hpack.OversizedHeaderListError:
             raise Http2Error(Code.ENHANCE_YOUR_CALM, "the headers are too large") from None
         except (hpack.HPACKError, IndexError, ValueError):

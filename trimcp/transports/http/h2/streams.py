@@ -38,6 +38,7 @@ STREAM_COST: Final = 3 * 1024
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 _BODILESS: Final = frozenset({204, 304})
 _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large, which are searched for its id
+_SMALL: Final = 16 * 1024  # bytes that are sent at once if the windows let it
 _DROPPED: Final = 16 * 1024 * 1024  # bytes of a body that come after the response, at most
 _CONTINUE: Final = write_block(((":status", "100"),))
 _WEBSOCKET_KEY: Final = "AAAAAAAAAAAAAAAAAAAAAA=="  # HTTP/2 needs none (RFC 8441 section 5), the front asks for one
@@ -195,8 +196,7 @@ class RequestStream(Http2Stream):
         """Go on with a handler."""
         self._judged = True
         self.handler = handler
-        length = self.left
-        if self.receives and length is not None and length + self._size > handler.max_body:
+        if self._size + (self.left or 0) > handler.max_body:
             self._refuse_body(handler)
         elif not self.receives:
             self._complete()
@@ -341,7 +341,7 @@ class RequestStream(Http2Stream):
                 self._send_head(block, end=True)
             self._finished()
             return
-        self._send_head(block, end=False)
+        connection.engine.send_head(self, block, end=False)  # written together with what follows
         self.finish(body, trailers)
 
     def start(self, response: HttpResponse) -> None:
@@ -357,7 +357,10 @@ class RequestStream(Http2Stream):
         if self._connection is None or not self.status or self.ended or self._bodiless or not data:
             return
         self.sent += len(data)
-        self._enqueue(data)
+        if self._sends_at_once(data, end=False):
+            self._connection.wrote(self)
+        else:
+            self._enqueue(data)
 
     def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
         if self._connection is None or not self.status or self.ended:
@@ -365,10 +368,17 @@ class RequestStream(Http2Stream):
         self.ended = self._end = True
         if self._bodiless:
             data = b""
+        self.sent += len(data)
         if trailers:
             self._trailers = write_block(trailers)
-        self.sent += len(data)
-        self._enqueue(data)
+        if self._sends_at_once(data, end=not trailers):
+            self._end = False
+            if self._trailers is not None:
+                self._connection.engine.send_head(self, self._trailers, end=True)
+            self._connection.flush()
+            self._finished()
+        else:
+            self._enqueue(data)
 
     def abort(self) -> None:
         connection = self._connection
@@ -422,6 +432,17 @@ class RequestStream(Http2Stream):
     @property
     def has_unsent(self) -> bool:
         return self._queued > 0 or self._end
+
+    def _sends_at_once(self, data: bytes, *, end: bool) -> bool:
+        """Give everything to the engine, and return True, if nothing waits and the windows let it."""
+        connection, size = self._connection, len(data)
+        if connection is None or self._queued or size > _SMALL or size > self.send_window or connection.full:
+            return False
+        engine = connection.engine
+        if size > engine.send_window:
+            return False
+        engine.send_data(self, data, end=end)
+        return True
 
     def _enqueue(self, data: bytes) -> None:
         connection = self._connection
