@@ -41,12 +41,12 @@ async def test_it_keeps_the_contract(ends: object) -> None:
 
 async def test_a_session_that_reads_nothing_holds_up_neither_side() -> None:
     """The server sends until the client's window is full, and must still hear that the client has read."""
+    sent: list[int] = []
     async with pair() as (client, server), trio.open_nursery() as nursery:
         text = Outgoing(b'{"jsonrpc":"2.0","method":"x","params":{"a":"%b"}}' % (b"x" * 10_000), Kind.NOTIFICATION)
         with trio.move_on_after(0.5):
             while True:  # until the server's window is full: its channel is not received from
                 await client.send([text])
-        sent: list[int] = []
 
         async def answer() -> None:
             for number in range(60):
@@ -58,7 +58,7 @@ async def test_a_session_that_reads_nothing_holds_up_neither_side() -> None:
             heard = 0
             while heard < 60:
                 heard += len(await client.receive())
-        assert len(sent) == 60
+    assert len(sent) == 60
 
 
 async def test_what_is_unread_is_bounded_by_the_window() -> None:

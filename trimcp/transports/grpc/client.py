@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Hashable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -15,7 +15,7 @@ from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.grpc import GrpcStatus
-from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
+from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
 from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, shown_url, socket_path
@@ -110,7 +110,7 @@ class GrpcServer:
             except trio.TooSlowError:
                 text = f"no answer of {shown_url(self.url)} within {self.timeout:g} seconds"
                 raise ConnectionLost(text) from None
-            async with GrpcChannel(_ExchangeEnd(call, connection), CLIENT_MAX_MESSAGE, window=WINDOW) as channel:
+            async with GrpcChannel(call, CLIENT_MAX_MESSAGE, window=WINDOW) as channel:
                 yield channel if self.trace is None else traced(channel, self.trace)
 
     @asynccontextmanager
@@ -140,48 +140,3 @@ class GrpcServer:
     def _why_refused(self, failure: CallFailed) -> str:
         advice = _ADVICE.get(failure.status, "check the URL")
         return f"no MCP at {shown_url(self.url)}: the server answered {failure} ({advice})"
-
-
-@attrs.define(eq=False)
-class _ExchangeEnd:
-    """The client's end of the call, for the channel."""
-
-    _call: Http2Call
-    _connection: Http2Client
-    too_slow: bool = False
-    window: int = WINDOW
-    message_timeout: float = 30.0
-    message_rate: float = 64 * 1024
-    half_closed: bool = False  # a server that has ended the call reads nothing more
-
-    @property
-    def gone(self) -> trio.Event:
-        return self._call.gone
-
-    async def send(self, data: bytes) -> None:
-        try:
-            await self._call.send(data)
-        except CallFailed as failure:
-            raise trio.BrokenResourceError(str(failure)) from None
-
-    async def receive(self) -> bytes:
-        try:
-            return await self._call.receive()
-        except CallFailed as failure:
-            raise trio.BrokenResourceError(str(failure)) from None
-
-    def credit(self, size: int) -> None:
-        self._call.credit(size)
-
-    def start(self, headers: tuple[tuple[str, str], ...]) -> None:
-        """Nothing: the head of the request has been sent."""
-
-    def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
-        self._call.end()  # so that the server sees an end, and no failure
-        self._call.cancel()
-
-    def reset(self, why: str) -> None:
-        self._call.cancel()
-
-    def progress(self) -> Hashable:
-        return self._call.pieces, self._connection.progress()
