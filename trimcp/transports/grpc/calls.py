@@ -251,9 +251,9 @@ class Http2Call(Http2Stream):
         """Do nothing: the head of the request has been sent."""
 
     def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
-        """Say that nothing more follows, and give the call up."""
+        """Say that nothing more follows, and give the call up. The server sees an end, and no failure."""
         if self.sends and not self._over:
-            self._connection.engine.send_data(self, b"", end=True)  # so that the server sees an end, and no failure
+            self._connection.engine.send_data(self, b"", end=True)
         self.cancel()
 
     def reset(self, why: str) -> None:

@@ -366,6 +366,8 @@ class RequestStream(Http2Stream):
         if self._connection is None or not self.status or self.ended:
             return
         self.ended = self._end = True
+        if self._room is not None:
+            self._room.unpark_all()
         if self._bodiless:
             data = b""
         self.sent += len(data)
@@ -399,7 +401,7 @@ class RequestStream(Http2Stream):
         return self.ended or self._connection is None
 
     async def room(self) -> None:
-        while (connection := self._connection) is not None:
+        while (connection := self._connection) is not None and not self.ended:
             if self._queued <= connection.hosting.limits.low_water:
                 await connection.writer.room()
                 return

@@ -96,8 +96,7 @@ class TunnelStream:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         await stream.room()
-        if self.gone.is_set():
-            raise trio.BrokenResourceError(self._why)
+        self._check()
 
     async def receive(self) -> bytes:
         if self._arrived:
@@ -105,11 +104,11 @@ class TunnelStream:
         while not self._arrived:
             if self._finished:
                 raise trio.ClosedResourceError("this stream was finished")
-            if self.gone.is_set():
-                raise trio.BrokenResourceError(self._why)
             if self._ended:
                 await trio.lowlevel.checkpoint()
                 return b""
+            if self.gone.is_set():
+                raise trio.BrokenResourceError(self._why)
             await self._arrival.park()
         arrived = bytes(self._arrived)
         self._arrived = bytearray()
@@ -140,10 +139,10 @@ class TunnelStream:
 
     def _check(self) -> RequestStream:
         stream = self._stream
-        if stream is None or self.gone.is_set():
-            raise trio.BrokenResourceError(self._why)
         if self._finished:
             raise trio.ClosedResourceError("this stream was finished")
+        if stream is None or self.gone.is_set():
+            raise trio.BrokenResourceError(self._why)
         return stream
 
     # Called by the stream
@@ -174,8 +173,6 @@ class TunnelStream:
     def _end(self) -> None:
         self._stream = None
         self.gone.set()
-        self._arrived.clear()
-        self._amount.set(0)
         self._arrival.unpark_all()
         self._space.unpark_all()
 
