@@ -125,7 +125,7 @@ class FramePeer:
                 self.closed = True
                 return None
             self._buffer += data
-        high, low, kind, flags, id = h2.HEADER.unpack_from(self._buffer)
+        *_, kind, flags, id = h2.HEADER.unpack_from(self._buffer)
         frame = Frame(kind, flags, id, self._buffer[h2.HEADER_SIZE : size])
         self._buffer = self._buffer[size:]
         self.frames.append(frame)

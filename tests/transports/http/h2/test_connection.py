@@ -38,6 +38,13 @@ def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 memory = support.memory
 
+
+def handler_of(site: support.Memory, path: str) -> support.DummyHandler:
+    """The handler of a request, as tasks that judge heads may run in any order."""
+    [found] = [handler for handler in site.face.handlers if handler.head.path == path]
+    return found
+
+
 # Requests and responses
 
 
@@ -341,13 +348,14 @@ async def test_what_is_sent_stays_within_the_windows(autojump_clock: MockClock) 
         peer.grants = False
         id = await peer.ask("/echo", b"x" * 5_000)
         await wait_all_tasks_blocked()
-        seen = 0
+        seen, allowed = 0, 1_000
         for grant in (0, 1, 999, 3_000):
             if grant:
                 await peer.send(h2.window_update(id, grant))
-            while seen < min(5_000, 1_000 + sum((0, 1, 999, 3_000)[: (0, 1, 999, 3_000).index(grant) + 1])):
+            allowed += grant
+            while seen < allowed:
                 await peer.receive()
-                seen = len(peer.streams.get(id, None).body) if id in peer.streams else 0  # type: ignore[union-attr]
+                seen = len(peer.streams[id].body) if id in peer.streams else 0
             await wait_all_tasks_blocked()
         assert peer.streams[id].ended
         assert peer.streams[id].body == b"x" * 5_000
@@ -390,10 +398,9 @@ async def test_a_large_answer_does_not_hold_up_a_small_one(autojump_clock: MockC
     async with memory() as site:
         peer = await site.connect_http2({Setting.INITIAL_WINDOW_SIZE: h2.MAX_WINDOW})
         await peer.send(h2.window_update(0, h2.MAX_WINDOW - h2.DEFAULT_WINDOW))
-        large = await peer.ask("/wait")
-        small = await peer.ask("/wait")
+        large, small = await peer.ask("/large"), await peer.ask("/small")
         await wait_all_tasks_blocked()
-        first, second = site.face.handlers
+        first, second = handler_of(site, "/large"), handler_of(site, "/small")
         first.reply.send(HttpResponse(200, (), b"x" * 8 * LARGE))
         second.reply.send(HttpResponse(200, (), b"small"))
         await peer.answer(small)
@@ -427,16 +434,10 @@ async def test_handlers_wait_for_room_and_learn_when_they_may_write(autojump_clo
                 await waited.wait()
         before = handler.drained
         await peer.send(h2.window_update(id, LARGE) + h2.window_update(0, LARGE))
-        while len(peer.streams.setdefault(id, support_answer()).body) < 100 + LIMITS.low_water + 1:
+        while id not in peer.streams or len(peer.streams[id].body) < 100 + LIMITS.low_water + 1:
             await peer.receive()
         await wait_all_tasks_blocked()
         assert handler.drained > before
-
-
-def support_answer() -> object:
-    from tests.peers.http2 import Answer
-
-    return Answer()
 
 
 # How streams end
@@ -445,16 +446,17 @@ def support_answer() -> object:
 async def test_a_stream_that_is_reset_ends_its_handler_alone(autojump_clock: MockClock) -> None:
     async with memory() as site:
         peer = await site.connect_http2()
-        first, second = await peer.ask("/wait"), await peer.ask("/wait")
+        first, second = await peer.ask("/one"), await peer.ask("/two")
         await wait_all_tasks_blocked()
         await peer.send(h2.rst_stream(first, Code.CANCEL))
         await wait_all_tasks_blocked()
-        assert [handler.gone for handler in site.face.handlers] == [1, 0]
-        assert site.face.handlers[0].reply.gone
-        site.face.handlers[0].reply.send(HttpResponse(200))  # nobody hears it
-        site.face.handlers[1].reply.send(HttpResponse(200))
+        one, two = handler_of(site, "/one"), handler_of(site, "/two")
+        assert (one.gone, two.gone) == (1, 0)
+        assert one.reply.gone
+        one.reply.send(HttpResponse(200))  # nobody hears it
+        two.reply.send(HttpResponse(200))
         assert (await peer.answer(second)).status == 200
-        assert site.face.ended == [("/wait", 0, 0), ("/wait", 200, 0)]
+        assert site.face.ended == [("/one", 0, 0), ("/two", 200, 0)]
 
 
 async def test_a_stream_that_is_reset_before_it_was_judged_never_starts(autojump_clock: MockClock) -> None:
@@ -495,9 +497,10 @@ async def test_everything_ends_with_the_connection(how: str, autojump_clock: Moc
 async def test_more_streams_than_there_may_be_are_refused(autojump_clock: MockClock) -> None:
     async with memory(limits=HttpLimits(max_streams=3)) as site:
         peer = await site.connect_http2()
-        ids = [await peer.ask("/wait") for _ in range(4)]
+        ids = [await peer.ask(f"/wait/{n}") for n in range(4)]
         assert (await peer.answer(ids[-1])).reset is Code.REFUSED_STREAM
-        site.face.handlers[0].reply.send(HttpResponse(200))
+        await wait_all_tasks_blocked()
+        handler_of(site, "/wait/0").reply.send(HttpResponse(200))
         await peer.answer(ids[0])
         await peer.ask("/wait")
         await wait_all_tasks_blocked()
@@ -570,9 +573,9 @@ async def test_an_unread_answer_is_weighed_and_gone_with_its_connection_without_
 async def test_who_holds_most_gives_way_as_one_stream(autojump_clock: MockClock) -> None:
     async with memory(DummyFace(budget=Budget(LARGE))) as site:
         peer = await site.connect_http2()
-        large, small = await peer.ask("/wait"), await peer.ask("/wait")
+        large, small = await peer.ask("/large"), await peer.ask("/small")
         await wait_all_tasks_blocked()
-        first, second = site.face.handlers
+        first, second = handler_of(site, "/large"), handler_of(site, "/small")
         first.reply.send(HttpResponse(200, (), bytes(2 * LARGE)))
         assert (await peer.answer(large)).reset is Code.ENHANCE_YOUR_CALM
         second.reply.send(HttpResponse(200, (), b"small"))

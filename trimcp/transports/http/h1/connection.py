@@ -7,58 +7,26 @@ closes. Responses are written by the task that answers (`H1Writer`), so a reques
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final
 
-import attrs
 import trio
 
 from trimcp.budget import LARGE, Amount, owner_of
 from trimcp.cleaning import log_crash
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
-from trimcp.transports.http.deadlines import Deadlines
+from trimcp.transports.http.h1.hosting import Hosting, Http2Connection
 from trimcp.transports.http.h1.parser import H1Request, Http2Begins, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import PrefixedStream, Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
-from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
-from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.shares import OwnerCounts
-
-if TYPE_CHECKING:
-    from trimcp.transports.http.h2.connection import H2Connection
+from trimcp.transports.http.seams import Handler, HttpResponse, Tunnel, Upgrade, stalled
 
 log: logging.Logger = logging.getLogger("trimcp.http")
-
-UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]
-"""Serves a WebSocket on a stream, after the request's head, until the peer leaves."""
-
-PushWebSocket: TypeAlias = Callable[[bytes, Wire, H1Writer, Deadlines, Head, Upgrade], Awaitable[bool]]
-"""Serves a WebSocket whose session takes pushed messages, until the peer leaves. Returns whether there was one.
-
-Its arguments: bytes that arrived after the head, the connection's bytes, its writer, the clock, the head, the upgrade.
-"""
 
 _READ_SIZE: Final = 64 * 1024
 _DROPPED: Final = 64 * 1024  # a body up to this size is read and dropped, to keep the connection
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@attrs.define(eq=False)
-class Hosting:
-    """Shared by the connections of a listener."""
-
-    face: Face
-    limits: HttpLimits
-    nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
-    upgrade_websocket: UpgradeWebSocket | None = None  # None refuses WebSockets
-    push_websocket: PushWebSocket | None = None  # in place of it where `Upgrade.open` is given
-    draining: bool = False  # whether connections end with the current response
-    streams: OwnerCounts = attrs.field(init=False)  # those of HTTP/2, over all connections
-
-    def __attrs_post_init__(self) -> None:
-        self.streams = OwnerCounts(self.limits.max_connections, "streams")
 
 
 class H1Connection:
@@ -111,7 +79,7 @@ class H1Connection:
         self._reset = False
         self._yielded = True  # whether other tasks could run since the last head
         self._upgraded: trio.CancelScope | None = None  # around a WebSocket
-        self._http2: H2Connection | None = None  # once the client has begun with HTTP/2
+        self._http2: Http2Connection | None = None  # once the client has begun with HTTP/2
 
     async def run(self) -> None:
         """Serve until either side ends the connection. A crash ends this connection only, and is logged."""
@@ -395,14 +363,9 @@ class H1Connection:
 
     async def _serve_http2(self) -> None:
         """Speak HTTP/2 from the first byte on."""
-        from trimcp.transports.http.h2.connection import H2Connection
-
         self._deadline.close()
-        self._http2 = H2Connection(
-            *(self._hosting, self._wire, self.writer, self._holding),
-            peer=self._peer,
-            loopback=self._loopback,
-            secure=self._secure,
+        self._http2 = self._hosting.begin_http2(
+            *(self._hosting, self._wire, self.writer, self._holding, self._peer, self._loopback, self._secure)
         )
         try:
             await self._http2.run(self._parser.rest())

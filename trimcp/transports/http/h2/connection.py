@@ -11,7 +11,7 @@ streams that may send: so no large answer holds up a small one.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -19,14 +19,17 @@ from trimcp.budget import Amount, Holding, owner_of
 from trimcp.cleaning import log_crash
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadline
-from trimcp.transports.http.h1.connection import Hosting
+from trimcp.transports.http.h1.hosting import Hosting
+from trimcp.transports.http.h1.parser import read_target
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
-from trimcp.transports.http.h2.engine import Engine, Http2Stream
-from trimcp.transports.http.h2.frames import Code, Setting
-from trimcp.transports.http.h2.heads import BlockReader, Http2Error, RequestFields, read_request
-from trimcp.transports.http.h2.streams import STREAM_COST, RequestStream
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.h2.engine import Engine
+from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
+from trimcp.transports.http.h2.heads import BlockReader, RequestFields, read_request
+from trimcp.transports.http.h2.interface import Http2Stream
+from trimcp.transports.http.h2.replies import ReplyStream
+from trimcp.transports.http.h2.requests import STREAM_COST, RequestStream
+from trimcp.transports.http.seams import Head, Tunnel, Upgrade
 from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 log: logging.Logger = logging.getLogger("trimcp.http")
@@ -46,7 +49,6 @@ class H2Connection:
         hosting: shared with the other connections.
         wire, writer: the connection. The writer tells this what it was told to tell its owner.
         holding: of the connection.
-        deadline: called `look` of this when it passes.
         peer, loopback, secure: copied into every `Head`.
     """
 
@@ -62,10 +64,9 @@ class H2Connection:
         wire: Wire,
         writer: H1Writer,
         holding: Holding,
-        *,
-        peer: str = "",
-        loopback: bool = True,
-        secure: bool = False,
+        peer: str,
+        loopback: bool,
+        secure: bool,
     ) -> None:
         limits = hosting.limits
         self.hosting = hosting
@@ -94,8 +95,8 @@ class H2Connection:
         self._looked = False  # whether what is read next was looked at already
         self._behind = False  # whether more was received than was looked at
         self._corked = False  # whether what is said is gathered, because more is looked at first
-        self._ready: dict[RequestStream, None] = {}  # streams that may send, and have something to
-        self._written: dict[RequestStream, None] = {}  # streams that have written since the socket took everything
+        self._ready: dict[ReplyStream, None] = {}  # streams that may send, and have something to
+        self._written: dict[ReplyStream, None] = {}  # streams that have written since the socket took everything
         self._over = False  # whether nothing more is read
         self._parked = trio.lowlevel.ParkingLot()  # the reader, while it waits for no input
         now = trio.current_time()
@@ -265,19 +266,19 @@ class H2Connection:
             else:
                 self.writer.write(data)
 
-    def push(self, stream: RequestStream) -> None:
+    def push(self, stream: ReplyStream) -> None:
         """Send what a stream has to say, as far as there is room."""
         self._written[stream] = None
         self._ready[stream] = None
         if not self._corked:
             self._pump()
 
-    def closed(self, stream: RequestStream) -> None:
+    def closed(self, stream: ReplyStream) -> None:
         """Forget a stream that has ended."""
         self.hosting.streams.release(self.holding.owner.name)
         self.weight -= stream.weight
         self._amount.set(self.weight)
-        self.receiving.pop(stream, None)
+        self.receives(stream, more=False)
         self._ready.pop(stream, None)
         self._written.pop(stream, None)
         if not self.engine.streams:
@@ -285,9 +286,13 @@ class H2Connection:
             if self.hosting.draining:
                 self.wake()
 
-    def wrote(self, stream: RequestStream) -> None:
+    def wrote(self, stream: ReplyStream) -> None:
         """Write what a stream has given to the engine, and tell it when the socket has taken that."""
-        self.flush()
+        out = self.engine.out
+        if out and not self._corked:
+            data = bytes(out)
+            out.clear()
+            self.writer.gather(data)  # a stream that says one thing soon says the next
         if self.writer.waiting:
             self._written[stream] = None
 
@@ -296,17 +301,31 @@ class H2Connection:
         """Whether the socket has enough to do."""
         return self.writer.waiting + len(self.engine.out) >= _FULL
 
-    def head(self, stream_holding: Holding, **members: Any) -> Head:
-        """Return the head of a request on this connection."""
+    def new_head(self, holding: Holding, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
+        """Return the head of a request, with its path. Raises RequestRefused if that is malformed."""
+        path, query = read_target(method, fields.path, headers)
         return Head(
-            peer=self.peer,
-            loopback=self.loopback,
-            secure=self.secure,
+            *(method, path, query, headers, self.peer, self.loopback, self.secure),
             certificate=self._wire.certificate if self.secure else None,
+            websocket=fields.protocol is not None,
             http2=True,
-            holding=stream_holding,
-            **members,
+            holding=holding,
         )
+
+    async def serve(self, stream: Http2Stream, head: Head, found: Tunnel | Upgrade) -> None:
+        """Serve a request that was admitted as a tunnel or a WebSocket."""
+        from trimcp.transports.http.h2.tunnels import serve_tunnel
+
+        assert isinstance(stream, RequestStream)
+        await serve_tunnel(stream, self, head, found)
+
+    def receives(self, stream: Http2Stream, *, more: bool) -> None:
+        """Note whether more of a request's body is waited for."""
+        assert isinstance(stream, RequestStream)
+        if more:
+            self.receiving[stream] = None
+        else:
+            self.receiving.pop(stream, None)
 
     def _pump(self) -> None:
         """Let the streams that may send do so in turn, until the socket has enough to do."""

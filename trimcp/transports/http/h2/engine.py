@@ -5,45 +5,19 @@
     bytes(engine.out)           what is to be written; whoever writes it clears it
 
 It knows no HTTP: a stream is told of heads, bytes and its end, and sends them. Priorities are ignored (section 5.3.2).
-What costs this side work and the peer nothing is counted by kind: it may not outgrow the useful frames (`_Allowance`).
+What costs this side work and the peer nothing is counted by kind: it may not outgrow the useful frames (`floods`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from trimcp.rates import TokenBucket
-from trimcp.transports.http.h2.frames import (
-    ACK,
-    CONTINUATION,
-    DATA,
-    DEFAULT_WINDOW,
-    END_HEADERS,
-    END_STREAM,
-    HEADER,
-    HEADER_SIZE,
-    HEADERS,
-    MAX_FRAME,
-    MAX_WINDOW,
-    PADDED,
-    PING,
-    PREFACE,
-    PRIORITIZED,
-    SETTINGS,
-    WINDOW_UPDATE,
-    Code,
-    Setting,
-    frame,
-    goaway,
-    header_frames,
-    rst_stream,
-    settings_frame,
-    settings_in,
-    window_update,
-    word_at,
-)
-from trimcp.transports.http.h2.heads import BlockReader, Http2Error
+from trimcp.transports.http.h2 import frames as h2
+from trimcp.transports.http.h2.floods import RESETS, Allowance
+from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
+from trimcp.transports.http.h2.heads import BlockReader
+from trimcp.transports.http.h2.interface import EngineUser, Http2Stream
 
 CONNECTION_WINDOW: Final = 1024 * 1024
 """Bytes of all streams together that the peer may send before it is heard. It is opened at once: streams hold back."""
@@ -54,112 +28,6 @@ LARGE_BLOCK: Final = 8 * 1024
 _MAX_PIECES: Final = 64  # frames of one head
 _REMEMBERED: Final = 256  # streams that have ended, of which it is known how
 _STREAM_BITS: Final = 0x7FFF_FFFF
-
-# Frames that are nobody's use: at most so many at once, so many for each useful frame, and so many a second.
-_AT_ONCE: Final = 1_000.0
-_FOR_EACH: Final = 8.0
-_PER_SECOND: Final = 100.0
-_RESETS_PER_SECOND: Final = 33.0
-
-
-class Http2Stream:
-    """A stream as its engine sees it. Whoever uses the engine makes a class of it.
-
-    Attributes:
-        id: its number; 0 before it was opened.
-        send_window: bytes that may be sent on it.
-        receive_window: bytes that the peer may send.
-        owed: bytes that were used, and not allowed again yet.
-        left: bytes of the body that are still to come, if the head said how many.
-        sends: whether this side has not ended yet.
-        receives: whether the peer has not ended yet.
-    """
-
-    __slots__ = ("id", "left", "owed", "receive_window", "receives", "send_window", "sends")
-
-    def __init__(self) -> None:
-        self.id: int = 0
-        self.send_window: int = 0
-        self.receive_window: int = 0
-        self.owed: int = 0
-        self.left: int | None = None
-        self.sends: bool = True
-        self.receives: bool = True
-
-    def response(self, head: Any) -> bool:
-        """Take the head of a response; return whether it is an interim one, before the real one (clients)."""
-        raise Http2Error(Code.PROTOCOL_ERROR, "a second head", self.id)
-
-    def trailers(self, headers: dict[str, str]) -> None:
-        """Take the last head."""
-
-    def arrived(self, data: bytes) -> None:
-        """Take bytes of the body. What was used of them is to be credited, see `Engine.credit`."""
-
-    def peer_ended(self) -> None:
-        """Note that the peer sends nothing more."""
-
-    def was_reset(self, code: int, reason: str) -> None:
-        """Note that the stream has ended at once, by the peer, or because it broke the protocol."""
-
-    def window_opened(self) -> None:
-        """Note that more may be sent on it."""
-
-
-class EngineUser(Protocol):
-    """The connection that an engine belongs to."""
-
-    def request(self, id: int, head: Any, ended: bool) -> Http2Stream | None:
-        """Return the stream of a new request (servers), with its window set; None refuses it.
-
-        Args:
-            id: its number.
-            head: what the `BlockReader` made of it.
-            ended: whether it has no body.
-        """
-        ...
-
-    def began(self, stream: Http2Stream, ended: bool) -> None:
-        """Go on with a request that was just opened; `ended`: it has no body."""
-
-    def windows_opened(self) -> None:
-        """Note that the connection's window, or those of all streams, have grown."""
-
-    def settings_came(self) -> None:
-        """Note that the peer's settings have arrived, or changed."""
-
-    def ponged(self) -> None:
-        """Note that the peer answered a ping."""
-
-    def went_away(self, last: int, code: int) -> None:
-        """Note that the peer serves no stream after this one."""
-
-
-class _Allowance:
-    """Frames of each kind that the peer may send beside the useful ones."""
-
-    __slots__ = ("_buckets", "_seen", "now", "useful")
-
-    def __init__(self) -> None:
-        self.useful: int = 0  # frames with data, and requests; for resets, requests that were answered
-        self.now: float = 0.0
-        self._buckets: dict[str, TokenBucket] = {}
-        self._seen: dict[str, int] = {}
-
-    def spend(self, kind: str, useful: int, rate: float, each: float) -> None:
-        """Count a frame. Raises Http2Error if there are too many."""
-        bucket = self._buckets.get(kind)
-        if bucket is None:
-            bucket = self._buckets[kind] = TokenBucket(rate, _AT_ONCE, self.now)
-            self._seen[kind] = useful
-        if bucket.tokens >= 1:
-            bucket.tokens -= 1
-            return
-        since, self._seen[kind] = useful - self._seen[kind], useful
-        bucket.refill(self.now)
-        bucket.tokens = min(bucket.burst, bucket.tokens + each * since)
-        if not bucket.take(self.now):
-            raise Http2Error(Code.ENHANCE_YOUR_CALM, f"too many {kind}")
 
 
 class Engine:
@@ -180,13 +48,12 @@ class Engine:
         peer_connects: whether the peer takes WebSockets (RFC 8441).
         last: the highest number of a stream that the peer has opened, or of ours for a client.
         large: bytes of the compressed head that `advance` has stopped before, because it is large; 0 if there is none.
-        answered: requests that were answered to their end (servers).
     """
 
     __slots__ = (
         *("_allowance", "_block", "_block_flags", "_block_stream", "_client", "_closed", "_data", "_initial", "_max"),
         *("_owed", "_pieces", "_reader", "_receive_window", "_settled", "_started", "_user", "_window"),
-        *("answered", "gone_away", "large", "last", "out", "peer_connects", "peer_streams", "send_window", "streams"),
+        *("gone_away", "large", "last", "out", "peer_connects", "peer_streams", "send_window", "streams"),
     )
 
     def __init__(
@@ -202,17 +69,16 @@ class Engine:
         self._reader = reader
         self._client = client
         self._max = max_streams
-        self._window = settings.get(Setting.INITIAL_WINDOW_SIZE, DEFAULT_WINDOW)
+        self._window = settings.get(Setting.INITIAL_WINDOW_SIZE, h2.DEFAULT_WINDOW)
         self.out: bytearray = bytearray()
         self.streams: dict[int, Http2Stream] = {}
-        self.send_window: int = DEFAULT_WINDOW
+        self.send_window: int = h2.DEFAULT_WINDOW
         self.peer_streams: int = 100 if client else 0  # until it says (section 3.4: settings may come late)
         self.peer_connects: bool = False
         self.last: int = 0
         self.large: int = 0
-        self.answered: int = 0
         self.gone_away: bool = False  # whether this side has said that it serves no more
-        self._initial = DEFAULT_WINDOW  # of the peer's streams
+        self._initial = h2.DEFAULT_WINDOW  # of the peer's streams
         self._receive_window = CONNECTION_WINDOW
         self._owed = 0
         self._data = b""
@@ -221,11 +87,11 @@ class Engine:
         self._block: list[bytes] | None = None  # pieces of a head that is not complete
         self._block_stream = self._block_flags = self._pieces = 0
         self._closed: dict[int, bool] = {}  # the last streams that have ended, and whether this side has reset them
-        self._allowance = _Allowance()
+        self._allowance = Allowance()
         if client:
-            self.out += PREFACE
-        self.out += settings_frame(settings)
-        self.out += window_update(0, CONNECTION_WINDOW - DEFAULT_WINDOW)
+            self.out += h2.PREFACE
+        self.out += h2.settings_frame(settings)
+        self.out += h2.window_update(0, CONNECTION_WINDOW - h2.DEFAULT_WINDOW)
 
     # Receiving
 
@@ -238,11 +104,6 @@ class Engine:
     def in_head(self) -> bool:
         """Whether a head has begun and is not complete."""
         return self._block is not None
-
-    @property
-    def waiting(self) -> int:
-        """Bytes that were fed and not looked at."""
-        return len(self._data)
 
     def feed(self, data: bytes, now: float) -> None:
         """Add received bytes, at this time in seconds."""
@@ -260,21 +121,21 @@ class Engine:
         if not self._started and not self._start():
             return False
         data, at, end = self._data, 0, len(self._data)
-        unpack, data_kind = HEADER.unpack_from, DATA
+        unpack, data_kind = h2.HEADER.unpack_from, h2.DATA
         try:
             while most > 0:
-                if end - at < HEADER_SIZE:
+                if end - at < h2.HEADER_SIZE:
                     return False
                 high, low, kind, flags, id = unpack(data, at)
                 size = high << 8 | low
-                if size > MAX_FRAME:
-                    raise Http2Error(Code.FRAME_SIZE_ERROR, "a frame is too large")
-                stop = at + HEADER_SIZE + size
+                if size > h2.MAX_FRAME:
+                    raise Http2Error(Code.FRAME_SIZE_ERROR, "a h2.frame is too large")
+                stop = at + h2.HEADER_SIZE + size
                 if stop > end:
                     return False
                 if self._block is not None or not self._settled:
                     self._check_order(kind, id & _STREAM_BITS)
-                payload = data[at + HEADER_SIZE : stop]
+                payload = data[at + h2.HEADER_SIZE : stop]
                 try:
                     if kind == data_kind:
                         self._take_data(flags, id & _STREAM_BITS, payload)
@@ -288,33 +149,33 @@ class Engine:
                     self._reset_for(error)
                 at = stop
                 most -= 1
-            return end - at >= HEADER_SIZE
+            return end - at >= h2.HEADER_SIZE
         finally:
             self._data = data[at:] if at else data
 
     def _start(self) -> bool:
         """Read the client's preface; return whether it is complete."""
         data = self._data
-        if not PREFACE.startswith(data[: len(PREFACE)]):
+        if not h2.PREFACE.startswith(data[: len(h2.PREFACE)]):
             raise Http2Error(Code.PROTOCOL_ERROR, "the connection does not begin as HTTP/2")
-        if len(data) < len(PREFACE):
+        if len(data) < len(h2.PREFACE):
             return False
-        self._data = data[len(PREFACE) :]
+        self._data = data[len(h2.PREFACE) :]
         self._started = True
         return True
 
     def _check_order(self, kind: int, id: int) -> None:
         if self._block is not None:
-            if kind != CONTINUATION or id != self._block_stream:
+            if kind != h2.CONTINUATION or id != self._block_stream:
                 raise Http2Error(Code.PROTOCOL_ERROR, "a head is interrupted")
-        elif kind != SETTINGS:
+        elif kind != h2.SETTINGS:
             raise Http2Error(Code.PROTOCOL_ERROR, "the connection does not begin with settings")
 
     def _is_large(self, kind: int, flags: int, size: int) -> bool:
-        """Whether the frame completes a large head, which its connection has not agreed to read now."""
-        if kind not in (HEADERS, CONTINUATION) or not flags & END_HEADERS:
+        """Whether the h2.frame completes a large head, which its connection has not agreed to read now."""
+        if kind not in (h2.HEADERS, h2.CONTINUATION) or not flags & h2.END_HEADERS:
             return False
-        if kind == CONTINUATION and self._block is not None:
+        if kind == h2.CONTINUATION and self._block is not None:
             size += sum(map(len, self._block))
         if size < LARGE_BLOCK:
             return False
@@ -333,13 +194,13 @@ class Engine:
         self._owed += size
         if self._owed >= CONNECTION_WINDOW // 2:
             self._receive_window += self._owed
-            self.out += window_update(0, self._owed)
+            self.out += h2.window_update(0, self._owed)
             self._owed = 0
         if stream is None:
             self._late_data(id)
             return
-        if flags & PADDED:
-            payload = _unpadded(payload)
+        if flags & h2.PADDED:
+            payload = h2.unpadded(payload)
         if not stream.receives:
             raise Http2Error(Code.STREAM_CLOSED, "data after the end of a stream", id)
         stream.receive_window -= size
@@ -347,7 +208,7 @@ class Engine:
             raise Http2Error(Code.FLOW_CONTROL_ERROR, "more data than the stream's window", id)
         if padding := size - len(payload):
             self.credit(stream, padding)
-        ended = flags & END_STREAM
+        ended = flags & h2.END_STREAM
         if payload:
             self._allowance.useful += 1
             if stream.left is not None:
@@ -358,7 +219,7 @@ class Engine:
                 stream.receives = False
             stream.arrived(payload)
         elif not ended:
-            self._spend("frames without data")
+            self._allowance.spend("frames without data")
         if ended:
             self._ended(stream)
 
@@ -368,7 +229,7 @@ class Engine:
             raise Http2Error(Code.PROTOCOL_ERROR, "data on a stream that was never opened")
         if not self._closed.get(id, False):
             raise Http2Error(Code.STREAM_CLOSED, "data on a stream that has ended")
-        self._spend("frames on streams that have ended")
+        self._allowance.spend("frames on streams that have ended")
 
     def _ended(self, stream: Http2Stream) -> None:
         """Note that the peer has ended its side."""
@@ -380,31 +241,31 @@ class Engine:
             self._forget(stream)
 
     def _take_frame(self, kind: int, flags: int, id: int, payload: bytes) -> None:
-        if kind == HEADERS:
+        if kind == h2.HEADERS:
             self._take_headers(flags, id, payload)
-        elif kind == CONTINUATION:
+        elif kind == h2.CONTINUATION:
             self._take_continuation(flags, payload)
-        elif kind == WINDOW_UPDATE:
+        elif kind == h2.WINDOW_UPDATE:
             self._take_window_update(id, payload)
         elif kind < len(_OTHERS):
             _OTHERS[kind](self, flags, id, payload)
         else:
-            self._spend("frames of unknown kinds")
+            self._allowance.spend("frames of unknown kinds")
 
     # Heads
 
     def _take_headers(self, flags: int, id: int, payload: bytes) -> None:
         if not id:
             raise Http2Error(Code.PROTOCOL_ERROR, "a head on no stream")
-        if flags & PADDED:
-            payload = _unpadded(payload)
-        if flags & PRIORITIZED:
+        if flags & h2.PADDED:
+            payload = h2.unpadded(payload)
+        if flags & h2.PRIORITIZED:
             if len(payload) < 5:
                 raise Http2Error(Code.FRAME_SIZE_ERROR, "a head is too short")
-            depends, payload = word_at(payload, 0) & _STREAM_BITS, payload[5:]
+            depends, payload = h2.word_at(payload, 0) & _STREAM_BITS, payload[5:]
             if depends == id:
                 flags |= _ON_ITSELF
-        if flags & END_HEADERS:
+        if flags & h2.END_HEADERS:
             self._take_block(flags, id, payload)
         else:
             self._block, self._block_stream, self._block_flags, self._pieces = [payload], id, flags, 1
@@ -417,12 +278,12 @@ class Engine:
         self._pieces += 1
         if self._pieces > _MAX_PIECES or sum(map(len, block)) > _MAX_BLOCK:
             raise Http2Error(Code.ENHANCE_YOUR_CALM, "a head is too large")
-        if flags & END_HEADERS:
+        if flags & h2.END_HEADERS:
             self._block = None
             self._take_block(self._block_flags, self._block_stream, b"".join(block))
 
     def _take_block(self, flags: int, id: int, block: bytes) -> None:
-        stream, ended = self.streams.get(id), bool(flags & END_STREAM)
+        stream, ended = self.streams.get(id), bool(flags & h2.END_STREAM)
         if flags & _ON_ITSELF:
             self._reader.skip(block)
             self.last = max(self.last, id) if not self._client else self.last
@@ -468,7 +329,7 @@ class Engine:
             raise Http2Error(Code.PROTOCOL_ERROR, "a stream with a number below that of another")
         if not reset:
             raise Http2Error(Code.STREAM_CLOSED, "a head on a stream that has ended")
-        self._spend("frames on streams that have ended")
+        self._allowance.spend("frames on streams that have ended")
 
     def _open(self, id: int, block: bytes, ended: bool) -> None:
         if not id & 1:
@@ -496,32 +357,32 @@ class Engine:
     def _take_window_update(self, id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "the size of a window's growth has four bytes")
-        size = word_at(payload, 0) & MAX_WINDOW
+        size = h2.word_at(payload, 0) & h2.MAX_WINDOW
         if not id:
             if not size:
                 raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing")
             before = self.send_window
             self.send_window = before + size
-            if self.send_window > MAX_WINDOW:
+            if self.send_window > h2.MAX_WINDOW:
                 raise Http2Error(Code.FLOW_CONTROL_ERROR, "the connection's window is too large")
             if before <= 0:
                 self._user.windows_opened()
             else:
-                self._spend("growing windows")
+                self._allowance.spend("growing windows")
             return
         stream = self.streams.get(id)
         if stream is None:
             if self._is_idle(id):
                 raise Http2Error(Code.PROTOCOL_ERROR, "a window of a stream that was never opened")
-            self._spend("frames on streams that have ended")
+            self._allowance.spend("frames on streams that have ended")
             return
         if not size:
             raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing", id)
         before = stream.send_window
         stream.send_window = before + size
-        if stream.send_window > MAX_WINDOW:
+        if stream.send_window > h2.MAX_WINDOW:
             raise Http2Error(Code.FLOW_CONTROL_ERROR, "a stream's window is too large", id)
-        self._spend("growing windows")
+        self._allowance.spend("growing windows")
         if before <= 0:
             stream.window_opened()
 
@@ -530,9 +391,9 @@ class Engine:
             raise Http2Error(Code.PROTOCOL_ERROR, "a priority of no stream")
         if len(payload) != 5:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "a priority has five bytes", id)
-        if word_at(payload, 0) & _STREAM_BITS == id:
+        if h2.word_at(payload, 0) & _STREAM_BITS == id:
             raise Http2Error(Code.PROTOCOL_ERROR, "a stream depends on itself", id)
-        self._spend("priorities")
+        self._allowance.spend("priorities")
 
     def _take_reset(self, flags: int, id: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -541,28 +402,28 @@ class Engine:
         if stream is None:
             if self._is_idle(id):
                 raise Http2Error(Code.PROTOCOL_ERROR, "a reset of a stream that was never opened")
-            self._spend("frames on streams that have ended")
+            self._allowance.spend("frames on streams that have ended")
             return
-        if not self._client:  # requests that are begun and given up cost more than they take (CVE-2023-44487)
-            self._allowance.spend("resets", self.answered, _RESETS_PER_SECOND, 1.0)
+        if not self._client:
+            self._allowance.spend(RESETS)
         self._forget(stream)
-        stream.was_reset(word_at(payload, 0), "the peer has reset the stream")
+        stream.was_reset(h2.word_at(payload, 0), "the peer has reset the stream")
 
     def _take_settings(self, flags: int, id: int, payload: bytes) -> None:
         if id:
             raise Http2Error(Code.PROTOCOL_ERROR, "settings of a stream")
-        if flags & ACK:
+        if flags & h2.ACK:
             if payload:
                 raise Http2Error(Code.FRAME_SIZE_ERROR, "an acknowledgement that says something")
-            self._spend("settings")
+            self._allowance.spend("settings")
             return
         if len(payload) % 6:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "settings have six bytes each")
         opened = False
-        for setting, value in settings_in(payload):
-            self._spend("settings")
+        for setting, value in h2.settings_in(payload):
+            self._allowance.spend("settings")
             opened |= self._set(setting, value)
-        self._spend("settings")
+        self._allowance.spend("settings")
         self._settled = True
         self.out += _SETTINGS_ACK
         self._user.settings_came()
@@ -572,17 +433,17 @@ class Engine:
     def _set(self, setting: int, value: int) -> bool:
         """Note a setting of the peer's; return whether windows have grown."""
         if setting == Setting.INITIAL_WINDOW_SIZE:
-            if value > MAX_WINDOW:
+            if value > h2.MAX_WINDOW:
                 raise Http2Error(Code.FLOW_CONTROL_ERROR, "the first window is too large")
             change, self._initial = value - self._initial, value
             for stream in self.streams.values():
                 stream.send_window += change
-                if stream.send_window > MAX_WINDOW:
+                if stream.send_window > h2.MAX_WINDOW:
                     raise Http2Error(Code.FLOW_CONTROL_ERROR, "a stream's window is too large")
             return change > 0
         if setting == Setting.MAX_FRAME_SIZE:
-            if not MAX_FRAME <= value < 1 << 24:
-                raise Http2Error(Code.PROTOCOL_ERROR, "the largest frame is too small or too large")
+            if not h2.MAX_FRAME <= value < 1 << 24:
+                raise Http2Error(Code.PROTOCOL_ERROR, "the largest h2.frame is too small or too large")
         elif setting == Setting.ENABLE_PUSH:
             if value > (0 if self._client else 1):
                 raise Http2Error(Code.PROTOCOL_ERROR, "pushing is 0 or 1")
@@ -602,23 +463,19 @@ class Engine:
             raise Http2Error(Code.PROTOCOL_ERROR, "a ping of a stream")
         if len(payload) != 8:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "a ping has eight bytes")
-        self._spend("pings")
-        if flags & ACK:
+        self._allowance.spend("pings")
+        if flags & h2.ACK:
             self._user.ponged()
         else:
-            self.out += frame(PING, ACK, 0, payload)
+            self.out += h2.frame(h2.PING, h2.ACK, 0, payload)
 
     def _take_goaway(self, flags: int, id: int, payload: bytes) -> None:
         if id:
             raise Http2Error(Code.PROTOCOL_ERROR, "a farewell of a stream")
         if len(payload) < 8:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "a farewell has eight bytes")
-        self._spend("farewells")
-        self._user.went_away(word_at(payload, 0) & _STREAM_BITS, word_at(payload, 4))
-
-    def _spend(self, kind: str) -> None:
-        allowance = self._allowance
-        allowance.spend(kind, allowance.useful, _PER_SECOND, _FOR_EACH)
+        self._allowance.spend("farewells")
+        self._user.went_away(h2.word_at(payload, 0) & _STREAM_BITS, h2.word_at(payload, 4))
 
     def _is_idle(self, id: int) -> bool:
         """Whether a stream was never opened."""
@@ -637,7 +494,7 @@ class Engine:
 
     def send_head(self, stream: Http2Stream, block: bytes, *, end: bool) -> None:
         """Send a head, the first or the last; with `end` nothing follows."""
-        self.out += header_frames(stream.id, block, end=end)
+        self.out += h2.header_frames(stream.id, block, end=end)
         if end:
             self._sent_all(stream)
 
@@ -647,9 +504,9 @@ class Engine:
         allowed = min(size, stream.send_window, self.send_window)
         out, id, at = self.out, stream.id, 0
         while at < allowed or (end and at == size):
-            piece = min(allowed - at, MAX_FRAME)
+            piece = min(allowed - at, h2.MAX_FRAME)
             last = end and at + piece == size
-            out += HEADER.pack(piece >> 8, piece & 0xFF, DATA, END_STREAM if last else 0, id)
+            out += h2.HEADER.pack(piece >> 8, piece & 0xFF, h2.DATA, h2.END_STREAM if last else 0, id)
             out += data[at : at + piece]
             at += piece
             if last:
@@ -667,13 +524,13 @@ class Engine:
         stream.owed += size
         if stream.owed >= self._window // 2 and stream.receives and stream.id in self.streams:
             stream.receive_window += stream.owed
-            self.out += window_update(stream.id, stream.owed)
+            self.out += h2.window_update(stream.id, stream.owed)
             stream.owed = 0
 
     def reset(self, stream: Http2Stream, code: Code) -> None:
         """End a stream at once; no effect if it has ended."""
         if self.streams.get(stream.id) is stream:
-            self.out += rst_stream(stream.id, code)
+            self.out += h2.rst_stream(stream.id, code)
             self._forget(stream, reset=True)
 
     def forget(self) -> None:
@@ -683,17 +540,17 @@ class Engine:
         self.out.clear()
 
     def ping(self) -> None:
-        self.out += frame(PING, 0, 0, b"trimcp\0\0")
+        self.out += h2.frame(h2.PING, 0, 0, b"trimcp\0\0")
 
     def go_away(self, code: Code = Code.NO_ERROR, reason: str = "") -> None:
         """Say that no more streams are served."""
         self.gone_away = True
-        self.out += goaway(0 if self._client else self.last, code, reason.encode("ascii", "replace"))
+        self.out += h2.goaway(0 if self._client else self.last, code, reason.encode("ascii", "replace"))
 
     def _sent_all(self, stream: Http2Stream) -> None:
         stream.sends = False
         if not self._client:
-            self.answered += 1
+            self._allowance.answered += 1
         if not stream.receives:
             self._forget(stream)
 
@@ -701,13 +558,13 @@ class Engine:
         """Reset the stream that an error belongs to."""
         id = error.stream
         stream = self.streams.get(id)
-        self.out += rst_stream(id, error.code)
+        self.out += h2.rst_stream(id, error.code)
         if stream is not None:
             self._forget(stream, reset=True)
             stream.was_reset(error.code, error.reason)
         else:
             self._remember(id, reset=True)
-        self._spend("faults")
+        self._allowance.spend("faults")
 
     def _forget(self, stream: Http2Stream, *, reset: bool = False) -> None:
         stream.sends = stream.receives = False
@@ -724,7 +581,7 @@ class Engine:
 _NOBODY: Final[Any] = None
 _NO_HEAD: Final = -1  # in place of `left`: the response has not begun
 _ON_ITSELF: Final = 0x100  # a flag of ours: the stream depends on itself
-_SETTINGS_ACK: Final = frame(SETTINGS, ACK, 0)
+_SETTINGS_ACK: Final = h2.frame(h2.SETTINGS, h2.ACK, 0)
 
 _Take = Callable[[Engine, int, int, bytes], None]
 _OTHERS: Final[tuple[_Take, ...]] = (
@@ -737,9 +594,3 @@ _OTHERS: Final[tuple[_Take, ...]] = (
     Engine._take_ping,
     Engine._take_goaway,
 )
-
-
-def _unpadded(payload: bytes) -> bytes:
-    if not payload or payload[0] >= len(payload):
-        raise Http2Error(Code.PROTOCOL_ERROR, "more padding than frame")
-    return payload[1 : len(payload) - payload[0]]

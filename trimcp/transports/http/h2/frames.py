@@ -46,6 +46,22 @@ class Code(IntEnum):
     HTTP_1_1_REQUIRED = 0xD
 
 
+class Http2Error(Exception):
+    """The peer broke the protocol, or does too much of what costs more than it is worth.
+
+    Attributes:
+        code: says what is wrong.
+        reason: one line that may be sent to the peer; it contains no text of the peer's.
+        stream: the stream that ends because of it; 0 for the connection.
+    """
+
+    def __init__(self, code: Code, reason: str, stream: int = 0) -> None:
+        super().__init__(reason)
+        self.code: Code = code
+        self.reason: str = reason
+        self.stream: int = stream
+
+
 class Setting(IntEnum):
     """What the two sides tell each other about themselves (section 6.5.2; RFC 8441 section 3)."""
 
@@ -110,3 +126,10 @@ def header_frames(stream: int, block: bytes, *, end: bool) -> bytes:
         piece, last = block[at : at + MAX_FRAME], END_HEADERS if at + MAX_FRAME >= len(block) else 0
         frames += frame(CONTINUATION, last, stream, piece) if at else frame(HEADERS, flags, stream, piece)
     return bytes(frames)
+
+
+def unpadded(payload: bytes) -> bytes:
+    """Return a frame's payload without its padding. Raises Http2Error if that is longer."""
+    if not payload or payload[0] >= len(payload):
+        raise Http2Error(Code.PROTOCOL_ERROR, "more padding than frame")
+    return payload[1 : len(payload) - payload[0]]

@@ -16,7 +16,7 @@ import hpack
 from hpack.table import HeaderTable
 
 from trimcp.bounds import TOKEN
-from trimcp.transports.http.h2.frames import Code
+from trimcp.transports.http.h2.frames import Code, Http2Error
 from trimcp.transports.quiet import quiet_headers
 
 Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -34,22 +34,6 @@ _REMEMBERED: Final = 64  # blocks of a connection
 _LONGEST: Final = 1_024  # bytes of one that is remembered
 _PLENTY: Final = 4  # times the largest head that is answered; what is larger ends the connection
 _MAX_LENGTH_DIGITS: Final = 15
-
-
-class Http2Error(Exception):
-    """The peer broke the protocol, or does too much of what costs more than it is worth.
-
-    Attributes:
-        code: says what is wrong.
-        reason: one line that may be sent to the peer; it contains no text of the peer's.
-        stream: the stream that ends because of it; 0 for the connection.
-    """
-
-    def __init__(self, code: Code, reason: str, stream: int = 0) -> None:
-        super().__init__(reason)
-        self.code: Code = code
-        self.reason: str = reason
-        self.stream: int = stream
 
 
 class _Table(HeaderTable):

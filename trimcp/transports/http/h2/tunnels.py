@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from trimcp.budget import Amount
 from trimcp.cleaning import log_crash
 from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
-from trimcp.transports.http.h2.streams import RequestStream
+from trimcp.transports.http.h2.replies import StreamOwner
+from trimcp.transports.http.h2.requests import RequestStream
 from trimcp.transports.http.seams import Head, HttpResponse, Tunnel, Upgrade
-
-if TYPE_CHECKING:
-    from trimcp.transports.http.h2.connection import H2Connection
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _VERSION: Final = "13"
 
 
-async def serve_tunnel(stream: RequestStream, connection: H2Connection, head: Head, found: Tunnel | Upgrade) -> None:
+async def serve_tunnel(stream: RequestStream, connection: StreamOwner, head: Head, found: Tunnel | Upgrade) -> None:
     """Serve a request that was admitted as a tunnel or a WebSocket, until it has ended."""
     tunnel = TunnelStream(stream, connection)
     stream.into_tunnel(tunnel)
@@ -51,11 +49,11 @@ class TunnelStream:
     """The bytes of one request in both directions: a `ByteStream`."""
 
     __slots__ = (
-        *("_amount", "_arrival", "_arrived", "_connection", "_ended", "_finished", "_space", "_stream", "_why"),
+        *("_amount", "_arrival", "_arrived", "_connection", "_ended", "_finished", "_stream", "_why"),
         *("gone", "message_rate", "message_timeout", "pieces", "too_slow", "window"),
     )
 
-    def __init__(self, stream: RequestStream, connection: H2Connection) -> None:
+    def __init__(self, stream: RequestStream, connection: StreamOwner) -> None:
         self._stream: RequestStream | None = stream
         self._connection = connection
         limits = connection.hosting.limits
@@ -64,7 +62,6 @@ class TunnelStream:
         self.message_rate: float = limits.body_rate
         self._arrived = bytearray()  # not a list: pieces may be tiny
         self._arrival = trio.lowlevel.ParkingLot()
-        self._space = trio.lowlevel.ParkingLot()
         self._ended = False  # whether the peer has said everything
         self._finished = False  # whether this side has
         self._why = "the peer is gone"
@@ -156,9 +153,6 @@ class TunnelStream:
         self._ended = True
         self._arrival.unpark_all()
 
-    def writable(self) -> None:
-        """Nothing: whoever sends waits for room."""
-
     def lost(self, why: str, *, slow: bool) -> None:
         """Note that the peer is gone, or that it was dropped because it did not read."""
         if self._why == "the peer is gone":
@@ -174,7 +168,6 @@ class TunnelStream:
         self._stream = None
         self.gone.set()
         self._arrival.unpark_all()
-        self._space.unpark_all()
 
     def progress(self) -> Hashable:
         """Return a value that changes when the peer takes more."""
