@@ -154,8 +154,7 @@ class AgentExchange(Handler, StreamSink):
     def fail(self, error: AgentToolsError) -> None:
         """Respond with an error."""
 
-    @staticmethod
-    def translate(data: bytes, request_id: str) -> bytes:
+    def translate(self, data: bytes, request_id: str) -> bytes:
         """Return a progress notification as what is sent of it."""
         return progress_of(data, request_id)
 

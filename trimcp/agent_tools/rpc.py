@@ -111,6 +111,8 @@ _EVENTS: Final[Mapping[type[AgentMessage], str]] = {
 }
 
 _NUMBER: Final = Struct("<d").pack
+_SHORT: Final = Struct(">BLBB").pack  # what stands before a progress: the frame's prefix, a tag and a length
+_loads: Final = orjson.loads
 
 
 @attrs.frozen(eq=False)
@@ -130,9 +132,13 @@ class AgentRpc:
         port = self.port
         if not port.has_room:
             return error_response(port.too_much(head))
+        try:
+            caller = port.caller(head)
+        except AgentToolsError as error:
+            return error_response(error)
         if port.shared.judged_by_head:
-            head.again = partial(_again, port, method)
-        return RpcExchange(port, head, method)
+            head.again = partial(_again, port, method, caller)
+        return RpcExchange(port, head, method, caller)
 
     def refused(self, refused: HttpResponse) -> HttpResponse:
         """Return the answer to a call that would be refused with this response over HTTP: a `GrpcService`."""
@@ -158,8 +164,8 @@ class AgentRpc:
             await serve_agent(self.port.run, caller, channel, self.port.shared.sessions)
 
 
-def _again(port: AgentPort, method: _Method, head: Head) -> RpcExchange | None:
-    return RpcExchange(port, head, method) if port.has_room else None
+def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:
+    return RpcExchange(port, head, method, caller) if port.has_room else None
 
 
 @attrs.define(eq=False)
@@ -169,6 +175,8 @@ class RpcExchange(AgentExchange):
     transport = "grpc"
 
     _method: _Method
+    _caller: AgentCaller
+    _said: bytes = attrs.field(init=False, default=b"")  # the `request_id`, as a field
     _asked: Any = attrs.field(init=False, default=None)  # the request, while its values are not converted
     _both: bool = attrs.field(init=False, default=True)  # whether it wants JSON values in both forms
 
@@ -198,13 +206,13 @@ class RpcExchange(AgentExchange):
                 return
             self._both = wants_both(message)
             self.deadline = trio.current_time() + timeout
-            self.answer_later(None, self.port.caller(head), len(payload))
+            self.answer_later(None, self._caller, len(payload))
         except AgentToolsError as error:
             self.fail(error)
 
     def _take_call(self, message: Any, size: int, timeout: float) -> None:
         """Begin a call. Its values are converted only if there is such a tool, in such a context, for this caller."""
-        port, run = self.port, self.port.run
+        run = self.port.run
         members = members_before(message)
         if "request_id" not in members:
             members["request_id"] = f"rpc-{secrets.token_hex(8)}"
@@ -213,7 +221,7 @@ class RpcExchange(AgentExchange):
         request = read_as(ToolRequest, members)
         self.progress = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
-        caller = port.caller(self.head)
+        caller = self._caller
         _, entry = run.catalog.find(request.tool_name, request.version)
         if not shown(entry, caller.principal):
             self._asked = message = None  # the session refuses the call
@@ -264,15 +272,20 @@ class RpcExchange(AgentExchange):
     def new_stream(self) -> EventStream:
         return MessageStream(self.port.shared.open_streams)
 
-    @staticmethod
-    def translate(data: bytes, request_id: str) -> bytes:
+    def translate(self, data: bytes, request_id: str) -> bytes:
         """Return a progress notification as the frame of a `CallEvent`."""
-        params = orjson.loads(data)["params"]
-        progress = b"".join((text_field(1, request_id.encode()), b"\x11", _NUMBER(params["progress"])))
+        params = _loads(data)["params"]
+        said = self._said
+        if not said:
+            said = self._said = text_field(1, request_id.encode())
+        progress = b"%b\x11%b" % (said, _NUMBER(params["progress"]))
         if "total" in params:
             progress += b"\x19" + _NUMBER(params["total"])
         if "message" in params:
             progress += text_field(4, params["message"].encode())
+        size = len(progress)
+        if size < 0x80:  # nearly always
+            return _SHORT(0, size + 2, 0x0A, size) + progress
         return message_frame(text_field(1, progress))
 
     def answered(self, call: AgentCall, answer: CallAnswer) -> None:
@@ -287,7 +300,7 @@ class RpcExchange(AgentExchange):
                 self.port.opened(self)
                 self.port.run.server.nursery.start_soon(self._answer_both, request, status, result, self._scope)
                 return
-            value = at_once(write_any(orjson.loads(result))) if self._both else None
+            value = at_once(write_any(_loads(result))) if self._both else None
             self._respond(response_bytes(request.request_id, status, result, value))
         elif isinstance(error, ToolFailed):
             members = {"request_id": request.request_id, "status": answer.status(extended=True), "error": error.body()}
@@ -299,7 +312,7 @@ class RpcExchange(AgentExchange):
         """Respond with a large result in both forms. A task of the server's run."""
         try:
             with scope:
-                value = await in_turns(write_any(orjson.loads(result)))
+                value = await in_turns(write_any(_loads(result)))
                 if self._reply is not None:
                     self._respond(response_bytes(request.request_id, status, result, value))
         except Exception as error:  # ours: this exchange's answer, and nobody else's
@@ -413,7 +426,7 @@ def _from_provider(payload: bytes) -> Any:
 
 async def _to_provider(text: bytes) -> bytes:
     """Return the frame of the `ToProvider` that a JSON message is."""
-    members = orjson.loads(text)
+    members = _loads(text)
     name = "refused" if members["type"] == "error" else members["type"]
     message = PB.ToProvider()
     getattr(message, name).SetInParent()

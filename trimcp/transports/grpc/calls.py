@@ -11,9 +11,10 @@ from trimcp.cleaning import one_line
 from trimcp.framing.grpc import PREFIX, GrpcDecoder, GrpcFault, GrpcStatus, decode_text, status_of_http, whole_message
 from trimcp.transports.descriptors import PIECE
 from trimcp.transports.http.h1.writer import H1Writer
-from trimcp.transports.http.h2.engine import Engine, Http2Stream
+from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code
 from trimcp.transports.http.h2.heads import ResponseFields
+from trimcp.transports.http.h2.interface import Http2Stream
 
 WINDOW: Final = 256 * 1024
 """Bytes of one call that may wait here unread."""

@@ -21,9 +21,10 @@ from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.http.h1.writer import H1Writer
-from trimcp.transports.http.h2.engine import Engine, Http2Stream
-from trimcp.transports.http.h2.frames import Code, Setting
-from trimcp.transports.http.h2.heads import BlockReader, Http2Error, ResponseFields, read_response, write_block
+from trimcp.transports.http.h2.engine import Engine
+from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
+from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block
+from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.quiet import quiet_headers
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
