@@ -225,7 +225,7 @@ Faces: TypeAlias = Mapping[str, tuple[str, type[AgentFace]]]
 FACES: Faces = {
     "http": ("http", OverHttp1),
     "http on hypercorn": ("http on hypercorn", OverHttp1),
-    "http/2": ("http on hypercorn", OverHttp2),
+    "http/2": ("http", OverHttp2),
     "websocket": ("http", OverWebSocket),
     "websocket on hypercorn": ("http on hypercorn", OverWebSocket),
 }
