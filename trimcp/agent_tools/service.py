@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
-from trimcp.agent_tools.answers import CallAnswer, answer_to, progress_of
+from trimcp.agent_tools.answers import CallAnswer, answer_to
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
@@ -168,7 +168,7 @@ class AgentRun:
         size: int = 0,
         holding: Holding | None = None,
         via: object = None,
-        progress: bool = False,
+        translate: Callable[[bytes, str], bytes] | None = None,
         transport: str = "http",
     ) -> AgentCall:
         """Start a call, which ends with one call of `on_answer`, perhaps before this returns.
@@ -183,7 +183,7 @@ class AgentRun:
             headers, size: of the request, see `Incoming`.
             holding: counts the memory of a session of its own.
             via: the part of the program whose `drain` ends it.
-            progress: whether to send progress.
+            translate: returns what is sent of a progress notification and a `request_id`; None sends no progress.
             transport: the transport's name in records.
 
         Raises:
@@ -197,7 +197,9 @@ class AgentRun:
             own = self.server.open_brief(holding, via)
             session = own.session
         self._last_id += 1
-        call = AgentCall(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, transport)
+        call = AgentCall(
+            *(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
+        )
         try:
             self._begin_call(call)
         except AgentToolsError:
@@ -205,7 +207,7 @@ class AgentRun:
                 own.close()
             raise
         meta: dict[str, Any] = dict(_PLAIN if request.statuses is None else _ASKABLE)
-        if progress:
+        if translate is not None:
             meta["progressToken"] = self._last_id
         if request.timeout is not None:
             meta[META_TIMEOUT] = request.timeout
@@ -440,6 +442,7 @@ class AgentCall(Sink):
     _session: Session | None  # None once the call is over
     _own: Pushed | None  # the same, if it is for this call alone
     _id: int
+    _translate: Callable[[bytes, str], bytes] | None
     transport: str
     key: Hashable = attrs.field(init=False)
     explicit_errors: bool = attrs.field(init=False, default=True)
@@ -572,10 +575,10 @@ class AgentCall(Sink):
         if self._session is None:
             return None
         lane = lane_of(outgoing)
-        if lane != "progress":
+        if lane != "progress" or self._translate is None:
             self._session.counts.drop(lane)
             return None
-        return Outgoing(progress_of(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
+        return Outgoing(self._translate(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
 
     def _answer(self, answer: CallAnswer) -> None:
         self._finish(answer.status(extended=True))
