@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args
 
 import attrs
 
+from trimcp.bounds import check_callable, check_truth
 from trimcp.budget import Budget
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
 from trimcp.server.calling import Handler, at_users_line, prepare
-from trimcp.server.options import check_options, check_quota, check_scopes, check_truth
+from trimcp.server.options import check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
 from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
+from trimcp.wire.given import given_settings
 from trimcp.wire.methods import METHODS
 
 # A server that has only tools does not load the modules for resources and prompts.
@@ -97,7 +99,7 @@ class Offering:
         self.offers: frozenset[str] = frozenset(offers)
         if isinstance(offers, str) or not self.offers <= set(_OFFERS):
             raise ValueError(f"offers are some of {', '.join(map(repr, _OFFERS))}, not {offers!r:.60}")
-        self.extensions: dict[str, dict[str, Any]] = {key: dict(value) for key, value in extensions.items()}
+        self.extensions: dict[str, dict[str, Any]] = given_settings("extensions", extensions) or {}
         self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
         self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
@@ -357,6 +359,7 @@ class Offering:
         """
         if self._live:
             raise LocalError("middleware cannot be added while the server runs")
+        check_callable("middleware", function)
         self.middlewares.append(function)
         return function
 
@@ -436,6 +439,7 @@ class Offering:
         def decorate(function: FunctionT) -> FunctionT:
             if self._live:
                 raise LocalError("methods cannot be added while the server runs")
+            check_callable("what serves a method", function)
             self.foreign[name] = function
             return function
 
@@ -450,6 +454,7 @@ class Offering:
         _check_method(name, "notification", "notifications/roots/list_changed")
 
         def decorate(function: FunctionT) -> FunctionT:
+            check_callable("what a notification is passed to", function)
             self.notification_handlers.setdefault(name, []).append(function)
             return function
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from trimcp.bounds import check_number
+from trimcp.bounds import check_number, check_truth
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, Icon
 from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
@@ -104,10 +104,8 @@ def check_quota(name: str, value: Any) -> Any:
     return value
 
 
-def check_truth(name: str, value: Any, *, optional: bool = False) -> Any:
-    """Return a truth value as given. Raises TypeError for anything else."""
-    if not isinstance(value, bool) and not (optional and value is None):
-        raise TypeError(f"{name} is True or False, not {value!r:.60}")
+def _truth(name: str, value: Any, *, optional: bool = False) -> Any:
+    check_truth(name, value, optional=optional)
     return value
 
 
@@ -142,8 +140,8 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "quota": check_quota,
     "scopes": check_scopes,
     **dict.fromkeys(("input_schema", "output_schema"), check_schema),
-    "structured": check_truth,
-    "confirm": lambda name, value: check_truth(name, value, optional=True),
+    "structured": _truth,
+    "confirm": lambda name, value: _truth(name, value, optional=True),
     "size": lambda name, value: _check_size(name, value, optional=True),
     "ttl_ms": _check_size,
     "cache_scope": _check_cache_scope,
