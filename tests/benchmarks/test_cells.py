@@ -17,7 +17,7 @@ def test_every_cell_is_shown_somewhere_and_every_section_has_some() -> None:
 def test_we_take_part_everywhere() -> None:
     for one in CELLS:
         assert OURS in one.peers
-        assert set(one.peers) <= set(ORDER)
+        assert set(one.peers) <= {*ORDER, *OF_GRPC}
         assert BEFORE not in one.peers
         assert {OURS, BEFORE} <= set(one.beside_before().peers)
         assert one.beside_before().rounds_of(BEFORE, 5) == 5
