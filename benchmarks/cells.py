@@ -503,6 +503,7 @@ _PAYLOADS = [
     )
 ]
 
+_OF_GRPC = (OURS, *OF_GRPC)
 _GRPC = [
     Cell(
         name,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cells import CELLS, SECTIONS, WINDOWS, cell
-from names import BEFORE, FASTMCP, FLOOR, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, OF_GRPC, ORDER, OURS, TYPESCRIPT
 
 
 def test_names_are_unique() -> None:
