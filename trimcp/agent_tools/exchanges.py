@@ -26,8 +26,10 @@ from trimcp.agent_tools.errors import (
 )
 from trimcp.agent_tools.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.budget import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.security import security_event
+from trimcp.session.scopes import server_ends
 from trimcp.transports.http.seams import Handler, Head, HttpReply
 from trimcp.transports.http.sessions import Shared
 from trimcp.transports.http.streams import EventStream, StreamSink
@@ -49,10 +51,14 @@ class AgentPort:
     shared: Shared
     _open: set[AgentExchange] = attrs.field(init=False, factory=set)  # requests that tasks answer
 
-    @property
-    def has_room(self) -> bool:
-        """Whether another request may begin."""
-        return self.shared.exchanges < self.shared.settings.max_exchanges
+    def has_room(self, head: Head) -> bool:
+        """Return whether another request may begin."""
+        shared = self.shared
+        if shared.exchanges < shared.settings.max_exchanges:
+            return True
+        # A call that gives way to this caller makes room for its request too, unless it came another way.
+        self.run.calls.make_room(owner_of(head.principal, head.peer))
+        return shared.exchanges < shared.settings.max_exchanges
 
     def too_much(self, head: Head) -> TooMuch:
         """Note that a request was refused because there is no room, and return the error."""
@@ -109,6 +115,7 @@ class AgentExchange(Handler, StreamSink):
     Attributes:
         port: that it came to.
         head: of the request.
+        caller: who sends it, if that is known already.
         progress: whether the progress of its call is sent.
         deadline: when its caller's time is over, on Trio's clock.
     """
@@ -117,6 +124,7 @@ class AgentExchange(Handler, StreamSink):
 
     port: AgentPort
     head: Head
+    caller: AgentCaller | None
     progress: bool = attrs.field(init=False, default=False)
     deadline: float = attrs.field(init=False, default=math.inf)
     _reply: HttpReply | None = attrs.field(init=False, default=None)
@@ -195,7 +203,7 @@ class AgentExchange(Handler, StreamSink):
         call = self._call
         if call is not None:
             self.count_out()
-            call.disconnected(why, slow=slow)
+            call.disconnected(why, slow=slow, ending=server_ends())
         if self._scope is not None:
             self._scope.cancel(reason=why)
 
@@ -234,7 +242,7 @@ class AgentExchange(Handler, StreamSink):
         port = self.port
         if port.shared.draining:
             raise Draining(ENDS)
-        caller = port.caller(self.head)
+        caller = self.caller or port.caller(self.head)
         if isinstance(message, ToolRequest):
             context = port.run.context_now(caller, message.context_id)
             if context is not None or message.context_id is None:

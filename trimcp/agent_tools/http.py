@@ -7,7 +7,7 @@
 | /tools, /tools/NAME | GET | `list_tools` |
 | /tools/register | POST | `register_tool`, its manifest |
 | /tools/NAME | DELETE | `remove_tool` |
-| /contexts | POST | `context_create` |
+| /contexts | POST, DELETE | `context_create`, `context_destroy` of the contexts of `?session_id=` |
 | /contexts/ID | GET, PATCH, DELETE | `context_read`, `context_update` (the merge patch), `context_destroy` |
 | /contexts/ID/events | GET | `context_watch`: a stream of events |
 | /schemas | GET | the JSON Schemas of all messages |
@@ -38,7 +38,7 @@ from trimcp.agent_tools.errors import (
     NothingHere,
     TooMuch,
 )
-from trimcp.agent_tools.exchanges import ENDS, AgentExchange, AgentPort, is_local, refusal_error
+from trimcp.agent_tools.exchanges import AGENT_HEADER, ENDS, AgentExchange, AgentPort, is_local, refusal_error
 from trimcp.agent_tools.messages import (
     MAX_ID,
     AgentMessage,
@@ -104,7 +104,7 @@ class AgentHttp(AgentPort):
             ours = "type" in value and "jsonrpc" not in value
         else:
             ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
-        return JsonExchange(self, head, _read_typed, value) if ours else None
+        return JsonExchange(self, head, None, _read_typed, value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
@@ -153,16 +153,19 @@ class AgentHttp(AgentPort):
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
-        exchange = self._exchange(reader, head)
+        exchange = self._exchange(reader, None, head)
         if exchange is None:
             raise self.too_much(head)
-        if self.shared.judged_by_head:
-            head.again = partial(self._exchange, reader)
+        if self.shared.judged_by_head and AGENT_HEADER not in head.headers:
+            head.again = partial(self._exchange, reader, self.caller(head))
         return exchange
 
-    def _exchange(self, reader: Reader, head: Head) -> JsonExchange | None:
-        """Return the handler of an admitted request, or None if too much is under way."""
-        return JsonExchange(self, head, reader) if self.has_room else None
+    def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> JsonExchange | None:
+        """Return the handler of an admitted request, or None if too much is under way.
+
+        The caller is given if it is known from another request with the same head.
+        """
+        return JsonExchange(self, head, caller, reader) if self.has_room(head) else None
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -386,6 +389,11 @@ def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
 
 
+def _read_session_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    query = _query(head)
+    return read_as(ContextDestroy, _given({name: query.get(name) for name in ("session_id", "reason")}))
+
+
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextWatch, {"context_id": _name(head).removesuffix("/events")})
 
@@ -412,7 +420,7 @@ _PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_session_end},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}

@@ -17,9 +17,9 @@ import trio
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
+from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere, connect, served
 from tests.transports.grpc_support import foreign
-from tests.transports.http.hypercorn_support import H2Client
 from trimcp.framing.grpc import json_of, json_rpc_header
 from trimcp.transports.http.h2 import connection
 from trimcp.transports.websocket.frames import KeepAlive

@@ -326,8 +326,8 @@ class HttpFace:
         """End every session and stream now."""
         self._end_admission()
         for session in self.shared.sessions:
-            session.end("the server is shutting down")
+            session.end("the server is shutting down", ending=True)
         for stream in self.sse2024.streams:
-            stream.end("the server is shutting down")
+            stream.end("the server is shutting down", ending=True)
         if self.shared.companion is not None:
             self.shared.companion.end()

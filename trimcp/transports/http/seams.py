@@ -400,8 +400,14 @@ class PushedSession(Protocol):
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Accept received messages. Never waits, and never raises because of a message's contents."""
 
-    def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End it because its peer is gone: handlers are cancelled. `slow`: it was dropped because it did not read."""
+    def disconnect(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
+        """End it because its peer is gone: handlers are cancelled.
+
+        Args:
+            why: for the log.
+            slow: it was dropped because it did not read.
+            ending: the server ends, and the peer may still be there.
+        """
 
     def close(self) -> None:
         """End it when no handler is running. The caller then drops its reference."""
