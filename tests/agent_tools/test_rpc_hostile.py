@@ -260,7 +260,7 @@ async def test_large_values_are_converted_in_turns() -> None:
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
 async def test_compressed_messages_are_read(encoding: str) -> None:
-    packed = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding]
+    packed: Any = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding]
     body = PB.ToolRequest(tool_name="add", arguments_json=b'{"a":1,"b":2}').SerializeToString()
     data = packed(body)
     async with (
