@@ -105,8 +105,8 @@ class ConnectOptions(ReachOptions):
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
     "Over a network": (
-        *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "software", "certfile", "keyfile"),
-        *("workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
+        *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "software"),
+        *("certfile", "keyfile", "workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     ),
     "Who may come over a network": (
         *("allow_origins", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),

@@ -214,10 +214,12 @@ class Http2Client:
                     nursery.start_soon(self._watch)
                     self.flush()
                     task_status.started()
-                    await self._read_on()
+                    try:
+                        await self._read_on()
+                    finally:
+                        self._lose("the connection was closed")  # first, so that nobody writes without the nursery
                     nursery.cancel_scope.cancel(reason="the connection has ended")
         finally:
-            self._lose("the connection was closed")
             self.writer.close()
             self.engine.forget()
             await self._wire.close()
