@@ -104,7 +104,7 @@ class AgentHttp(AgentPort):
             ours = "type" in value and "jsonrpc" not in value
         else:
             ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
-        return JsonExchange(self, head, _read_typed, value=value) if ours else None
+        return JsonExchange(self, head, None, _read_typed, value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
@@ -165,7 +165,7 @@ class AgentHttp(AgentPort):
 
         The caller is given if it is known from another request with the same head.
         """
-        return JsonExchange(self, head, reader, caller) if self.has_room(head) else None
+        return JsonExchange(self, head, caller, reader) if self.has_room(head) else None
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -225,7 +225,6 @@ class JsonExchange(AgentExchange):
     """A request whose messages are JSON."""
 
     reader: Reader
-    caller: AgentCaller | None = None  # if it is known already
     value: Any = None  # that of the body, if it was parsed
     _request: ToolRequest | None = attrs.field(init=False, default=None)
     _request_id: str | None = attrs.field(init=False, default=None)
@@ -246,7 +245,7 @@ class JsonExchange(AgentExchange):
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
                     self._takes_json, self.progress = accepts(accept)
-            self.take(message, self.caller or self.port.caller(self.head), len(body))
+            self.take(message, len(body))
         except AgentToolsError as error:
             if self._request_id is None and self.reader in (_read_typed, _read_call):
                 self._name(value)
