@@ -191,14 +191,10 @@ class AgentHttp:
         return exchange
 
     def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> AgentExchange | None:
-        """Return the handler of an admitted request, or None if too much is under way.
-
-        The caller is given if it is known from another request with the same head.
-        """
+        """Return the handler of an admitted request (whose caller may be known), or None if too much is under way."""
         shared = self.shared
         if shared.exchanges >= shared.settings.max_exchanges:
-            # A call that gives way to this caller makes room for its request too, unless it came another way.
-            self.run.calls.make_room(owner_of(head.principal, head.peer))
+            self.run.calls.make_room(owner_of(head.principal, head.peer))  # of a call, which may be of another face
             if shared.exchanges >= shared.settings.max_exchanges:
                 return None
         return AgentExchange(self, head, reader, caller)
@@ -304,15 +300,14 @@ class AgentExchange(Handler, StreamSink):
             value = self._object(body)
             message = self.reader(head, value, http.run.strict)
             self._request_id = message.request_id
-            if isinstance(message, ToolRequest):
-                self._request = message
+            request = self._request = message if isinstance(message, ToolRequest) else None
             if http.shared.draining:
                 raise Draining(_ENDS)
             caller = self.caller or http.caller(head)
-            if isinstance(message, ToolRequest):
-                context = http.run.context_now(caller, message.context_id)
-                if context is not None or message.context_id is None:
-                    self._begin(message, caller, context, len(body))
+            if request is not None:
+                context = http.run.context_now(caller, request.context_id)
+                if context is not None or request.context_id is None:
+                    self._begin(request, caller, context, len(body))
                     return
         except AgentToolsError as error:
             if self._request_id is None and self.reader in (_read_typed, _read_call):
@@ -341,7 +336,7 @@ class AgentExchange(Handler, StreamSink):
             value = parse_value(body, shared.settings.limits) if body else {}
         else:
             self.value = None
-        if body:
+        if shared.tracer is not None and body:
             shared.show("<--", body)
         if type(value) is Malformed:
             raise MalformedMessage(value.message)
@@ -567,12 +562,9 @@ def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage
 
 
 def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
-
-
-def _read_session_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    query = _query(head)
-    return read_as(ContextDestroy, _given({name: query.get(name) for name in ("session_id", "reason")}))
+    query, id = _query(head), _name(head) or None
+    session = query.get("session_id") if id is None else None
+    return read_as(ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")}))
 
 
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
@@ -601,7 +593,7 @@ _PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation, "DELETE": _read_session_end},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_end},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}

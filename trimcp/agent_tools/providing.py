@@ -20,8 +20,8 @@ from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.client import opened_wire
 from trimcp.agent_tools.client_wire import AgentTarget, ProviderStream
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.entries import Implemented
 from trimcp.agent_tools.errors import AgentToolsError, Draining, NameTaken, ProviderGone, TooMuch
 from trimcp.agent_tools.messages import ProvideTools, ToolCancel, ToolRequest

@@ -221,14 +221,14 @@ class Table(Generic[S]):
         self._shares.remove(item)
 
 
-class Work(Protocol):
+class Occupant(Protocol):
     """What occupies a place of `Places` while it is under way."""
 
     def give_way(self, why: str) -> None:
         """End it, and let it leave its place now. Must not block."""
 
 
-W = TypeVar("W", bound=Work)
+W = TypeVar("W", bound=Occupant)
 
 
 class Places(Generic[W]):
