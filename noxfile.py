@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,17 +60,31 @@ WORKERS = str(2 * (os.cpu_count() or 1))
 
 
 def run_tests(session: nox.Session, *arguments: str, **env: str) -> None:
-    """Run tests beside each other, then those marked `alone` one after the other; one of the two may have none."""
+    """Run tests beside each other, then those marked `alone` one after the other, if some of the chosen are."""
     env["PYTHONDONTWRITEBYTECODE"] = ""  # else each of hundreds of processes compiles what it imports
-    ran = Path("build", "tests-ran").absolute()
-    ran.parent.mkdir(exist_ok=True)
-    ran.unlink(missing_ok=True)
-    env["TRIMCP_RAN"] = str(ran)
-    for alone, workers in (("no", WORKERS), ("only", "0")):
-        env["TRIMCP_ALONE"] = alone
-        session.run("pytest", "-n", workers, *arguments, env=env, success_codes=[0, 5])
-    if not ran.exists():
-        session.error("no test was selected")
+    notes = Path("build", "tests").absolute()  # what tests/conftest.py has to say to us
+    shutil.rmtree(notes, ignore_errors=True)
+    notes.mkdir(parents=True)
+    env["TRIMCP_NOTES"] = str(notes)
+    try:
+        for alone, workers in (("no", WORKERS), ("only", "0")):
+            if alone == "no" or (notes / "alone").exists():
+                env["TRIMCP_ALONE"] = alone
+                session.run("pytest", "-n", workers, *arguments, env=env, success_codes=[0, 5])
+        if not (notes / "ran").exists():
+            session.error("no test was selected")
+    finally:
+        tell_left_out(session, notes / "left-out")
+
+
+def tell_left_out(session: nox.Session, file: Path) -> None:
+    """Say why tests were left out and what brings them back, where whoever reads only the end will see it."""
+    reasons: Counter[str] = Counter()
+    for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+        reason, count = json.loads(line)
+        reasons[reason] += count
+    for reason, count in reasons.most_common():
+        session.warn(f"left out: {count} test{'s' if count > 1 else ''}, {reason}")
 
 
 @nox.session
@@ -80,8 +96,10 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the test suite."""
+    """Run the test suite; as root, with the system's packages that some tests need (tests/programs.py)."""
     session.install(".[cli]", *groups("tests"))
+    if not session.posargs:
+        session.run("python", "tests/programs.py", "--install")
     with timed(session):
         run_tests(session, *session.posargs)
 

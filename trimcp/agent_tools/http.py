@@ -64,6 +64,7 @@ from trimcp.budget import owner_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.cleaning import harmless
 from trimcp.security import security_event
+from trimcp.session.scopes import server_ends
 from trimcp.transports.http.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.sessions import Shared
@@ -369,7 +370,7 @@ class AgentExchange(Handler, StreamSink):
         call = self._call
         if call is not None:
             self._count_out()
-            call.disconnected(why, slow=slow)
+            call.disconnected(why, slow=slow, ending=server_ends())
         if self._scope is not None:
             self._scope.cancel(reason=why)
 

@@ -477,8 +477,8 @@ class AgentCall(Sink):
             self._why = reason
             self._session.deliver((Incoming(_cancelled(self._id, reason)),))
 
-    def disconnected(self, why: str, *, slow: bool = False) -> None:
-        """End the call because nobody can read its answer any more. Its handler is cancelled."""
+    def disconnected(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
+        """End the call because nobody can read its answer any more, or the server ends. Its handler is cancelled."""
         own, self._own = self._own, None
         if self._session is None:
             return
@@ -486,7 +486,7 @@ class AgentCall(Sink):
             self.cancel(why)
             return
         self._finish("cancelled")
-        own.disconnect(why, slow=slow)
+        own.disconnect(why, slow=slow, ending=ending)
 
     def give_way(self, why: str) -> None:
         """Answer the call at once as cancelled; its handler unwinds after that."""

@@ -306,8 +306,8 @@ class HttpFace:
         self.shared.draining = True
         self.draining.set()
         for session in self.shared.sessions:
-            session.end("the server is shutting down")
+            session.end("the server is shutting down", ending=True)
         for stream in self.sse2024.streams:
-            stream.end("the server is shutting down")
+            stream.end("the server is shutting down", ending=True)
         if self.shared.companion is not None:
             self.shared.companion.end()

@@ -155,6 +155,41 @@ class Shares(Generic[T]):
         return next(iter(used), None) if times >= FAR else None
 
 
+class OwnerCounts:
+    """How many of something each owner has, of a number for all.
+
+    One more is admitted as long as the owner's own and those of all owners, added up, stay below the number: so one
+    owner gets half of it, two get a third each, and there is always one left for somebody else.
+    """
+
+    __slots__ = ("_counts", "_total", "most", "what")
+
+    def __init__(self, most: int, what: str) -> None:
+        self.most: int = most
+        self.what: str = what
+        self._counts: dict[str, int] = {}
+        self._total = 0
+
+    def admit(self, owner: str) -> bool:
+        """Count one more and return True, or log that there are too many and return False."""
+        own = self._counts.get(owner, 0)
+        if own + self._total >= self.most:
+            security_event("flood_refused", what=self.what, owner=owner, held=own, most=self.most)
+            return False
+        self._counts[owner] = own + 1
+        self._total += 1
+        return True
+
+    def release(self, owner: str) -> None:
+        """Count one less."""
+        own = self._counts[owner] - 1
+        self._total -= 1
+        if own:
+            self._counts[owner] = own
+        else:
+            del self._counts[owner]
+
+
 class Tabled(Owned, Protocol):
     """An item that a client holds open and names by an id."""
 
