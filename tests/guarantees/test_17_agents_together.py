@@ -17,9 +17,11 @@ from tests.guarantees.report import figure
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.processes import MIB
 from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import message, upgrade
 from tests.stopwatch import Stopwatch
 from trimcp.agent_tools import KeptContext, SqliteContexts
+from trimcp.budget import DEFAULT_MEMORY
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,6 +90,27 @@ async def test_updates_that_wait_for_a_slow_store_cost_little(servers: ServerPoo
                 assert orjson.loads((await socket.hear())[1])["type"] == "context_destroyed"
     what = f"memory for {wires * each:,} updates that wait for a slow store"
     assert figure(17, what, spent, 32, "MiB", "websocket, own") <= 32
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("host", SOFTWARE)
+async def test_agents_that_read_no_answers_keep_within_the_budget(servers: ServerPool, host: str) -> None:
+    """150 WebSockets call for 4 MB each and read nothing: 600 MB, of which the budget allows 256 MiB."""
+    many, bound = 150, DEFAULT_MEMORY * 3 / 2 / MIB
+    asked = b'{"type":"tool_request","tool_name":"big","request_id":"1","arguments":{"size":4000000}}'
+    async with servers(host, agent_tools={}, fresh=True) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with AsyncExitStack() as stack:
+            for _ in range(many):
+                socket = await upgrade(await stack.enter_async_context(server.wire()), path="/agent")
+                await socket.say(message(asked))
+            assert await _echoes(server, "X-Nobody: 1", 20) == 20
+            await trio.sleep(0.5)
+            spent = (server.peak - base) / MIB
+        server.log.seek(0)
+        server.log.truncate()  # who gave way is told there
+    assert figure(17, f"memory for the unread answers of {many} WebSockets", spent, bound, "MiB", host) <= bound
 
 
 @pytest.mark.alone
