@@ -15,6 +15,7 @@ _NAMES = {
     "trimcp.agent_tools.stores_sqlite": "SqliteContexts",
     "trimcp.agent_tools.providing": "provide",
     "trimcp.agent_tools.client": "AgentConnection ContextHandle InputRequired ToolCalling connect",
+    "trimcp.agent_tools.client_supervised": "supervise",
     "trimcp.agent_tools.client_wire": "AgentTarget",
     "trimcp.agent_tools.callbacks": "Callbacks",
     "trimcp.agent_tools.signatures": "BadSignature verify_callback",
