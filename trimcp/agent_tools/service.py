@@ -53,7 +53,7 @@ from trimcp.agent_tools.messages import (
 )
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
-from trimcp.cleaning import harmless, log_crash
+from trimcp.cleaning import digest, harmless, log_crash
 from trimcp.containment import contained
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
@@ -569,8 +569,10 @@ class AgentCall(Sink):
     def audited(self) -> dict[str, str]:
         """What a record of it has beside, or instead of, that of its `tools/call`."""
         found = {"transport": self.transport, "request_id": self.request.request_id, "agent": self.caller.agent}
-        if self.request.context_id is not None:
-            found["context"] = self.request.context_id
+        id = self.request.context_id
+        if id is not None:
+            # Without a principal the id is all that protects the context.
+            found["context"] = digest(id) if self.caller.principal is None else id
         return found
 
     def _translated(self, outgoing: Outgoing) -> Outgoing | None:
