@@ -62,8 +62,8 @@ from trimcp.agent_tools.messages import (
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.cleaning import harmless
+from trimcp.containment import server_ends
 from trimcp.security import security_event
-from trimcp.session.scopes import server_ends
 from trimcp.transports.http.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.sessions import Shared

@@ -9,14 +9,12 @@ from statistics import median
 from typing import Any, Final
 
 import attrs
-import click
 import trio
 
 from trimcp.bench.discovery import Target, as_planned
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
-from trimcp.cleaning import one_line
 from trimcp.cli.bench_compare import Pair, comparison_json, describe_comparison
 from trimcp.cli.bench_options import BenchOptions, check_options, mix_of, needs_tools, plan_of
 from trimcp.cli.bench_plot import Curve, check_plot, draw
@@ -27,6 +25,7 @@ from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import find_target, read_headers, token_hint
+from trimcp.cli.text import theirs
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
 from trimcp.transports.grpc.client import GrpcServer
@@ -85,7 +84,7 @@ class _Server:
         if isinstance(target, GrpcServer):
             raise Failure("bench does not measure gRPC; it takes commands and URLs with http, https, ws and wss")
         return _Server(
-            target, one_line(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
+            target, theirs(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
         )
 
 
@@ -166,8 +165,8 @@ def _failure(error: McpError) -> Failure:
     if isinstance(error, LocalError):
         return Failure(str(error))
     if isinstance(error, RemoteError):
-        return Failure(f"the server answered with an error: {error}", REMOTE_ERROR)
-    return Failure(f"{error}{token_hint(error)}", NO_CONNECTION)
+        return Failure(f"the server answered with an error: {theirs(error, None)}", REMOTE_ERROR)
+    return Failure(f"{theirs(error, None)}{token_hint(error)}", NO_CONNECTION)
 
 
 # Results
@@ -190,24 +189,24 @@ def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[
         pairs = [(first, second) for first, second in whole if not (first.interrupted or second.interrupted)]
     reports = [report for rounds in done for report in rounds]
     if not (options.quiet and options.json):
-        console = screen.err if options.json else screen.out
+        write = screen.complain if options.json else screen.show
         tables = [describe_comparison(pairs)] if pairs else map(describe_report, reports)
         for text, style in (line for table in tables for line in table):
-            console.print(text, style=style)
+            write(text, style)
     try:
         if options.json or options.save is not None:
             paired = {id(report) for pair in pairs for report in pair}
             unpaired = [report for report in reports if id(report) not in paired]
-            _write_json(options, reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired))
+            _write_json(screen, options, reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired))
     finally:
         if options.plot is not None:
             _draw(options.plot, reports[0], pairs)
 
 
-def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
+def _write_json(screen: Screen, options: BenchOptions, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, allow_nan=False)
     if options.json:
-        click.echo(text)
+        screen.show(text)
     if options.save is not None:
         try:
             Path(options.save).write_text(text + "\n", "utf-8")

@@ -17,7 +17,7 @@ from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATE
 from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import Target, find_target, read_headers, token_hint
-from trimcp.cli.text import as_json
+from trimcp.cli.text import as_json, theirs
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
@@ -122,8 +122,10 @@ def _failure(error: McpError, *, connected: bool) -> Failure:
     if not connected:
         spoke = isinstance(error, RemoteError | InvalidReply)
         hint = "\nAdd --trace to see what was said." if spoke else ""
-        return Failure(f"could not connect: {error}{hint}{token_hint(error)}", NO_CONNECTION)
-    text = f"the server answered with an error: {error}" if isinstance(error, RemoteError) else str(error)
+        return Failure(f"could not connect: {theirs(error, None)}{hint}{token_hint(error)}", NO_CONNECTION)
+    text = theirs(error, None)
+    if isinstance(error, RemoteError):
+        text = f"the server answered with an error: {text}"
     text += token_hint(error)
     data = getattr(error, "data", None)
     return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)

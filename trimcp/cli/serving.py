@@ -17,7 +17,7 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trimcp.cli.exits import Failure
+from trimcp.cli.exits import Failure, say
 from trimcp.cli.loading import Loaded
 from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
@@ -128,7 +128,7 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
             sockets,
             {_STATE_KEYS: keys},  # in the environment, which other users cannot read
             options.grace,
-            _say,
+            say,
         )
         return await workers.run(partial(_announce, _describe(sockets, options, settings)))
 
@@ -273,12 +273,8 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
 
 def _announce(lines: Sequence[str]) -> None:
     for line in lines:
-        _say(line)
+        say(line)
     _notify_manager()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _notify_manager() -> None:
@@ -290,7 +286,7 @@ def _notify_manager() -> None:
         try:
             sender.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
         except OSError as error:
-            _say(f"cannot tell the service manager: {error.strerror}")
+            say(f"cannot tell the service manager: {error.strerror}")
 
 
 def _set_up_logging(options: RunOptions) -> None:

@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
@@ -32,6 +32,8 @@ TARGET is one of
   servers.json:NAME     an entry of an mcpServers file, as hosts and editors have them
   https://HOST/mcp      a URL: http, https, ws, wss, grpc, grpcs; http+unix://%2Frun%2Fserver.sock/mcp, ws+unix
 """
+
+NO_HEADERS: Final = "headers are sent to a URL; a program that is started takes environment variables"
 
 Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer | GrpcServer"
 """What a command can connect to."""
@@ -60,7 +62,7 @@ def find_target(
         if not headers:
             return _with_login(target)
         if isinstance(target, StdioServer):
-            raise Failure("headers are sent to a URL; a program that is started takes environment variables")
+            raise Failure(NO_HEADERS)
         headers = {**target.headers, **{name.lower(): headers[name] for name in headers}}
         return _with_login(attrs.evolve(target, headers=headers))
     except LocalError as error:
@@ -142,17 +144,11 @@ def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, s
     return found
 
 
-def token_hint(error: McpError, *, options: bool = True) -> str:
-    """Return how to give a token if the server requires one; empty for other errors.
-
-    Args:
-        options: whether the command has --bearer and --header.
-    """
+def token_hint(error: McpError) -> str:
+    """Return how to give a token if the server requires one; empty for other errors."""
     if _UNAUTHORIZED.search(str(error)) is None:
         return ""
-    ways = "Name an entry of an mcpServers file with its headers, FILE.json:NAME,"
-    if options:
-        ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header;"
+    ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header;"
     return f"\n{ways} or log in: trimcp login URL"
 
 
