@@ -24,7 +24,7 @@ from trimcp.cli.conversation import Stop, own_version, signals
 from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import find_target, read_headers, token_hint
+from trimcp.cli.targets import find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
@@ -96,6 +96,10 @@ class _Bench:
     options: BenchOptions
     plan: Plan
     servers: Sequence[_Server]
+    _current: _Server = attrs.field(init=False)  # the one that is measured, or asked
+
+    def __attrs_post_init__(self) -> None:
+        self._current = self.servers[0]
 
     async def run(self) -> int:
         """Measure, show, and return the exit code."""
@@ -105,7 +109,7 @@ class _Bench:
             try:
                 await self._measure_all(stop, view)
             except McpError as error:
-                failure = _failure(error)
+                failure = _failure(error, self._current.target)
             finally:
                 view.end()
         reports = [report for server in self.servers for report in server.reports]
@@ -134,6 +138,7 @@ class _Bench:
         for number in range(rounds):
             # The order alternates, so that neither always runs right after the other.
             for server, its_plan in turns if number % 2 == 0 else reversed(turns):
+                self._current = server
                 title = f"{what(plan)} of {server.name}"
                 view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
                 report = await measure(
@@ -161,12 +166,12 @@ class _Bench:
         return schema
 
 
-def _failure(error: McpError) -> Failure:
+def _failure(error: McpError, target: Target) -> Failure:
     if isinstance(error, LocalError):
         return Failure(str(error))
     if isinstance(error, RemoteError):
         return Failure(f"the server answered with an error: {theirs(error, None)}", REMOTE_ERROR)
-    return Failure(f"{theirs(error, None)}{token_hint(error)}", NO_CONNECTION)
+    return Failure(lost_text(error, target), NO_CONNECTION)
 
 
 # Results

@@ -16,8 +16,8 @@ from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
 from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import Target, find_target, read_headers, token_hint
-from trimcp.cli.text import as_json, theirs
+from trimcp.cli.targets import Target, find_target, lost_text, read_headers
+from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
@@ -96,7 +96,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
                     screen.end_progress()
         except McpError as error:
             if stop.signal is None:
-                raise _failure(error, connected=screen.listening) from None
+                raise _failure(error, server, connected=screen.listening) from None
         except trio.TooSlowError as error:  # a timeout of the client itself, earlier than --timeout
             if stop.signal is None:
                 raise Failure(str(error), TIMED_OUT) from None
@@ -118,15 +118,14 @@ async def _explain_silence(screen: Screen) -> None:
         screen.note("still waiting for the server's first answer; Ctrl-C gives up, --trace shows what is said", "dim")
 
 
-def _failure(error: McpError, *, connected: bool) -> Failure:
+def _failure(error: McpError, server: Target, *, connected: bool) -> Failure:
     if not connected:
         spoke = isinstance(error, RemoteError | InvalidReply)
         hint = "\nAdd --trace to see what was said." if spoke else ""
-        return Failure(f"could not connect: {theirs(error, None)}{hint}{token_hint(error)}", NO_CONNECTION)
-    text = theirs(error, None)
+        return Failure(f"could not connect: {lost_text(error, server)}{hint}", NO_CONNECTION)
+    text = lost_text(error, server)
     if isinstance(error, RemoteError):
         text = f"the server answered with an error: {text}"
-    text += token_hint(error)
     data = getattr(error, "data", None)
     return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)
 

@@ -16,7 +16,7 @@ import trio
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
 from trimcp.cli.exits import NO_CONNECTION, Failure, say
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import NO_HEADERS, find_target, token_hint
+from trimcp.cli.targets import NO_HEADERS, find_target, lost_text
 from trimcp.cli.text import theirs
 from trimcp.errors import McpError
 from trimcp.nurseries import open_service_nursery
@@ -47,7 +47,7 @@ def run_proxy(file: Path, words: tuple[str, ...], headers: Mapping[str, str], *,
     try:
         return trio.run(_record, target, journal)
     except McpError as error:
-        raise Failure(f"{theirs(error, None)}{token_hint(error)}", NO_CONNECTION) from None
+        raise Failure(lost_text(error, target), NO_CONNECTION) from None
     finally:
         journal.close()
 
@@ -189,9 +189,8 @@ def run_replay(
         transcript = Transcript.load(file)
     except (ValueError, OSError) as error:
         raise Failure(f"{file}: {error}") from None
-    connection: AbstractAsyncContextManager[MessageChannel] = (
-        _named_target(words, headers).connect() if client else claim_stdio()
-    )
+    target = _named_target(words, headers) if client else None
+    connection: AbstractAsyncContextManager[MessageChannel] = claim_stdio() if target is None else target.connect()
 
     async def run() -> list[str]:
         async with connection as channel:
@@ -200,7 +199,7 @@ def run_replay(
     try:
         problems = trio.run(run)
     except McpError as error:
-        raise Failure(f"{theirs(error, None)}{token_hint(error)}", NO_CONNECTION) from None
+        raise Failure(lost_text(error, target), NO_CONNECTION) from None
     screen = Screen()
     write = screen.show if client else screen.complain  # playing the server, standard output belongs to the client
     who = "server" if client else "client"
