@@ -95,7 +95,7 @@ class HttpFace:
         health = settings.health and head.path in ("/healthz", "/readyz")
         reason = (settings.origins.refuse_origin if health else settings.origins.refuse)(head)
         if reason is not None:
-            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.shown_path)
             return refusal(403, reason)
         if health:
             return self._health(head)
@@ -124,7 +124,7 @@ class HttpFace:
             head.began = trio.current_time()
         reason = self.settings.origins.refuse(head)
         if reason is not None:
-            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.shown_path)
             return refusal(403, reason)
         hook, companion = self._hook, self.shared.companion
         if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
@@ -194,7 +194,7 @@ class HttpFace:
             # A request without credentials only asks which are required, and a check that crashed is logged as an
             # ERROR.
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
-                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.shown_path)
             return identity
         head.principal = identity
         if head.holding is not None:
