@@ -16,6 +16,7 @@ from trimcp.client.client import Target as Target
 from trimcp.client.handlers import fill_defaults as fill_defaults
 from trimcp.client.hosts import read_servers as read_servers
 from trimcp.client.session import ClientSession as ClientSession
+from trimcp.client.tools import Listing as Listing
 from trimcp.client.tools import fingerprint as fingerprint
 from trimcp.errors import CannotAsk as CannotAsk
 from trimcp.errors import ConnectionLost as ConnectionLost
@@ -145,6 +146,7 @@ __all__ = [
     "LATEST",
     "LATEST_LEGACY",
     "Limits",
+    "Listing",
     "LocalError",
     "LogBridge",
     "McpError",

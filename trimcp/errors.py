@@ -75,7 +75,10 @@ class RemoteError(_CodedError):
         code: the error's integer code (JSON-RPC 2.0 section 5.1, and the specification's "Error Codes").
         message: the peer's one-line explanation. Untrusted text.
         data: whatever the peer attached, as JSON values, or None.
+        method: the method of the request, or "".
     """
+
+    method: str = ""
 
 
 class Overloaded(RemoteError):
@@ -97,7 +100,13 @@ class Stopped(RemoteError):
 
 
 class InvalidReply(McpError):
-    """The peer's answer is not valid for this request. The connection stays open."""
+    """The peer's answer is not valid for this request. The connection stays open.
+
+    Attributes:
+        listed: what the pages before it brought, if it ended a list; else None.
+    """
+
+    listed: list[Any] | None = None
 
 
 class ConnectionLost(McpError):

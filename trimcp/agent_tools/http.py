@@ -7,7 +7,7 @@
 | /tools, /tools/NAME | GET | `list_tools` |
 | /tools/register | POST | `register_tool`, its manifest |
 | /tools/NAME | DELETE | `remove_tool` |
-| /contexts | POST | `context_create` |
+| /contexts | POST, DELETE | `context_create`, `context_destroy` of the contexts of `?session_id=` |
 | /contexts/ID | GET, PATCH, DELETE | `context_read`, `context_update` (the merge patch), `context_destroy` |
 | /contexts/ID/events | GET | `context_watch`: a stream of events |
 | /schemas | GET | the JSON Schemas of all messages |
@@ -60,6 +60,7 @@ from trimcp.agent_tools.messages import (
     read_message,
 )
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.budget import owner_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.cleaning import harmless
 from trimcp.containment import server_ends
@@ -119,7 +120,7 @@ class AgentHttp:
             ours = "type" in value and "jsonrpc" not in value
         else:
             ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
-        return AgentExchange(self, head, _read_typed, value) if ours else None
+        return AgentExchange(self, head, _read_typed, value=value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
@@ -182,18 +183,26 @@ class AgentHttp:
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
-        exchange = self._exchange(reader, head)
+        exchange = self._exchange(reader, None, head)
         if exchange is None:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
             raise TooMuch("too much is under way; try again later", retry_after=1)
-        if self.shared.judged_by_head:
-            head.again = partial(self._exchange, reader)
+        if self.shared.judged_by_head and AGENT_HEADER not in head.headers:
+            head.again = partial(self._exchange, reader, self.caller(head))
         return exchange
 
-    def _exchange(self, reader: Reader, head: Head) -> AgentExchange | None:
-        """Return the handler of an admitted request, or None if too much is under way."""
+    def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> AgentExchange | None:
+        """Return the handler of an admitted request, or None if too much is under way.
+
+        The caller is given if it is known from another request with the same head.
+        """
         shared = self.shared
-        return AgentExchange(self, head, reader) if shared.exchanges < shared.settings.max_exchanges else None
+        if shared.exchanges >= shared.settings.max_exchanges:
+            # A call that gives way to this caller makes room for its request too, unless it came another way.
+            self.run.calls.make_room(owner_of(head.principal, head.peer))
+            if shared.exchanges >= shared.settings.max_exchanges:
+                return None
+        return AgentExchange(self, head, reader, caller)
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -265,6 +274,7 @@ class AgentExchange(Handler, StreamSink):
     http: AgentHttp
     head: Head
     reader: Reader
+    caller: AgentCaller | None = None  # if it is known already
     value: Any = None  # that of the body, if it was parsed
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _stream: EventStream | None = attrs.field(init=False, default=None)
@@ -299,7 +309,7 @@ class AgentExchange(Handler, StreamSink):
                 self._request = message
             if http.shared.draining:
                 raise Draining(_ENDS)
-            caller = http.caller(head)
+            caller = self.caller or http.caller(head)
             if isinstance(message, ToolRequest):
                 context = http.run.context_now(caller, message.context_id)
                 if context is not None or message.context_id is None:
@@ -561,6 +571,11 @@ def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
 
 
+def _read_session_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    query = _query(head)
+    return read_as(ContextDestroy, _given({name: query.get(name) for name in ("session_id", "reason")}))
+
+
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
     return read_as(ContextWatch, {"context_id": _name(head).removesuffix("/events")})
 
@@ -587,7 +602,7 @@ _PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_session_end},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}

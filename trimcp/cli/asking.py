@@ -15,7 +15,6 @@ import trio
 
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import range_text, theirs
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     BooleanSchema,
     Bounds,
@@ -143,12 +142,12 @@ class Asker:
             self._say(f"  {theirs(field.description, None)}")
         for number, (value, title) in enumerate(field.choices, 1):
             self._say(f"    {number}. {theirs(title, 200)}" + (f" ({theirs(value, 200)})" if title != value else ""))
-        default = f" [{_shown(field.default)}]" if field.default is not ABSENT else ""
+        default = f" [{_shown(field.default)}]" if field.default is not None else ""
         optional = "" if required or default else " (optional)"
         while True:
             typed = await self._prompt(f"  {theirs(field.title or name, 60)}{_hint(field)}{optional}{default}: ")
             if not typed:
-                if field.default is not ABSENT:
+                if field.default is not None:
                     return field.default
                 if not required:
                     return _SKIPPED

@@ -25,6 +25,7 @@ from trimcp.nurseries import open_service_nursery
 from trimcp.run import on_signals
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
+from trimcp.wire.revisions import LEGACY, REVISIONS
 
 _SILENCE: Final = 5.0
 
@@ -72,7 +73,15 @@ async def _attended(server: Target, options: ConnectOptions, body: Body, screen:
 
 async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
     asker = Asker(screen)
-    client = Client("trimcp", own_version(), title="trimcp command", log_level=options.log_level or "info")
+    client = Client(
+        "trimcp",
+        own_version(),
+        title="trimcp command",
+        revisions=LEGACY if options.legacy else REVISIONS,
+        log_level=options.log_level or "info",
+    )
+    if options.timeout is not None:
+        client.connect_timeout = options.timeout
     client.logging(screen.log)
     client.elicitation(asker.answer)
     write = trace_to(options.trace, screen)

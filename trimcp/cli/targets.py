@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import attrs
 
 from trimcp.cli.exits import USAGE, Failure
-from trimcp.cli.text import theirs
+from trimcp.cli.text import theirs, told
 from trimcp.client.client import URL
 from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
 from trimcp.errors import ConnectionLost, LocalError, McpError
@@ -155,13 +155,15 @@ def lost_text(error: McpError, target: object) -> str:
         Failure: the target is a file or module of the user's, and could not be loaded. That says what is wrong with it.
     """
     if not isinstance(target, StdioServer):
-        return theirs(error, None) + token_hint(error)
+        return theirs(told(error), None) + token_hint(error)
     last = _LAST_WORDS.search(str(error))
     if last is not None and target.command[: len(_RUN)] == _RUN:
         words = textwrap.dedent(last[1]).strip()
         whole = words.startswith("Error: ")  # else only the end of a long traceback is known
         raise Failure(words.removeprefix("Error: ") if whole else f"{target.command[-1]} cannot be loaded:\n{words}")
-    return str(error) if isinstance(error, ConnectionLost) else theirs(error, None)  # a child's last words are indented
+    return (
+        str(error) if isinstance(error, ConnectionLost) else theirs(told(error), None)
+    )  # a child's last words are indented
 
 
 def token_hint(error: McpError) -> str:

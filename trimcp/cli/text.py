@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from trimcp.cleaning import clean, one_line
+from trimcp.errors import McpError, RemoteError
 from trimcp.wire.content import (
     AudioContent,
     BlobResourceContents,
@@ -31,6 +32,11 @@ def theirs(text: object, width: int | None = 200) -> str:
     if width is not None:
         return one_line(str(text), width)
     return clean(str(text)).rstrip("\n").replace("\n", "\n  | ")
+
+
+def told(error: McpError) -> str:
+    """Return an error of a request with the request's method."""
+    return f"{error.method}: {error}" if isinstance(error, RemoteError) and error.method else str(error)
 
 
 Line: TypeAlias = tuple[str, str]

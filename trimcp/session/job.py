@@ -25,6 +25,7 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
+from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
 from trimcp.slotted import slotted
 from trimcp.wire.codes import (
@@ -38,7 +39,6 @@ from trimcp.wire.codes import (
     TIMED_OUT,
 )
 from trimcp.wire.converter import NotInRevision
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 
 SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
@@ -170,6 +170,7 @@ class Job:
         clock: the time limit of its handler, if any; it pauses while the peer is asked.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked when re-running, if anything.
+        reports: what was reported of its progress, if anything.
         latest_queued: whether progress of which only the latest counts may wait in the sink.
     """
 
@@ -202,6 +203,7 @@ class Job:
     clock: WorkClock | None = attrs.field(init=False, default=None)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Asked | None = attrs.field(init=False, default=None)
+    reports: Reports | None = attrs.field(init=False, default=None)
     latest_queued: bool = attrs.field(init=False, default=False)
 
     @property
@@ -213,7 +215,7 @@ class Job:
     def target(self) -> str | None:
         """The name of the tool or prompt, or the URI of the resource, that it is for, as received."""
         about = getattr(self.params, "ref", self.params)  # `ref` is a completion's
-        name = getattr(about, "name", ABSENT) or getattr(about, "uri", ABSENT)
+        name = getattr(about, "name", None) or getattr(about, "uri", None)
         return name if isinstance(name, str) else None
 
     # Cancelling

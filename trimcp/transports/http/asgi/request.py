@@ -22,7 +22,7 @@ from trimcp.budget import LARGE, Amount, Holding
 from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
+from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -138,8 +138,8 @@ class HttpCall:
             found = await self.face.admit(self.head)
             if isinstance(found, HttpResponse):
                 await self._respond(found)
-            elif isinstance(found, Upgrade):
-                await self._respond(plain(426, "this is a WebSocket"))
+            elif isinstance(found, Upgrade | Tunnel):
+                await self._respond(plain(426, "this is a WebSocket, or needs HTTP/2"))
             else:
                 await self._handle(found)
         finally:
@@ -320,7 +320,7 @@ class AsgiReply:
             self._count()
             self._pump.unpark_all()
 
-    def finish(self, data: bytes = b"") -> None:
+    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
         self.write(data)
         self.finished = True
         self._pump.unpark_all()
