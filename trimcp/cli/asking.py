@@ -171,7 +171,11 @@ class Asker:
 
     async def _prompt(self, text: str) -> str:
         self.screen.prompt(text)
-        return (await self.terminal.read_line()).strip()
+        try:
+            return (await self.terminal.read_line()).strip()
+        except trio.Cancelled:
+            self.screen.prompt("\n")  # what is said next does not stand behind the question
+            raise
 
     def _say(self, text: str) -> None:
         self.screen.prompt(text + "\n")

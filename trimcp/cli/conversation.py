@@ -28,6 +28,7 @@ from trimcp.wire.capabilities import declares
 from trimcp.wire.revisions import LEGACY, REVISIONS
 
 _SILENCE: Final = 5.0
+_SLOW: Final = 1.0
 
 Body = Callable[[ClientSession, Screen], Awaitable[int]]
 """Called with the session; returns the exit code."""
@@ -68,10 +69,10 @@ def converse(target: str, options: ConnectOptions, body: Body) -> int:
 async def _attended(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
     async with open_service_nursery() as nursery:
         nursery.start_soon(_explain_silence, screen)
-        return await _converse(server, options, body, screen)
+        return await _converse(server, options, body, screen, nursery)
 
 
-async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
+async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen, nursery: trio.Nursery) -> int:
     asker = Asker(screen)
     client = Client(
         "trimcp",
@@ -90,6 +91,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
     code: int | None = None
 
     with signals(screen) as stop:
+        nursery.start_soon(_explain_slow_end, screen, stop)
         deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
         try:
             with stop.guarding(deadline) as connecting:
@@ -125,6 +127,13 @@ async def _explain_silence(screen: Screen) -> None:
     await trio.sleep(_SILENCE)
     if not screen.listening:
         screen.note("still waiting for the server's first answer; Ctrl-C gives up, --trace shows what is said", "dim")
+
+
+async def _explain_slow_end(screen: Screen, stop: Stop) -> None:
+    """Print what the command waits for if the server does not end after Ctrl-C."""
+    await stop.came.wait()
+    await trio.sleep(_SLOW)
+    screen.note("the server was told to stop, and has not ended yet; Ctrl-C again ends this at once", "dim")
 
 
 def _failure(error: McpError, server: Target, *, connected: bool) -> Failure:

@@ -65,6 +65,8 @@ def log_in(url: str, options: LoginOptions) -> None:
     except AuthorizationError as error:
         raise Failure(f"no login to {theirs(url, _FACT)}: {theirs(error, None)}", NO_CONNECTION) from None
     except KeyboardInterrupt:
+        if sys.stdin.isatty():
+            say("")  # the terminal shows ^C
         raise Failure("the login was given up", INTERRUPTED) from None
     Screen(quiet=False).show(f"Logged in to {_line(_key(url, options.identity), credentials)}")
 
