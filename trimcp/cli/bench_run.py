@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Final
 
 import attrs
+import click
 import trio
 
 from trimcp.bench.discovery import Target, as_planned
@@ -202,16 +203,16 @@ def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[
         if options.json or options.save is not None:
             paired = {id(report) for pair in pairs for report in pair}
             unpaired = [report for report in reports if id(report) not in paired]
-            _write_json(screen, options, reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired))
+            _write_json(options, reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired))
     finally:
         if options.plot is not None:
             _draw(options.plot, reports[0], pairs)
 
 
-def _write_json(screen: Screen, options: BenchOptions, value: Mapping[str, Any]) -> None:
+def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, allow_nan=False)
     if options.json:
-        screen.show(text)
+        click.echo(text)  # ASCII only
     if options.save is not None:
         try:
             Path(options.save).write_text(text + "\n", "utf-8")
@@ -225,9 +226,13 @@ def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:
         summary = f"{_answered([first])}{wrong}; {setting(first)}"
         draw(file, headline(first), [Curve(summary, [first])])
         return
-    curves = [
-        Curve(f"{headline(rounds[0], calls=False)}: {_answered(rounds)}", rounds) for rounds in zip(*pairs, strict=True)
-    ]
+    sides = list(zip(*pairs, strict=True))
+    names = [headline(rounds[0], calls=False) for rounds in sides]
+    if names[0] == names[1]:  # as of two versions that say the same of themselves
+        names = [f"{theirs(rounds[0].target, 40)} · {name}" for name, rounds in zip(names, sides, strict=True)]
+    if names[0] == names[1]:
+        names = [f"{number}: {name}" for number, name in enumerate(names, 1)]
+    curves = [Curve(f"{name}: {_answered(rounds)}", rounds) for name, rounds in zip(names, sides, strict=True)]
     draw(file, f"{what(first.plan)} · two servers in {len(pairs)} rounds", curves, setting(first))
 
 
