@@ -195,20 +195,11 @@ def _is_json(word: str) -> bool:
 
 
 def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, Any]:
-    for word in words:
-        if not word.partition("=")[0].rstrip(":") or "=" not in word:
-            raise Failure(f"{word!r:.60} is no argument; write --arg NAME=VALUE or --arg NAME:=JSON")
     try:
-        arguments = parse_arguments([word for word in words if not _is_json(word)], schema)
+        # A load may well try what a tool does not have: the table tells what came of it.
+        return parse_arguments(words, schema, option="--arg ", others=True)
     except ValueProblem as problem:
         raise Failure(str(problem)) from None
-    for word in words:
-        if _is_json(word):
-            name, _, text = word.partition(":=")
-            if name in arguments:
-                raise Failure(f"the argument {name!r:.60} is given twice")
-            arguments[name] = _json(text, f"--arg {name}")
-    return arguments
 
 
 def _params(text: str | None) -> dict[str, Any]:

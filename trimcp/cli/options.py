@@ -62,12 +62,9 @@ _LEVELS: Final = get_args(LoggingLevel)
 
 
 @attrs.frozen(kw_only=True)
-class ReachOptions:
-    """How a server is reached, and with which revision."""
+class HeaderOptions:
+    """What is sent to a URL with every request."""
 
-    revision: str | None = option(
-        metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
-    )
     headers: tuple[str, ...] = option(
         *("--header", "-H"),
         multiple=True,
@@ -79,6 +76,15 @@ class ReachOptions:
         metavar="SOURCE",
         repr=False,
         help="Send a bearer token to a URL: SOURCE is the environment variable that holds it, or @FILE.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ReachOptions(HeaderOptions):
+    """How a server is reached, and with which revision."""
+
+    revision: str | None = option(
+        metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
     )
 
 
