@@ -27,8 +27,14 @@ _SECRET: Final = re.compile(
 )
 _NO_SECRET: Final = frozenset({"progresstoken", "progress_token"})
 _IN_TEXT: Final = re.compile(
-    r"(\b(?:bearer|basic)\s+|[?&](?:[\w.-]*(?:token|key|secret|password)|code|state|sig|signature)=)[^\s&#\"']+",
+    r"([?&](?:[\w.-]*(?:token|key|secret|password)|code|state|sig|signature)=|"
+    r"(?P<header>authorization[\"']?[:=\s]{1,4}[\"']?)?\b(?P<scheme>bearer|basic)\s+)(?P<word>[^\s&#\"']+)",
     re.IGNORECASE,
+)
+# What may follow a scheme in a sentence. A token of lower-case letters alone is short only if somebody made it up.
+_PROSE: Final = re.compile(r"[a-z]{1,15}[.,;:!?)]*")
+_NAMED: Final = re.compile(
+    r"(auth|authentication|authorization|challenge|credentials|error|headers?|is|not|or|scheme|tokens?|was)\b"
 )
 _KINDS: Final = {bool: "boolean", int: "number", float: "number", type(None): "null"}
 
@@ -59,8 +65,21 @@ def mask(value: Any, key: str = "") -> Any:
 
 
 def mask_text(text: str) -> str:
-    """Return a text with "***" for what follows "Bearer" or a query parameter such as `token=`. Nothing is cut."""
-    return _IN_TEXT.sub(rf"\g<1>{MASK}", text)
+    """Return a text with "***" for what follows "Bearer" or a query parameter such as `token=`. Nothing is cut.
+
+    Words of a sentence stay, as in "the bearer is not valid"; in a header, or alone, whatever follows is a secret.
+    """
+    return _IN_TEXT.sub(_masked, text)
+
+
+def _masked(found: re.Match[str]) -> str:
+    scheme, word = found["scheme"], found["word"]
+    in_text = scheme is not None and found["header"] is None
+    alone = found.start() == 0 and found.end() == len(found.string.rstrip())
+    # With a capital it is the scheme's name, as in a header that somebody quotes: few words follow that in a sentence.
+    if in_text and not alone and _PROSE.fullmatch(word) and (scheme.islower() or _NAMED.match(word)):
+        return found[0]
+    return f"{found[1]}{MASK}"
 
 
 def names_a_secret(key: str) -> bool:

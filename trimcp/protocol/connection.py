@@ -69,9 +69,13 @@ _OPENING: Final = ("initialize", "server/discover")  # begin a connection, so no
 
 @slotted(frozen=True)
 class Encoded:
-    """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision."""
+    """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision.
+
+    `value` is its payload, for middleware; None if nobody wants it.
+    """
 
     data: bytes
+    value: Any = None
 
 
 @slotted

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic, get_args
 
-from trimcp.bounds import check_number
+from trimcp.bounds import check_callable, check_number, check_truth
 from trimcp.budget import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
@@ -114,6 +114,16 @@ class Server(Offering, Generic[StateT]):
     ) -> None:
         if handler_errors not in ("log", "tell", "raise"):
             raise ValueError(f"handler_errors is 'log', 'tell' or 'raise', not {handler_errors!r}")
+        check_truth("dynamic", dynamic)
+        check_callable("lifespan", lifespan)
+        if limits is not None and not isinstance(limits, Limits):
+            raise TypeError(f"limits is a trimcp.Limits(...), not {limits!r:.60}")
+        if audit is not None and not hasattr(audit, "opened"):
+            raise TypeError(f"audit is a trimcp.guard.Audit(...), not {audit!r:.60}")
+        if not revisions:
+            raise ValueError("revisions are some of trimcp.REVISIONS: without any, no client can be served")
+        if list_cache_scope not in get_args(CacheScope):
+            raise ValueError(f"list_cache_scope is 'public' or 'private', not {list_cache_scope!r:.60}")
         check_number("page_size", page_size, whole=True, optional=True)
         check_number("list_ttl_ms", list_ttl_ms, whole=True, zero=True)
         check_number("max_threads", max_threads, whole=True)
