@@ -130,6 +130,11 @@ class OAuth:
         Raises:
             AuthorizationError: there is no token to be had, or it could not be kept.
         """
+        key = StoreKey(server, self.identity)
+        try:
+            await self.store.load(key)
+        except AuthorizationError:  # what is kept is damaged: it goes, if only that is
+            await self.store.remove(key)
         async with self.connected(server) as authorizer:
             account = authorizer.account
             account.pardon()
