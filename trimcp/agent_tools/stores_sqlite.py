@@ -80,6 +80,10 @@ class SqliteContexts(ContextStore):
     async def counts(self) -> Mapping[Owner, int]:
         return await self._in_thread(self._open_file().counts)
 
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        file = self._open_file()
+        return await self._in_thread(lambda: file.ids(owner))
+
     async def load(self, owner: Owner, id: str) -> KeptContext | None:
         file = self._open_file()
         return await self._in_thread(lambda: file.load(owner, id))
@@ -168,6 +172,10 @@ class _ContextsFile:
             return {(principal, agent): count for principal, agent, count in rows}
         except self._damage as error:
             raise self._unusable(error) from error
+
+    def ids(self, owner: Owner) -> list[str]:
+        rows = self._connection.execute("SELECT id FROM contexts WHERE principal = ? AND agent = ?", owner)
+        return [id for (id,) in rows]
 
     def load(self, owner: Owner, id: str) -> KeptContext | None:
         try:

@@ -24,13 +24,14 @@ from trimcp.cli.exits import (
     INTERRUPTED,
     LOGIN_EXIT_CODES,
     RECORD_EXIT_CODES,
+    REMOTE_ERROR,
     REPLAY_EXIT_CODES,
     RUN_EXIT_CODES,
     TALK_EXIT_CODES,
     TOOL_ERROR,
     Failure,
 )
-from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
+from trimcp.cli.inspecting import describe, find_tool, list_tools, offer_json, take_stock
 from trimcp.cli.loading import Loaded, load_program, trace_of
 from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOptions, check_network, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
@@ -302,7 +303,7 @@ def inspect_(target: str, options: ConnectOptions) -> Body:
         else:
             for line, style in describe(session, offer):
                 screen.show(line, style)
-        return 0
+        return REMOTE_ERROR if offer.failed else 0
 
     return body
 
@@ -327,7 +328,7 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, o
     whole = None if text is None else _read_json(text, arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
-        listed = find_tool(await session.list_tools(), tool)
+        listed = find_tool(await list_tools(session), tool)
         given = whole if whole is not None else _read_words(listed, arguments, target)
         async with session.calling(tool, given) as call:
             async for step in call.progress:

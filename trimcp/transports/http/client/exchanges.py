@@ -141,9 +141,11 @@ class OpenReply:
         """Return a header's value, or "" if it is missing."""
         return self.headers.get(name, "")
 
-    def refusal(self, error: ErrorResponse | None = None) -> str:
-        """Return what an error status means. `error` is the error in the body. See `policy.refusal`."""
-        return refusal(self.status, error, self.elsewhere, shown_url(self._asked))
+    def refusal(self, error: ErrorResponse | None = None, body: bytes = b"") -> str:
+        """Return what an error status means, with the error in the body or its plain text. See `policy.refusal`."""
+        plain = self.content_type in ("", "text/plain") and not body.lstrip().startswith((b"<", b"{", b"["))
+        said = body.decode(errors="replace").strip() if plain else ""
+        return refusal(self.status, error, self.elsewhere, shown_url(self._asked), said)
 
     @property
     def retry_after(self) -> float | None:
