@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import sys
 from typing import Any
 
@@ -119,6 +120,31 @@ async def test_no_more_refusals_are_remembered_than_tokens(published: Published)
         for number in range(50):
             await ask(server, f"opaque{number}")
         assert len(server._refused) == 5
+
+
+async def test_an_issuer_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    slow = Slow(status=0)
+    slow.may.set()
+    async with serving(slow, introspection=ASKING) as server:
+        for number in range(200):
+            refused = await ask(server, f"guess{number}")
+            assert isinstance(refused, Refused)
+            assert refused.status == 503
+    assert 1 <= len([record for record in caplog.records if record.levelno >= logging.WARNING]) <= 20
+
+
+async def test_keys_that_no_library_expects_end_no_server(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(body: bytes) -> Any:
+        raise AttributeError("'int' object has no attribute 'encode'")
+
+    monkeypatch.setattr("trimcp.auth.keys.read_keys", crash)
+    async with serving(Published()) as server:
+        refused = await ask(server, token())
+        assert isinstance(refused, Refused)
+        assert refused.status == 503
+    assert "could not be read" in caplog.text
 
 
 async def test_who_asked_first_may_leave_at_any_moment() -> None:

@@ -20,7 +20,7 @@ from trimcp.auth.replies import came, object_in
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.auth.verifying import key_for, read_keys
 from trimcp.bounds import checked
-from trimcp.cleaning import one_line
+from trimcp.cleaning import log_crash, one_line
 from trimcp.errors import AuthorizationError
 
 if TYPE_CHECKING:
@@ -85,6 +85,8 @@ class IssuerKeys:
             except (AuthorizationError, ValueError) as error:
                 _log.warning("the keys of %s could not be fetched: %s", self.issuer.name, one_line(str(error)))
                 self.metadata = None  # it may say something else by now
+            except Exception as error:  # of a library, for what no issuer should publish: it must not end the server
+                log_crash(_log, error, "the keys of %s could not be read", self.issuer.name)
             self._fetching = False
             self._fetched.set()
             self._fetched, self._wanted = trio.Event(), trio.Event()

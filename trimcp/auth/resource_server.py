@@ -42,6 +42,7 @@ from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
 from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
+from trimcp.rates import TokenBucket
 from trimcp.transports.http.identity import Authenticate, Identity, Refused
 from trimcp.transports.http.seams import Head, HttpResponse
 
@@ -149,6 +150,7 @@ class ResourceServer:
     _questions: dict[bytes, _Question] = attrs.field(init=False, factory=dict, repr=False)
     _asking: dict[str, trio.Semaphore] = attrs.field(init=False, factory=dict, repr=False)
     _replays: Replays = attrs.field(init=False, factory=Replays, repr=False)
+    _told: TokenBucket = attrs.field(init=False, factory=lambda: TokenBucket(0.2, 10, time.monotonic()), repr=False)
     _secret: bytes = attrs.field(init=False, factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -272,7 +274,8 @@ class ResourceServer:
             return self._bad(bad) if other is None else other
         except AuthorizationError as error:
             # Nobody can be let in whose token cannot be checked; it is not the client's fault.
-            _log.warning("a token could not be checked: %s", one_line(str(error)))
+            log = _log.warning if self._told.take(time.monotonic()) else _log.debug  # strangers decide how often
+            log("a token could not be checked: %s", one_line(str(error)))
             return Refused(503, (("Retry-After", "5"),), "tokens cannot be checked now; try again later")
         self._verified[digest] = found
         while len(self._verified) > self.max_tokens:
