@@ -47,6 +47,7 @@ from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, read_headers
 from trimcp.cli.text import Line, as_json, describe_content, describe_resource, theirs
 from trimcp.client.session import ClientSession
+from trimcp.files import UnusableFile
 from trimcp.run import run_stdio
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
@@ -204,6 +205,8 @@ def _load(name: str, gc_threshold: int | None) -> Loaded:
         loaded = load_program(name)
     except Failure:
         raise
+    except UnusableFile as error:
+        raise Failure(str(error)) from None
     except Exception as error:  # the user's module may raise anything
         raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
     if gc_threshold is not None:

@@ -16,6 +16,7 @@ from trimcp.cli.exits import Failure
 from trimcp.cli.options import ReachOptions, option, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.errors import LocalError
+from trimcp.files import UnusableFile, read_text
 
 BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
@@ -226,15 +227,15 @@ def read_script(file: str) -> tuple[MixEntry, ...]:
 
     path = Path(file)
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path, "")
         if path.suffix.lower() == ".toml":
             value: Any = tomllib.loads(text)
         elif path.suffix.lower() == ".json":
             value = json.loads(text)
         else:
             raise Failure(f"--script reads .json and .toml files; {file!r:.200} has another ending")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    except UnusableFile as error:
+        raise Failure(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise Failure(f"{file} is no valid {path.suffix[1:].upper()}: {error}") from None
     if isinstance(value, dict) and set(value) == {"mix"}:

@@ -101,10 +101,10 @@ def who_am_i(*, as_json: bool) -> None:
 def stored_login(url: str) -> OAuth | None:
     """Return the stored login for a URL, or None; it is refreshed if that needs no user."""
     try:
-        from trimcp.auth.stores import default_path
+        from trimcp.auth.stores import keeps_logins
     except ImportError:
         return None
-    if not default_path().exists():
+    if not keeps_logins():
         return None
     oauth = _oauth(LoginOptions())
     kept = trio.run(oauth.store.load, _key(url, ""))
@@ -135,7 +135,11 @@ def _oauth(options: LoginOptions) -> OAuth:
     grant = AuthorizationCode(options.client_id, secret, options.issuer)
     scopes = tuple(options.scopes.split()) or None
     agent = Browser(notify=say) if options.browser else PastedUrl(_ask)
-    return OAuth(grant, FileStore(), options.identity, scopes, agent, options.dpop, resource=options.resource)
+    try:
+        store = FileStore()
+    except AuthorizationError as error:
+        raise Failure(theirs(error, None)) from None
+    return OAuth(grant, store, options.identity, scopes, agent, options.dpop, resource=options.resource)
 
 
 def _nobody() -> UserAgent:
@@ -159,12 +163,19 @@ async def _ask(text: str) -> str:
 async def _all_logins() -> list[tuple[StoreKey, Credentials]]:
     from trimcp.auth.stores import FileStore
 
-    store = FileStore()
+    found = []
     try:
-        found = [(key, await store.load(key)) for key in await store.keys()]
+        store = FileStore()
+        for key in await store.keys():
+            try:
+                credentials = await store.load(key)
+            except AuthorizationError as error:  # one that is damaged hides no other
+                Screen(quiet=False).note(theirs(error, None), "yellow")
+            else:
+                found += [] if credentials is None else [(key, credentials)]
     except AuthorizationError as error:
         raise Failure(theirs(error, None)) from None
-    return [(key, credentials) for key, credentials in found if credentials is not None]
+    return found
 
 
 def _server(url: str) -> str:

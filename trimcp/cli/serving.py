@@ -23,6 +23,7 @@ from trimcp.cli.loading import Loaded
 from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
+from trimcp.files import UnusableFile, read_text
 from trimcp.net import serve_http
 from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.request_state import Sealer
@@ -200,9 +201,9 @@ def _read_tokens(file: Path) -> Authenticate:
     """Return a hook that knows the tokens of a file: "name: token" on each line, # for comments."""
     tokens: dict[str, str] = {}
     try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"cannot read {file}: {error}") from None
+        lines = read_text(file, "the tokens", secret=True).splitlines()
+    except UnusableFile as error:
+        raise Failure(str(error)) from None
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -213,7 +214,10 @@ def _read_tokens(file: Path) -> Authenticate:
             raise Failure(f"{file}, line {number}: {tokens[token]!r} and {name!r} cannot have the same token")
     if not tokens:
         raise Failure(f"{file} has no tokens, so nobody could come in; write lines of NAME: TOKEN")
-    return bearer_tokens(tokens)
+    try:
+        return bearer_tokens(tokens)
+    except ValueError as error:
+        raise Failure(f"{file}: {error}") from None
 
 
 def _use_state_keys(server: Server[Any]) -> None:

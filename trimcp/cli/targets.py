@@ -8,7 +8,6 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
@@ -18,6 +17,7 @@ from trimcp.cli.text import theirs, told
 from trimcp.client.client import URL
 from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
 from trimcp.errors import ConnectionLost, LocalError, McpError
+from trimcp.files import UnusableFile, read_text
 from trimcp.run import target_of
 from trimcp.transports.stdio.child import StdioServer
 
@@ -77,9 +77,9 @@ def _with_login(target: Target) -> Target:
     """Return the target with its stored login, if any."""
     if isinstance(target, StdioServer):
         return target
-    from trimcp.auth.stores import default_path
+    from trimcp.auth.stores import keeps_logins
 
-    if not default_path().exists():
+    if not keeps_logins():
         return target
     from trimcp.cli.logins import with_login
 
@@ -95,11 +95,11 @@ def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
             f"{text.partition(':')[0]!r:.60} is no way to reach a server; http, https, ws, wss, grpc, grpcs are"
         )
     entry = _ENTRY.fullmatch(text)
-    if entry is not None and Path(entry["file"]).is_file():
+    if entry is not None and os.path.isfile(entry["file"]):
         return _entry(entry["file"], entry["name"], on_stderr)
     file = _FILE.fullmatch(text)
     is_module = file is None and entry is None and _MODULE.fullmatch(text) is not None
-    if is_module or (file is not None and Path(file["file"]).is_file()):
+    if is_module or (file is not None and os.path.isfile(file["file"])):
         return StdioServer((*_RUN, text), on_stderr=on_stderr)
     try:
         command = shlex.split(text)
@@ -107,7 +107,7 @@ def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
         raise Failure(f"cannot take {text!r} apart: {error}") from None
     if not command:
         raise Failure("name a server: a command line in quotes, a .py file, a URL, or servers.json:NAME")
-    missing = (file or entry) if len(command) == 1 and not Path(command[0]).exists() else None
+    missing = (file or entry) if len(command) == 1 and not os.path.exists(command[0]) else None
     if missing is not None:
         raise Failure(f"there is no file {missing['file']}")
     return StdioServer(tuple(command), on_stderr=on_stderr)
@@ -177,9 +177,9 @@ def token_hint(error: McpError) -> str:
 def _read_token(source: str) -> str:
     if source.startswith("@"):
         try:
-            token = Path(source[1:]).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise Failure(f"cannot read the token from {source[1:]}: {error}") from None
+            token = read_text(source[1:], "the token", secret=True).strip()
+        except UnusableFile as error:
+            raise Failure(str(error)) from None
     else:
         token = os.environ.get(source, "").strip()
     if not token:
