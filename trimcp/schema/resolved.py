@@ -27,7 +27,6 @@ from trimcp.schema.hints import (
     is_field_info,
     is_model,
     is_record,
-    is_typed_dict,
     is_union,
     readable,
     split,
@@ -233,10 +232,10 @@ def _can_hash(node: ResolvedType, above: list[Any]) -> bool:
     if node.kind == "set":
         return node.container is frozenset
     own = getattr(node.container, "__hash__", None)
-    if node.kind == "model" or own is object.__hash__:
-        return own is not None
-    if node.kind != "record" or own is None or is_typed_dict(node.container):
+    if node.kind not in ("model", "record") or own is None:
         return False
+    if node.kind == "model" or own is object.__hash__:
+        return True
     return all(each.bare in above or _can_hash(each, [*above, node.bare]) for _, each in node.fields)
 
 
