@@ -153,7 +153,7 @@ def make_module(name: str, seed: int, count: int, *, future: bool) -> types.Modu
         lines += ["@dataclasses.dataclass", f"class Holds_{number}:", f"    field: {hint}"]
     module = types.ModuleType(name)
     sys.modules[name] = module
-    exec("\n".join(lines), vars(module))
+    exec(compile("\n".join(lines), name, "exec", dont_inherit=True), vars(module))
     return module
 
 

@@ -130,11 +130,10 @@ def hints_of(target: Any, title: str, known: Mapping[str, Any] | None = None) ->
     module = getattr(target, "__module__", None) or "its module"
     scope = vars(sys.modules.get(module, typing)) if isinstance(target, types.SimpleNamespace) else None
     while True:
-        # With names of its own it never takes what a reference meant in another module: typing keeps one
-        # `Optional["Node"]` for all. A class has those of its body, which would be left out.
-        local = names if names or not isinstance(target, type) else None
+        # With local names it never takes what a reference meant in another module: typing keeps one `Optional["Node"]`
+        # for all, with what it meant last.
         try:
-            return typing.get_type_hints(target, globalns=scope, localns=local, include_extras=True)
+            return typing.get_type_hints(target, globalns=scope, localns=names, include_extras=True)
         except NameError as error:
             name = error.name
             if name is None or name in names or not _find_name(target, module, name, names):
