@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.metadata
+import itertools
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -45,10 +47,9 @@ _NODE: Final = "@dataclasses.dataclass\nclass Node:\n    name: str = ''\n    kid
 _LIST: Final = "dataclasses.field(default_factory=list)"
 _KID: Final = {"name": "a", "kids": [{"name": "b"}]}
 _TD: Final = "class Day(TypedDict):\n    on: datetime.date\n"
-_AB: Final = "@dataclasses.dataclass\nclass A:\n    x: int\n@dataclasses.dataclass\nclass B:\n    x: int\n    y: int = 0\n"
-_MODELS: Final = (
-    "import pydantic\nclass A(pydantic.BaseModel):\n    x: int\nclass B(pydantic.BaseModel):\n    x: int\n    y: int = 0\n"
-)
+_FIELDS: Final = "{0}class A{1}:\n    x: int\n{0}class B{1}:\n    x: int\n    y: int = 0\n"
+_AB: Final = _FIELDS.format("@dataclasses.dataclass\n", "")
+_MODELS: Final = "import pydantic\n" + _FIELDS.format("", "(pydantic.BaseModel)")
 _BOX: Final = "T = TypeVar('T')\n@dataclasses.dataclass\nclass Box(Generic[T]):\n    content: T\n"
 
 FORMS: Final[dict[str, list[Form]]] = {
@@ -146,9 +147,12 @@ FORMS: Final[dict[str, list[Form]]] = {
 }
 
 
+_NUMBERS: Final = itertools.count()
+
+
 def function_of(form: Form) -> Any:
     """Return the function of a form, whose module has nothing else in it."""
-    name = f"form_{abs(hash((form.annotation, form.setup, form.gives)))}"
+    name = f"form_{next(_NUMBERS)}"
     module = types.ModuleType(name)
     sys.modules[name] = module
     takes = f"def tool(value: {form.annotation}) -> str:\n    return repr(value)\n"
@@ -160,8 +164,12 @@ def function_of(form: Form) -> Any:
 
 def told(error: BaseException) -> str:
     """Return the first line of an error, without what differs from run to run."""
-    text = str(error).strip().partition("\n")[0].partition(", which form_")[0]
-    return f"refused: {text or type(error).__name__}"
+    return f"refused: {plain(str(error).strip().partition(chr(10))[0] or type(error).__name__)}"
+
+
+def plain(text: str) -> str:
+    """Return a text without what differs from run to run: names of modules and addresses."""
+    return re.sub(r"(?<=0x)[0-9a-f]+", "...", re.sub(r"form_\d+\.?", "", text))
 
 
 async def ours(form: Form) -> tuple[str, str]:
@@ -178,14 +186,18 @@ async def ours(form: Form) -> tuple[str, str]:
         (tool,) = await session.list_tools()
         schema = tool.output_schema or {} if form.gives else tool.input_schema["properties"]["value"]
         result = await session.call_tool("tool", {} if form.gives else {"value": form.call})
-        return json.dumps(schema), shown(result.is_error, result.text, result.structured_content or None)
+        structured = result.structured_content if form.gives else None
+        return json.dumps(schema), shown(result.is_error, result.text, structured or None)
 
 
 def shown(is_error: bool, text: str, structured: Any) -> str:
     """Return what a client is told, on one line."""
     if is_error:
-        return f"error: {text.partition(chr(10))[0]}"
-    return " ".join((json.dumps(structured["result"]) if structured and "result" in structured else text).split())
+        return f"error: {plain(text.partition(chr(10))[0])}"
+    try:
+        return json.dumps(structured["result"] if structured and "result" in structured else json.loads(text))
+    except ValueError:
+        return plain(text)
 
 
 def measure_ours() -> dict[str, tuple[str, str]]:
@@ -235,21 +247,22 @@ async def _theirs(package: str, form: Form) -> str:
     except Exception as error:
         return f"error: {str(error).partition(chr(10))[0]}"
     text = "".join(getattr(block, "text", "") for block in result.content)
-    return shown(bool(result.is_error), text, result.structured_content)
+    return shown(bool(result.is_error), text, result.structured_content if form.gives else None)
 
 
 def cell(text: str) -> str:
     """Return a text for a table, as code, shortened."""
     if not text:
         return ""
-    short = text if len(text) <= 160 else f"{text[:159]}…"
+    text = plain(text)
+    short = (text if len(text) <= 160 else f"{text[:159]}…").replace("`", "'")
     return f"`{short}`".replace("|", "\\|")
 
 
 def page(mine: dict[str, tuple[str, str]], theirs: dict[str, Any]) -> str:
     """Return the page."""
     lines = [textwrap.dedent(INTRODUCTION).strip(), ""]
-    versions = [f"{package} {theirs[package]['version']}" for package in theirs]
+    versions = [f"{package} {each['version']}" for package, each in theirs.items()]
     for title, forms in FORMS.items():
         lines += ["", f"## {title}", "", f"| form | schema | a call gets | {' | '.join(versions)} |"]
         lines += ["| --- " * (3 + len(versions)) + "|"]
@@ -258,7 +271,8 @@ def page(mine: dict[str, tuple[str, str]], theirs: dict[str, Any]) -> str:
             schema, got = mine[key]
             setup = "<br>".join(cell(line) for line in form.setup.splitlines() if not line.startswith("import"))
             sent = form.gives or json.dumps(form.call)
-            what = f"{cell(form.annotation)}{'<br>' if setup else ''}{setup}<br>{'returns' if form.gives else 'sent'} {cell(sent)}"
+            said = f"{'returns' if form.gives else 'sent'} {cell(sent)}"
+            what = "<br>".join(filter(None, (cell(form.annotation), setup, said)))
             same = [theirs[package]["cells"].get(key, "") for package in theirs]
             others = " | ".join("the same" if each == got else cell(each) for each in same)
             lines.append(f"| {what} | {cell(schema)} | {cell(got)} | {others} |")
@@ -270,22 +284,27 @@ INTRODUCTION: Final = """
 
     <!-- Written by docs/types_page.py, which has the forms; a test compares our columns. -->
 
-    An annotation is refused where the function is defined, in one sentence that says what to write instead; or every JSON
-    that its schema admits converts, and every value of the result's type is sent. That holds on Python 3.11, 3.12, 3.13 and
-    3.14, with `from __future__ import annotations` and without, and for references in quotes.
+    An annotation is refused where the function is defined, in one sentence that says what to write instead; or every
+    JSON that its schema admits converts, and every value of the result's type is sent. That holds on Python 3.11, 3.12,
+    3.13 and 3.14, with `from __future__ import annotations` and without, and for references in quotes.
 
-    Each row is a program of its own: a tool with one parameter `value` of this form, called once, which returns the `repr` of
-    what it got; or one with a result of this form. Beside it stands what two other packages make of the same function.
+    Each row is a program of its own: a tool with one parameter `value` of this form, called once, which returns the
+    `repr` of what it got; or one with a result of this form. Beside it stands what two other packages make of the same
+    function.
 
     - A value that the schema does not admit never reaches the function: `"5"` is no number.
     - Of a union, the alternative is taken that knows most of the members that were sent; of several the first.
     - Members that a record does not know are dropped, but a `TypedDict` keeps them.
     - A schema is written out where it is used. Only what is recursive, or would become large, is a `$ref`.
-    - A list without a type (`list`, `list[Any]`, `tuple`) promises no output schema: with `Text` or `Image` in it, it is sent
-      as these blocks.
-    - In prompts and resource templates every argument arrives as text; where the type takes no text, it is read as JSON.
+    - A list without a type (`list`, `list[Any]`, `tuple`) promises no output schema: with `Text` or `Image` in it, it
+      is sent as these blocks.
+    - A result of a class without a JSON form is sent as its `str()`, if the class has one of its own.
+    - In prompts and resource templates every argument arrives as text; where the type takes no text, it is read as
+      JSON.
     - A name that the module does not define is looked for in the functions that are running: classes in a function may
       name each other.
+    - A sync function that returns an awaitable, such as a wrapper of an async one, is awaited. Generators are refused.
+    - A parameter for the context may be optional: `ctx: trimcp.Context | None = None`.
 """
 
 
@@ -297,7 +316,8 @@ def main() -> None:
         return
     for given in sys.argv[1:]:
         package, _, python = given.partition("=")
-        ran = subprocess.run([python, "-W", "ignore", __file__, "--column", package], stdout=subprocess.PIPE, check=True)
+        command = [python, "-W", "ignore", __file__, "--column", package]
+        ran = subprocess.run(command, stdout=subprocess.PIPE, check=True)
         theirs[package] = json.loads(ran.stdout.splitlines()[-1])
     THEIRS.write_text(json.dumps(theirs, indent=1) + "\n", "utf-8")
     PAGE.write_text(page(measure_ours(), theirs), "utf-8")

@@ -6,11 +6,12 @@ import collections
 import dataclasses
 import datetime
 import enum
+import ipaddress
 import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Dict, Generic, List, NamedTuple, Optional, Self, TypedDict, TypeVar, Union
 
 import attrs
@@ -220,6 +221,10 @@ def converted(hint: Any, json: Any) -> Any:
         (dict[int | str, int], {"1": 1, "a": 2}, {"1": 1, "a": 2}),
         (dict[int | Path, int], {"1": 1, "a": 2}, {1: 1, Path("a"): 2}),
         (dict[Path, int], {"a/b": 1}, {Path("a/b"): 1}),
+        # Paths and addresses of each kind.
+        (PurePosixPath, "a/b", PurePosixPath("a/b")),
+        (list[ipaddress.IPv4Address], ["127.0.0.1"], [ipaddress.IPv4Address("127.0.0.1")]),
+        (ipaddress.IPv6Network | None, "fe80::/64", ipaddress.IPv6Network("fe80::/64")),
         # The alternative that knows all members.
         (Narrow | Wide, {"name": "a", "size": 2}, Wide("a", 2)),
         (Wide | Narrow, {"name": "a"}, Wide("a")),
