@@ -22,6 +22,7 @@ from trimcp.schema.hints import (
     ABSENT_DEFAULT,
     Field,
     UnreadableHint,
+    has_field_info,
     hints_of,
     is_field_info,
     is_model,
@@ -200,7 +201,7 @@ class _Reader:
         description = self._descriptions.get(parameter.name)
         required = parameter.default is ABSENT_DEFAULT
         field = Field(parameter.name, hint, required, parameter.default, description)
-        if is_field_info(field.default) or any(map(is_field_info, split(hint)[1])):
+        if is_field_info(field.default) or has_field_info(hint):
             from trimcp.schema.pydantic_types import resolve_field
 
             field, fill = resolve_field(field)
