@@ -57,8 +57,12 @@ def _named_target(words: tuple[str, ...]) -> Any:
     target = find_target(words[0]) if len(words) == 1 else StdioServer(words)
     if isinstance(target, StdioServer):
         # It replaces the server, so it has the environment meant for the server.
-        target = attrs.evolve(target, inherit_env=True, on_stderr=partial(print, file=sys.stderr, flush=True))
+        target = attrs.evolve(target, inherit_env=True, on_stderr=_server_says)
     return target
+
+
+def _server_says(line: str) -> None:
+    print(clean(line), file=sys.stderr, flush=True)
 
 
 def _tell(line: str) -> None:

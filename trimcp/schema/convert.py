@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import attrs
 
 from trimcp.schema.hints import is_model
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.fields import is_payload
 
 Convert = Callable[[Any], Any]
 
@@ -186,7 +186,7 @@ def _dump(value: Any, room: int) -> Any:
 
 
 def _dump_special(value: Any, room: int) -> Any:
-    if value is ABSENT:  # only payloads have it
+    if is_payload(type(value)):
         raise _Undumpable("content blocks are no plain values: annotate what returns them, as by -> list[Text | Audio]")
     if isinstance(value, enum.Enum):
         return _dump(value.value, room)

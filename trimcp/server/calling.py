@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar, cast, get_args, get_origin
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import attrs
 import trio
@@ -28,16 +28,12 @@ from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
-from trimcp.session.limits import Quota
 from trimcp.slotted import slotted
 from trimcp.values import valued
-from trimcp.wire.common import Icon
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 if TYPE_CHECKING:
-    from trimcp.guard.permission import Allow
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
@@ -91,7 +87,7 @@ class Question:
         marker = self.marker
         if self.whole:
             return result
-        if result.action != "accept" or result.content is ABSENT:
+        if result.action != "accept" or result.content is None:
             raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
         return self.form.read(marker.message, result).value
 
@@ -374,51 +370,3 @@ def _code(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-
-
-class ListedOptions(TypedDict, total=False):
-    """The options that tools, resources and prompts share, each with a default.
-
-    Attributes:
-        name: by default the function's, or the last part of a resource's URI.
-        title: a display name.
-        description: by default the docstring without its parameter section.
-        icons, meta: sent in the listing.
-        quota: how many calls may run at once, begin per second and wait; resources of one template share it. By default
-            `Limits.tool`, `Limits.resource` or `Limits.prompt`.
-        scopes: the scopes that a token needs, all of them; without them it is not listed either.
-        allow: a sync or async function that allows or denies each request, or for a tool has the user asked.
-    """
-
-    name: str | None
-    title: str | None
-    description: str | None
-    icons: list[Icon] | None
-    meta: Mapping[str, Any] | None
-    quota: Quota | None
-    scopes: Iterable[str]
-    allow: Allow | None
-
-
-def listed_members(options: ListedOptions, name: str, description: str) -> dict[str, Any]:
-    """Return the members common to all listings, from the options and these defaults."""
-    meta = options.get("meta")
-    return {
-        "name": options.get("name") or name,
-        "title": options.get("title") or ABSENT,
-        "description": options.get("description") or description or ABSENT,
-        "icons": options.get("icons") or ABSENT,
-        "meta": dict(meta) if meta else ABSENT,
-    }
-
-
-def check_options(options: Mapping[str, Any], known: type) -> None:
-    """Raise TypeError for an option that is not a key of the TypedDict; the text suggests the closest one."""
-    names = list(known.__annotations__)
-    for name in options:
-        if name not in names:
-            from difflib import get_close_matches  # only needed for the error
-
-            near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise TypeError(f"there is no option {name!r}; {hint}")

@@ -21,7 +21,7 @@ from trimcp.wire.content import (
     TextContent,
 )
 from trimcp.wire.input_requests import InputRequiredResult
-from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.jsonrpc import JSON, Unencodable
 from trimcp.wire.prompts import GetPromptResult
 from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.tools import CallToolResult
@@ -86,8 +86,11 @@ def holds_content(value: Any) -> bool:
 
 
 def json_text(value: JSON) -> str:
-    """Return a JSON value as indented text, which models read best."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    """Return a JSON value as indented text, which models read best. Raises `Unencodable` for what JSON cannot carry."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    except TypeError as error:
+        raise Unencodable(f"JSON cannot carry this value: {error}") from None
 
 
 def as_content(value: Any) -> list[ContentBlock]:
