@@ -111,7 +111,7 @@ async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **optio
                 return await function(*args, **options)
             except BaseException as error:
                 left = abandon_left_open(task, around, nurseries)
-                crash, _ = blamed(error, around)
+                crash = blamed(error, around)[0]  # its other half may be the error, which would keep itself alive
                 try:
                     if left is None and crash is None:
                         raise  # only cancelled
