@@ -131,8 +131,8 @@ def in_quotes(value: Any) -> str:
 
 def clean(text: str) -> str:
     """Return text with every character that could control a terminal made visible; line ends and tabs stay."""
-    if text.isascii() and text.isprintable():
-        return text
+    if text.isascii():
+        return text if text.isprintable() else text.replace("\r\n", "\n").translate(_VISIBLE_ASCII)
     return "".join(_visible(character) for character in text.replace("\r\n", "\n"))
 
 
@@ -140,6 +140,9 @@ def _visible(character: str) -> str:
     if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+_VISIBLE_ASCII: Final = {code: visible for code in range(128) if (visible := _visible(chr(code))) != chr(code)}
 
 
 def one_line(text: str, width: int = 200) -> str:
