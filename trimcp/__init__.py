@@ -18,7 +18,7 @@ _NAMES = {
     "trimcp.client.hosts": "read_servers",
     "trimcp.client.session": "ClientSession",
     "trimcp.client.tools": "fingerprint",
-    "trimcp.errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
+    "trimcp.errors": "AskRefused CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
     "Overloaded RemoteError ResourceNotFound ToolError UpstreamDown",
     "trimcp.fleet": "fleet=.",
     "trimcp.fleet.group": "Group",

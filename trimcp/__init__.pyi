@@ -17,6 +17,7 @@ from trimcp.client.handlers import fill_defaults as fill_defaults
 from trimcp.client.hosts import read_servers as read_servers
 from trimcp.client.session import ClientSession as ClientSession
 from trimcp.client.tools import fingerprint as fingerprint
+from trimcp.errors import AskRefused as AskRefused
 from trimcp.errors import CannotAsk as CannotAsk
 from trimcp.errors import ConnectionLost as ConnectionLost
 from trimcp.errors import ErrorReply as ErrorReply
@@ -113,6 +114,7 @@ __all__ = [
     "AccessLog",
     "Answer",
     "Arg",
+    "AskRefused",
     "Audio",
     "Call",
     "CallToolResult",
