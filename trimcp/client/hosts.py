@@ -101,7 +101,7 @@ def _entries(source: Source) -> dict[str, Any]:
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text("utf-8"))
+        config = json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise LocalError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:
