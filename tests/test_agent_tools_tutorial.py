@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +27,7 @@ KEEPS_ON = re.compile(r"trimcp run|curl -N http|python provider\.py")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed"),
+    pytest.mark.needs("curl"),
 ]
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from trimcp.transports.stdio.child import StdioServer
     from trimcp.transports.trace import Write
     from trimcp.transports.websocket.client import WebSocketServer
+    from trimcp.wire.revisions import Revision
 
 # Rarely needed modules are imported inside functions, so that servers start faster.
 
@@ -154,6 +155,7 @@ def stdio(
     cwd: str | Path | None = None,
     on_stderr: Callable[[str], object] | None = None,
     trace: Write | None = None,
+    revision: Revision | str | None = None,
 ) -> StdioServer:
     """Describe a server that runs as a child process, for `client.connect(trimcp.stdio("python", "weather.py"))`.
 
@@ -164,11 +166,14 @@ def stdio(
         cwd: its working directory; by default ours.
         on_stderr: called with each line of its standard error; by default the lines are logged.
         trace: called with a line for every message, secrets masked; by default the environment decides.
+        revision: the revision to begin with; with one before 2026-07-28, old servers that break on the first message of
+            newer clients never get it. By default the client finds out, and remembers what it found.
     """
     from trimcp.transports.stdio.child import StdioServer
     from trimcp.transports.trace import trace_from_environment
 
-    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace or trace_from_environment())
+    trace = trace or trace_from_environment()
+    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace, revision=revision)
 
 
 def load_servers(
@@ -179,7 +184,7 @@ def load_servers(
     Args:
         source: a host's configuration file (`{"mcpServers": {name: {"command": ..., "args": ..., "env": ...}}}`, or
             `{"url": ..., "headers": ...}` for a remote server), or its contents. `${VAR}` is replaced by the
-            environment variable of that name.
+            environment variable of that name. `"revision"` beside a command is as for `stdio`.
         on_stderr: as for `stdio`.
 
     Raises:
@@ -202,7 +207,9 @@ def target_of(
     from trimcp.transports.trace import trace_from_environment
 
     trace = trace_from_environment()
-    return StdioServer(entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace)
+    return StdioServer(
+        entry.command, env=entry.env, cwd=entry.cwd, on_stderr=on_stderr, trace=trace, revision=entry.revision
+    )
 
 
 @slotted(frozen=True)

@@ -102,6 +102,10 @@ class ScriptedStore(ContextStore):
             counts[owner] = counts.get(owner, 0) + 1
         return counts
 
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        await self._work()
+        return [id for each, id in self.rows if each == owner]
+
     async def load(self, owner: Owner, id: str) -> KeptContext | None:
         self.loads.append((owner, id))
         await self._work()

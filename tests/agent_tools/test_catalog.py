@@ -180,6 +180,7 @@ async def test_an_implementation_s_own_schema_holds_too(autojump_clock: Any) -> 
     assert not validator.is_valid({"a": 1, "b": 2})
 
 
+@pytest.mark.needs("coreutils")
 async def test_an_implementation_may_be_a_command() -> None:
     """Its placeholders are wanted, whatever the manifest says: without the first, the second would take its place."""
     server, catalog = make(

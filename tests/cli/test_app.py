@@ -36,6 +36,7 @@ from trimcp.wire.revisions import LATEST, V2024_11_05, V2025_03_26
 ROOT = Path(__file__).parents[2]
 SERVER = str(Path(__file__).with_name("server_for_cli.py"))
 TRIMCP = [sys.executable, "-m", "trimcp.cli"]
+FAILS = f"{sys.executable} -c 'exit(1)'"
 
 
 def trimcp(*words: str, stdin: str = "") -> Result:
@@ -400,14 +401,14 @@ def test_the_trace_shows_every_message_or_keeps_it(tmp_path: Path) -> None:
     assert '<-- {"jsonrpc":"2.0","id":2,"error"' in result.stderr
     assert result.exit_code == 4
     file = tmp_path / "trace.txt"
-    result = trimcp("inspect", f"--trace={file}", "false")
+    result = trimcp("inspect", f"--trace={file}", FAILS)
     assert '"method":"server/discover"' in file.read_text()
     assert "exited with status 1" in result.stderr
 
 
 def test_the_environment_asks_for_a_trace_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRIMCP_TRACE", "1")
-    assert '--> {"jsonrpc":"2.0","id":1,"method":"server/discover"' in trimcp("inspect", "false").stderr
+    assert '--> {"jsonrpc":"2.0","id":1,"method":"server/discover"' in trimcp("inspect", FAILS).stderr
 
 
 # Processes
@@ -549,6 +550,48 @@ def test_a_demonstration_on_nothing_says_so(tmp_path: Path) -> None:
     result = trimcp("demo", str(tmp_path))
     assert result.exit_code == 2
     assert "name another directory" in result.stderr
+
+
+def test_a_timeout_bounds_connecting_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only what comes after it: a server that is downloaded first may need more than the client's own patience."""
+    monkeypatch.setattr(conversation, "Client", partial(Client, connect_timeout=0.05))
+    result = trimcp("inspect", "--timeout", "60", shlex.join([sys.executable, str(SERVER)]))
+    assert result.exit_code == 0, result.output
+
+
+# As those on the Python SDK 1.0 to 1.8: what comes before `initialize` ends its loop, and the next line the process.
+FRAGILE = """
+import json, sys
+first = True
+for line in sys.stdin:
+    message = json.loads(line)
+    if first and message["method"] != "initialize":
+        sys.stdin.readline()
+        sys.exit("the loop had ended")
+    first = False
+    info = {"name": "fragile", "version": "1"}
+    if message["method"] == "initialize":
+        result = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info}
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["as it is", "--legacy", "entry"])
+def test_a_server_that_breaks_on_what_came_after_its_time(how: str, tmp_path: Path) -> None:
+    target, words = shlex.join([sys.executable, "-c", FRAGILE]), []
+    if how == "--legacy":
+        words.append(how)
+    elif how == "entry":
+        entry = {"command": sys.executable, "args": ["-c", FRAGILE], "revision": "2025-06-18"}
+        target = str(tmp_path / "servers.json")
+        Path(target).write_text(json.dumps({"mcpServers": {"old": entry}}))
+    result = trimcp("inspect", "--trace", *words, target)
+    assert result.exit_code == 0, result.output
+    assert "speaks 2024-11-05" in result.stdout
+    # It is started once more only where nothing was said of it.
+    assert ("server/discover" in result.stderr) is (how == "as it is")
+    if how == "entry":
+        assert '"protocolVersion":"2025-06-18"' in result.stderr
 
 
 def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

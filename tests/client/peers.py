@@ -207,6 +207,8 @@ class Scripted:
     channels: list[MessageChannel] = attrs.field(factory=list)
     heard: list[dict[str, Any]] = attrs.field(factory=list)
     key: str | None = None
+    revision: str | None = None
+    starts_in: float = 0.0
     last_words: str | None = None
 
     @asynccontextmanager
@@ -226,6 +228,8 @@ class Scripted:
 
     async def _serve(self, channel: MessageChannel) -> None:
         with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
+            if self.starts_in:
+                await trio.sleep(self.starts_in)  # what is sent meanwhile waits, as in a pipe
             while True:
                 for incoming in await channel.receive():
                     message = as_json(incoming.message)

@@ -77,24 +77,147 @@ async def test_an_error_to_the_probe_leads_to_initialize() -> None:
     assert "_meta" not in server.heard[1]["params"]
 
 
-async def test_silence_leads_to_initialize_and_a_late_answer_is_ignored(autojump_clock: Any) -> None:
+async def test_silence_leads_to_initialize_and_a_late_discover_result_still_counts(autojump_clock: Any) -> None:
     probe: list[int] = []
 
     def silent(message: dict[str, Any]) -> Any:
-        if message.get("method") == "server/discover":
-            probe.append(message["id"])
-            return None
+        if message.get("method") == "server/discover" and not probe:
+            return probe.append(message["id"])
         if message.get("method") == "initialize":
             return [discover_result(probe[0]), initialize_result(message["id"])]
-        return {"id": message["id"], "result": {}} if "id" in message else None
+        return {"id": message["id"], "result": discover_result(0)["result"]} if "id" in message else None
 
     server = Scripted(silent)
     start = trio.current_time()
     async with Client("c", probe_timeout=7).connect(server) as session:
         assert trio.current_time() - start == pytest.approx(7)
-        assert session.revision is LATEST_LEGACY
+        assert session.revision is LATEST
         await session.ping()
+        assert list(session.session.pending) == []
     assert "notifications/cancelled" not in server.methods
+
+
+async def test_a_legacy_server_that_stays_silent_is_not_waited_for_long(autojump_clock: Any) -> None:
+    server = Scripted(lambda message: None if message.get("method") == "server/discover" else legacy(message))
+    began = trio.current_time()
+    async with Client("c").connect(server) as session:
+        assert session.revision is LATEST_LEGACY
+        assert trio.current_time() - began <= 3
+        assert list(session.session.pending) == []
+
+
+@pytest.mark.parametrize("seconds", [2.4, 3, 16, 29])
+async def test_a_late_discover_result_is_used(seconds: float, autojump_clock: Any) -> None:
+    def modern(message: dict[str, Any]) -> Any:
+        if message["method"] == "server/discover":
+            return discover_result(message["id"])
+        if message["method"] == "initialize":
+            return error(message["id"], UNSUPPORTED_VERSION, data={"supported": [LATEST.name]})
+        return {"id": message["id"], "result": {"resultType": "complete", "tools": [], "ttlMs": 0}}
+
+    server = Scripted(modern, starts_in=seconds)
+    began = trio.current_time()
+    async with Client("c").connect(server) as session:
+        assert session.revision is LATEST
+        assert trio.current_time() - began == pytest.approx(seconds)
+        assert session.server_info is not None
+        await session.list_tools()
+    assert ("initialize" in server.methods) is (seconds > 2.5)
+
+
+async def test_a_late_refusal_of_the_probe_leaves_initialize_under_way(autojump_clock: Any) -> None:
+    async with Client("c").connect(Scripted(legacy, starts_in=16)) as session:
+        assert session.revision is LATEST_LEGACY
+
+
+@pytest.mark.parametrize("supported", [None, [LATEST.name], ["2031-01-01"]], ids=str)
+async def test_initialize_refused_as_a_modern_server_does_leads_to_one_more_probe(
+    supported: Any, autojump_clock: Any
+) -> None:
+    def locked(message: dict[str, Any]) -> Any:
+        if message["method"] == "initialize":
+            return error(message["id"], UNSUPPORTED_VERSION, data=supported and {"supported": supported})
+        return discover_result(message["id"]) if server.methods.count("server/discover") == 2 else None
+
+    server = Scripted(locked)
+    async with Client("c").connect(server) as session:
+        assert session.revision is LATEST
+    assert server.methods == ["server/discover", "initialize", "server/discover"]
+
+
+async def test_a_server_that_refuses_everything_as_a_modern_one_is_left_soon(autojump_clock: Any) -> None:
+    server = Scripted(lambda message: error(message["id"], UNSUPPORTED_VERSION, "no way", data={"supported": []}))
+    client = Client("c")
+    client.legacy_targets.add("known")
+    server.key = "known"
+    with pytest.raises(InvalidReply, match="no common revision"):
+        async with client.connect(server):
+            pytest.fail("there is no common ground")
+    assert server.methods == ["initialize", "server/discover"]
+
+
+@pytest.mark.parametrize("listed", [["2024-11-05", "2025-06-18"], ["2025-06-18"], ["2025-06-18", "1999-01-01"]])
+async def test_a_server_that_lists_legacy_revisions_alone_is_initialized_in_the_newest_of_them(listed: Any) -> None:
+    def legacy_list(message: dict[str, Any]) -> Any:
+        if message.get("method") == "initialize":
+            return initialize_result(message["id"], message["params"]["protocolVersion"])
+        return error(message["id"], UNSUPPORTED_VERSION, data={"supported": listed}) if "id" in message else None
+
+    server = Scripted(legacy_list)
+    async with Client("c").connect(server) as session:
+        assert session.revision is V2025_06_18
+    assert server.methods == ["server/discover", "initialize", "notifications/initialized"]
+
+
+async def test_initialize_refused_with_a_list_is_tried_in_the_newest_of_it() -> None:
+    def picky(message: dict[str, Any]) -> Any:
+        if message.get("method") == "initialize" and message["params"]["protocolVersion"] == V2025_06_18.name:
+            return initialize_result(message["id"], V2025_06_18.name)
+        return (
+            error(message["id"], UNSUPPORTED_VERSION, data={"supported": ["2025-06-18"]}) if "id" in message else None
+        )
+
+    server = Scripted(picky)
+    async with Client("c", revisions=REVISIONS[:4]).connect(server) as session:
+        assert session.revision is V2025_06_18
+    assert server.methods == ["initialize", "initialize", "notifications/initialized"]
+
+
+async def test_a_server_that_dies_after_a_probe_that_it_left_unanswered_is_started_again_and_remembered(
+    autojump_clock: Any,
+) -> None:
+    """As those on the Python SDK 1.0 to 1.8: the probe ends their loop, and the line after it the process."""
+    probed: list[int] = []
+
+    def fragile(message: dict[str, Any]) -> Any:
+        if message["method"] == "server/discover":
+            probed.append(len(server.channels))
+            return None
+        return "die" if len(server.channels) in probed else legacy(message)
+
+    server = Scripted(fragile, key="fragile")
+    client = Client("c")
+    for opened in (2, 3):
+        began = trio.current_time()
+        async with client.connect(server) as session:
+            assert session.revision is LATEST_LEGACY
+            assert trio.current_time() - began <= 3
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(server.channels) == opened
+    assert probed == [1]
+
+
+async def test_a_target_may_say_with_which_revision_to_begin() -> None:
+    server = Scripted(lambda message: legacy(message) if message.get("method") != "server/discover" else "die")
+    server.revision = V2025_06_18.name
+    async with Client("c").connect(server) as session:
+        assert session.revision is LATEST_LEGACY  # the server's choice
+    assert server.methods == ["initialize", "notifications/initialized"]
+    assert server.heard[0]["params"]["protocolVersion"] == V2025_06_18.name
+    server.revision = "tomorrow"
+    with pytest.raises(LocalError, match="no revision 'tomorrow'"):
+        async with Client("c").connect(server):
+            pytest.fail("there is none")
 
 
 async def test_a_server_that_dies_on_the_probe_is_started_again_and_remembered() -> None:
@@ -249,7 +372,7 @@ async def test_the_bodys_exception_leaves_as_itself_and_everything_is_closed() -
 
 async def test_cancelling_connect_while_it_waits_leaves_nothing(autojump_clock: Any) -> None:
     server = Scripted(lambda message: None)
-    with trio.move_on_after(3) as scope:
+    with trio.move_on_after(2) as scope:
         async with Client("c").connect(server):
             raise AssertionError("must not be reached")
     assert scope.cancelled_caught

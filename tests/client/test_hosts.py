@@ -21,6 +21,7 @@ def test_a_hosts_file(tmp_path: Path) -> None:
                 "command": "${BIN:-/usr/bin}/db",
                 "env": {"TOKEN": "${env:SECRET}", "PLAIN": "$5 {x}"},
                 "cwd": "${HOME}",
+                "revision": "2025-06-18",
                 "type": "stdio",
             },
             "old": {"command": "x", "disabled": True},
@@ -31,7 +32,9 @@ def test_a_hosts_file(tmp_path: Path) -> None:
     servers = read_servers(path, environment={"HOME": "/home/ada", "SECRET": "s"})
     assert servers == {
         "git": ServerEntry("git", ("uvx", "mcp-server-git", "--repository", "/home/ada/src"), {}),
-        "db": ServerEntry("db", ("/usr/bin/db",), {"TOKEN": "s", "PLAIN": "$5 {x}"}, "/home/ada"),
+        "db": ServerEntry(
+            "db", ("/usr/bin/db",), {"TOKEN": "s", "PLAIN": "$5 {x}"}, "/home/ada", revision="2025-06-18"
+        ),
     }
 
 
@@ -83,6 +86,7 @@ def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch)
         ("x", "must be an object"),
         ({"command": ["x"]}, '"command" must be a string'),
         ({"command": "x", "args": "y"}, '"args" must be a list'),
+        ({"command": "x", "revision": "1999"}, '"revision" must be one of 2024-11-05'),
         ({"command": "x", "env": {"N": 1}}, '"env" must be'),
         ({"command": "x", "cwd": 1}, '"cwd" must be'),
         ({"command": "x", "args": ["${NOT_SET_ANYWHERE}"]}, "NOT_SET_ANYWHERE, which is not set"),

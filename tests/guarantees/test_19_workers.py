@@ -15,13 +15,13 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.sandboxes import require_bwrap
 
 import trimcp
 from tests.guarantees.report import figure
 from tests.hostile import hostile_tools as tools
 from tests.hostile.hostile_tools import CALL
 from tests.peers.serving import served
-from tests.sandboxes import require_bwrap
 from trimcp.nurseries import open_service_nursery
 from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import pytest
 import trio
 
 from tests.fuzz.effort import PATIENCE
@@ -12,6 +13,7 @@ from tests.interaction.links import LOCAL, WEBSOCKET, Links, Wire
 from trimcp.channel import SERVER_MAX_MESSAGE
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_PROTOCOL_VERSION
+from trimcp.wire.revisions import LEGACY
 
 # Over HTTP each message is an exchange of its own, with a status: tests/transports/http/test_routing.py and
 # test_exchange.py say these things there.
@@ -246,3 +248,14 @@ async def check_rounds(links: Links, wire: Wire) -> None:
         {**call, "inputResponses": [roots]},
     ):
         assert failure(await wire.ask(3, "tools/call", other)) == (3, INVALID_PARAMS), other
+
+
+@pytest.mark.parametrize("transport", LOCAL)
+@pytest.mark.parametrize("revision", LEGACY)
+async def test_on_a_pipe_another_client_may_begin_anew(links: Links, clock: Any) -> None:
+    """As behind a bridge whose clients share one server."""
+    async with links.wire() as wire:
+        with trio.fail_after(PATIENCE):
+            for _ in range(3):
+                await wire.meet()
+                await is_well(wire)

@@ -40,7 +40,7 @@ from trimcp.protocol.events import (
 from trimcp.protocol.states import Handshake, Inbound
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 from trimcp.wire.content import TextContent
-from trimcp.wire.jsonrpc import encode_error, encode_result, parse
+from trimcp.wire.jsonrpc import ErrorResponse, encode_error, encode_result, parse
 from trimcp.wire.revisions import (
     LATEST_LEGACY,
     REVISIONS,
@@ -548,8 +548,19 @@ _LIST = b'{"jsonrpc":"2.0","id":%d,"method":"tools/list"}'
 _NOTE = b'{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}'
 
 
+def test_an_error_names_the_method_of_its_request() -> None:
+    engine = agreed(V2025_03_26)
+    engine.sent(40, engine.verb("roots/list"))
+    event = engine.receive(ErrorResponse(40, -32601, "what?"))
+    assert isinstance(event, Replied)
+    assert isinstance(event.error, RemoteError)
+    assert event.error.method == "roots/list"
+    assert str(event.error) == "what? (code -32601)"
+
+
 def test_an_array_is_taken_member_by_member() -> None:
     engine = agreed(V2025_03_26)
+    engine.legacy.reopens = True
     engine.sent(40, engine.verb("roots/list"))
     event = engine.receive(
         _array(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.protocol.support import LEGACY, ConnectionPair, agreed, ask, client, code_of, reply_of, server, tell
 from trimcp.errors import InvalidReply, LocalError
-from trimcp.protocol.events import Ignored, Notified, Replied, Settled
+from trimcp.protocol.events import Ignored, Notified, Rejected, Replied, Settled
 from trimcp.protocol.states import Handshake
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND
@@ -92,6 +93,41 @@ def test_a_second_initialize_is_refused_and_changes_nothing() -> None:
     assert engine.legacy.handshake is Handshake.READY
 
 
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_on_a_pipe_a_second_initialize_begins_anew(confirmed: bool) -> None:
+    """Bridges let clients share one server's pipe, one after the other or at once."""
+    engine = server()
+    engine.legacy.reopens = True
+    ask(engine, 0, "initialize", _params("2025-06-18"))
+    if confirmed:
+        tell(engine, "notifications/initialized")
+    ask(engine, 1, "tools/list")
+    engine.legacy.log_level = "error"
+    again = reply_of(ask(engine, 0, "initialize", {**_params("2024-11-05"), "clientInfo": {**ME, "name": "next"}}))
+    assert again["result"]["protocolVersion"] == "2024-11-05"
+    assert list(engine.inbound) == [1]  # the other client's goes on
+    assert engine.revision is V2024_11_05
+    assert engine.legacy.peer is not None
+    assert engine.legacy.peer.name == "next"
+    assert engine.legacy.log_level == "info"
+    ask(engine, 2, "tools/list")
+    assert engine.inbound[2].admission.revision is V2024_11_05
+    assert isinstance(tell(engine, "notifications/initialized"), Notified)
+    assert engine.legacy.handshake is Handshake.READY
+
+
+def test_on_a_pipe_a_second_initialize_that_is_wrong_changes_nothing() -> None:
+    engine = server()
+    engine.legacy.reopens = True
+    ask(engine, 0, "initialize", _params("2025-06-18"))
+    tell(engine, "notifications/initialized")
+    assert code_of(ask(engine, 1, "initialize", {"protocolVersion": "2024-11-05"})) == INVALID_PARAMS
+    assert engine.revision is V2025_06_18
+    assert engine.legacy.handshake is Handshake.READY
+    engine.legacy.close()
+    assert code_of(ask(engine, 2, "initialize", _params("2024-11-05"))) == INVALID_REQUEST
+
+
 def test_requests_before_initialize_are_refused_but_for_ping() -> None:
     engine = server()
     assert code_of(ask(engine, 1, "tools/list")) == INVALID_REQUEST
@@ -117,7 +153,13 @@ def test_initialized_is_told_once() -> None:
 
 def test_a_modern_server_takes_no_initialize() -> None:
     engine = server(revisions=(V2026_07_28,))
-    assert code_of(ask(engine, 0, "initialize", _params("2025-06-18"))) in (INVALID_PARAMS, METHOD_NOT_FOUND)
+    event = ask(engine, 0, "initialize", _params("2025-06-18"))
+    assert code_of(event) in (INVALID_PARAMS, METHOD_NOT_FOUND)
+    assert isinstance(event, Rejected)
+    assert event.reply is not None
+    error = json.loads(event.reply)["error"]
+    assert "2026-07-28" in error["message"]  # the one thing that a legacy client can show
+    assert error["data"]["supported"] == ["2026-07-28"]
 
 
 def test_a_server_that_lives_in_the_past_looks_like_one() -> None:

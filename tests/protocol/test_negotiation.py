@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
+from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, decide_again, opening
 from trimcp.wire.codes import HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2024_11_05, V2025_06_18, V2026_07_28
 
@@ -31,7 +31,12 @@ _ROWS = [
     (_unsupported(LATEST.name), REVISIONS, 1, Next.DISCOVER, LATEST),
     (_unsupported(LATEST.name), REVISIONS, 2, Next.FAIL, None),
     (_unsupported(UNKNOWN), REVISIONS, 1, Next.FAIL, None),
-    (_unsupported(LATEST_LEGACY.name), REVISIONS, 1, Next.FAIL, None),
+    (_unsupported(LATEST_LEGACY.name), REVISIONS, 1, Next.INITIALIZE, LATEST_LEGACY),
+    (_unsupported(UNKNOWN, "2024-11-05", "2025-06-18"), REVISIONS, 1, Next.INITIALIZE, V2025_06_18),
+    (_unsupported(LATEST_LEGACY.name, LATEST.name), REVISIONS, 1, Next.DISCOVER, LATEST),
+    (_unsupported(LATEST_LEGACY.name, LATEST.name), REVISIONS, 2, Next.INITIALIZE, LATEST_LEGACY),
+    (_unsupported(LATEST_LEGACY.name), MODERN_ONLY, 1, Next.FAIL, None),
+    (ProbeResult(Met.DISCOVERED, [UNKNOWN, "2025-06-18"]), REVISIONS, 1, Next.INITIALIZE, V2025_06_18),
     (_unsupported(7, None, {}), REVISIONS, 1, Next.FAIL, None),
     (ProbeResult(Met.ERROR, code=UNSUPPORTED_VERSION), REVISIONS, 1, Next.FAIL, None),
     (ProbeResult(Met.ERROR, code=UNSUPPORTED_VERSION, data=["x"]), REVISIONS, 1, Next.FAIL, None),
@@ -56,6 +61,31 @@ _ROWS = [
 @pytest.mark.parametrize(("outcome", "offered", "probed", "move", "revision"), _ROWS)
 def test_a_row_of_the_table(outcome: ProbeResult, offered: Any, probed: int, move: Next, revision: Any) -> None:
     decision = decide(outcome, offered, probed=probed)
+    assert (decision.next, decision.revision) == (move, revision)
+    assert decision.why
+
+
+@pytest.mark.parametrize(
+    ("code", "listed", "offered", "probed", "move", "revision"),
+    [
+        (UNSUPPORTED_VERSION, [LATEST.name], REVISIONS, 0, Next.DISCOVER, LATEST),
+        (UNSUPPORTED_VERSION, [UNKNOWN], REVISIONS, 1, Next.DISCOVER, LATEST),
+        (UNSUPPORTED_VERSION, None, REVISIONS, 1, Next.DISCOVER, LATEST),
+        (UNSUPPORTED_VERSION, None, REVISIONS, 2, Next.FAIL, None),
+        (UNSUPPORTED_VERSION, None, LEGACY_ONLY, 0, Next.FAIL, None),
+        (UNSUPPORTED_VERSION, ["2025-06-18"], REVISIONS, 0, Next.INITIALIZE, V2025_06_18),
+        (UNSUPPORTED_VERSION, ["2024-11-05", LATEST.name], REVISIONS, 2, Next.INITIALIZE, V2024_11_05),
+        (UNSUPPORTED_VERSION, [LATEST_LEGACY.name], LEGACY_ONLY, 0, Next.FAIL, None),
+        (METHOD_NOT_FOUND, [LATEST.name], REVISIONS, 0, Next.DISCOVER, LATEST),
+        (METHOD_NOT_FOUND, [LATEST.name], LEGACY_ONLY, 0, Next.FAIL, None),
+        (METHOD_NOT_FOUND, ["2025-06-18"], REVISIONS, 0, Next.FAIL, None),
+    ],
+)
+def test_what_follows_a_refused_initialize(
+    code: int, listed: Any, offered: Any, probed: int, move: Next, revision: Any
+) -> None:
+    data = None if listed is None else {"supported": listed}
+    decision = decide_again(code, data, [LATEST_LEGACY], offered, probed=probed)
     assert (decision.next, decision.revision) == (move, revision)
     assert decision.why
 

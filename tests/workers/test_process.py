@@ -15,7 +15,6 @@ import pytest
 import trio
 
 import trimcp
-from tests.sandboxes import require_bwrap
 from tests.stopwatch import Stopwatch
 from tests.workers import heavy_tools
 from tests.workers.test_pool import exists, lives, offering, until
@@ -121,10 +120,9 @@ def test_a_function_of_a_script_is_found_by_its_file(tmp_path: Path) -> None:
     assert re.fullmatch(r"\[here \d+\] from the script\n", done.stderr)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs namespaces of processes")
+@pytest.mark.needs("bwrap")
 def test_the_server_may_be_process_1(tmp_path: Path) -> None:
     """As the only program of a container is."""
-    require_bwrap()
     (tmp_path / "parent.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = ["bwrap", "--dev-bind", "/", "/", "--proc", "/proc", "--unshare-pid", "--as-pid-1"]

@@ -20,7 +20,6 @@ from trimcp.server.media import is_content
 from trimcp.server.tools import ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import Context
 from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
-from trimcp.wire.fields import ABSENT
 
 VERSION: Final = "version"
 """The key of a tool's `_meta` under which its version stands; a tool without it has version "1"."""
@@ -152,7 +151,7 @@ def elsewhere(function: Elsewhere, name: str, timeout: float, max_concurrent: in
 def version_of(entry: ToolEntry) -> str:
     """Return the version of a tool."""
     meta = entry.listed.meta
-    found = None if meta is ABSENT else meta.get(VERSION)
+    found = None if meta is None else meta.get(VERSION)
     return found if isinstance(found, str) and found else _FIRST
 
 

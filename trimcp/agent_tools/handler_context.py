@@ -40,6 +40,11 @@ class ActorContext:
         for name in SERVER_MEMBERS[1:]:
             if name in copy:
                 raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})
+        permissions = copy.get(SERVER_MEMBERS[0])
+        if permissions is not None and not (
+            isinstance(permissions, list) and all(isinstance(each, str) for each in permissions)
+        ):
+            raise MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
         return (await self._actor.change(copy, version)).version
 
     @asynccontextmanager

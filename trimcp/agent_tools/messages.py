@@ -179,6 +179,7 @@ class ContextCreate(AgentMessage):
     context_id: str | None = _context(required=False)
     state: dict[str, Any] | None = _object("its first state")
     ttl: float | None = _number("seconds after which it ends, at most those that the service allows", positive=True)
+    session_id: str | None = _text("the user's session that it belongs to; without it the context is one of its own")
 
 
 @_message
@@ -230,12 +231,13 @@ class ContextUnwatch(AgentMessage):
 @_message
 @attrs.define(eq=False, kw_only=True)
 class ContextDestroy(AgentMessage):
-    """End a context: its calls are cancelled, its state is forgotten."""
+    """End a context, or all of the agent's in a session: calls are cancelled, states are forgotten."""
 
     type = "context_destroy"
     asks = True
     request_id: str | None = _id()
-    context_id: str = _context()
+    context_id: str | None = _context(required=False)
+    session_id: str | None = _text("in place of `context_id`: the session whose contexts end")
     reason: str | None = _text("why, for its calls and watchers", longest=MAX_TEXT)
 
 
@@ -331,11 +333,12 @@ class ContextState(AgentMessage):
 @_message
 @attrs.define(eq=False, kw_only=True)
 class ContextDestroyed(AgentMessage):
-    """A context has ended."""
+    """A context has ended, or all of a session."""
 
     type = "context_destroyed"
     request_id: str | None = _id()
-    context_id: str = _context()
+    context_id: str | None = _context(required=False)
+    session_id: str | None = _text("the session, if that was ended")
     reason: str | None = _text("why", longest=MAX_TEXT)
 
 

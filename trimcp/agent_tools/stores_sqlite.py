@@ -78,6 +78,10 @@ class SqliteContexts(ContextStore):
     async def counts(self) -> Mapping[Owner, int]:
         return await self._in_thread(self._open_file().counts)
 
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        file = self._open_file()
+        return await self._in_thread(lambda: file.ids(owner))
+
     async def load(self, owner: Owner, id: str) -> KeptContext | None:
         file = self._open_file()
         return await self._in_thread(lambda: file.load(owner, id))
@@ -156,6 +160,10 @@ class _ContextsFile:
     def counts(self) -> dict[Owner, int]:
         rows = self._connection.execute("SELECT principal, agent, count(*) FROM contexts GROUP BY principal, agent")
         return {(principal, agent): count for principal, agent, count in rows}
+
+    def ids(self, owner: Owner) -> list[str]:
+        rows = self._connection.execute("SELECT id FROM contexts WHERE principal = ? AND agent = ?", owner)
+        return [id for (id,) in rows]
 
     def load(self, owner: Owner, id: str) -> KeptContext | None:
         row = self._connection.execute(_LOAD, (*owner, id)).fetchone()

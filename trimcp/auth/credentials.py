@@ -85,12 +85,14 @@ class Credentials:
     """A login as it is kept, tied to the issuer that gave it and the resource it is for.
 
     Attributes:
-        resource: what the tokens are for, as the authorization server was told (RFC 8707).
+        resource: what the tokens are for (RFC 8707).
         issuer: who gave them.
         registration: what the client is known as there.
         tokens: the newest ones, or None: registered, not logged in.
         asked: every scope that was asked for so far.
         proof_key: the private key that the tokens are bound to, as a JWK, or None. Secret.
+        names_resource: whether the authorization server was told the resource.
+        found_at: where the issuer's metadata lies, if not at its own address.
     """
 
     resource: str
@@ -99,6 +101,8 @@ class Credentials:
     tokens: Tokens | None = None
     asked: tuple[str, ...] = ()
     proof_key: dict[str, Any] | None = attrs.field(default=None, repr=False)
+    names_resource: bool = True
+    found_at: str | None = None
 
     @property
     def bound(self) -> bool:

@@ -24,13 +24,14 @@ from trimcp.cli.exits import (
     INTERRUPTED,
     LOGIN_EXIT_CODES,
     RECORD_EXIT_CODES,
+    REMOTE_ERROR,
     REPLAY_EXIT_CODES,
     RUN_EXIT_CODES,
     TALK_EXIT_CODES,
     TOOL_ERROR,
     Failure,
 )
-from trimcp.cli.inspecting import describe, find_tool, offer_json, take_stock
+from trimcp.cli.inspecting import describe, find_tool, list_tools, offer_json, take_stock
 from trimcp.cli.loading import Loaded, load_program, trace_of
 from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOptions, check_network, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
@@ -211,6 +212,10 @@ def _load(name: str, gc_threshold: int | None) -> Loaded:
 @click.option("--identity", default="", metavar="NAME", help="A name for this login, where there are several.")
 @click.option("--browser/--no-browser", default=True, help="Without one: print the page's address and ask for the end.")
 @click.option("--dpop", is_flag=True, help="Bind tokens to a key of our own, where the server can.")
+@click.option("--issuer", metavar="URL", help="The authorization server; a secret is shown to no other.")
+@click.option(
+    "--no-resource", is_flag=True, help="Do not say which server the token is for: it may be good for others."
+)
 def login(
     url: str,
     client_id: str | None,
@@ -219,6 +224,8 @@ def login(
     identity: str,
     browser: bool,
     dpop: bool,
+    issuer: str | None,
+    no_resource: bool,
 ) -> None:
     """Log in to the server at URL with a browser, and keep the tokens for call, inspect, bench and record.
 
@@ -228,7 +235,7 @@ def login(
     Examples:
       trimcp login https://mcp.example/mcp
       trimcp login https://mcp.example/mcp --no-browser --scopes "files:read files:write"
-      trimcp login https://mcp.example/mcp --client-id 3f2a --client-secret MY_SECRET
+      trimcp login https://mcp.example/mcp --client-id 3f2a --client-secret MY_SECRET --issuer https://auth.example
     """
     from trimcp.cli.logins import LoginOptions, log_in
 
@@ -239,6 +246,8 @@ def login(
         identity=identity,
         browser=browser,
         dpop=dpop,
+        issuer=issuer,
+        resource=not no_resource,
     )
     log_in(url, options)
 
@@ -291,7 +300,7 @@ def inspect_(target: str, options: ConnectOptions) -> Body:
         else:
             for line, style in describe(session, offer):
                 screen.show(line, style)
-        return 0
+        return REMOTE_ERROR if offer.failed else 0
 
     return body
 
@@ -316,7 +325,7 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, o
     whole = None if text is None else _read_json(text, arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
-        listed = find_tool(await session.list_tools(), tool)
+        listed = find_tool(await list_tools(session), tool)
         given = whole if whole is not None else _read_words(listed, arguments, target)
         async with session.calling(tool, given) as call:
             async for step in call.progress:

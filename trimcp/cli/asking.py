@@ -16,7 +16,6 @@ import trio
 from trimcp.cleaning import clean, one_line
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import range_text
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     BooleanSchema,
     Bounds,
@@ -146,12 +145,12 @@ class Asker:
             self._say(f"  {clean(field.description)}")
         for number, (value, title) in enumerate(field.choices, 1):
             self._say(f"    {number}. {one_line(title)}" + (f" ({one_line(value)})" if title != value else ""))
-        default = f" [{_shown(field.default)}]" if field.default is not ABSENT else ""
+        default = f" [{_shown(field.default)}]" if field.default is not None else ""
         optional = "" if required or default else " (optional)"
         while True:
             typed = await self._prompt(f"  {one_line(field.title or name, 60)}{_hint(field)}{optional}{default}: ")
             if not typed:
-                if field.default is not ABSENT:
+                if field.default is not None:
                     return field.default
                 if not required:
                     return _SKIPPED

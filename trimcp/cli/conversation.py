@@ -14,6 +14,7 @@ import trio
 
 from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
+from trimcp.cli.inspecting import told
 from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import Target, find_target, read_headers, token_hint
@@ -25,6 +26,7 @@ from trimcp.nurseries import open_service_nursery
 from trimcp.run import on_signals
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
+from trimcp.wire.revisions import LEGACY, REVISIONS
 
 _SILENCE: Final = 5.0
 
@@ -72,7 +74,15 @@ async def _attended(server: Target, options: ConnectOptions, body: Body, screen:
 
 async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
     asker = Asker(screen)
-    client = Client("trimcp", own_version(), title="trimcp command", log_level=options.log_level or "info")
+    client = Client(
+        "trimcp",
+        own_version(),
+        title="trimcp command",
+        revisions=LEGACY if options.legacy else REVISIONS,
+        log_level=options.log_level or "info",
+    )
+    if options.timeout is not None:
+        client.connect_timeout = options.timeout
     client.logging(screen.log)
     client.elicitation(asker.answer)
     write = trace_to(options.trace, screen)
@@ -122,8 +132,8 @@ def _failure(error: McpError, *, connected: bool) -> Failure:
     if not connected:
         spoke = isinstance(error, RemoteError | InvalidReply)
         hint = "\nAdd --trace to see what was said." if spoke else ""
-        return Failure(f"could not connect: {error}{hint}{token_hint(error)}", NO_CONNECTION)
-    text = f"the server answered with an error: {error}" if isinstance(error, RemoteError) else str(error)
+        return Failure(f"could not connect: {told(error)}{hint}{token_hint(error)}", NO_CONNECTION)
+    text = f"the server answered with an error: {told(error)}" if isinstance(error, RemoteError) else str(error)
     text += token_hint(error)
     data = getattr(error, "data", None)
     return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)

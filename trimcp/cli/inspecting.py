@@ -16,11 +16,12 @@ import trio
 
 from trimcp.cleaning import clean, one_line
 from trimcp.cli.exits import Failure
-from trimcp.cli.schemas import describe_properties
+from trimcp.cli.schemas import describe_properties, describe_result
 from trimcp.cli.text import Line
 from trimcp.client.session import ClientSession
-from trimcp.errors import RemoteError
+from trimcp.errors import InvalidReply, McpError, RemoteError
 from trimcp.wire.capabilities import declares
+from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.converter import converter_for
 from trimcp.wire.prompts import Completion, Prompt
 from trimcp.wire.resources import Resource, ResourceTemplate
@@ -32,33 +33,58 @@ _ARGUMENTS_ASKED: Final = 50
 _PATIENCE: Final = 5.0
 _INDENT: Final = "      "
 
+_TOOLS, _RESOURCES, _PROMPTS = "tools/list", "resources/list", "prompts/list"
+_TEMPLATES: Final = "resources/templates/list"
+
 _HINTS = (
-    ("read_only_hint", "reads only"),
-    ("destructive_hint", "may destroy"),
-    ("idempotent_hint", "repeatable"),
-    ("open_world_hint", "reaches out"),
+    ("read_only_hint", "reads only", "writes"),
+    ("destructive_hint", "may destroy", "destroys nothing"),
+    ("idempotent_hint", "is repeatable", "is not repeatable"),
+    ("open_world_hint", "reaches out", "reaches nothing outside"),
 )
 
 
 @attrs.frozen
 class Offer:
-    """All lists of a server, and the suggestions for arguments of prompts, by name."""
+    """All lists of a server, and the suggestions for arguments of prompts, by name.
+
+    Attributes:
+        failures: why a list is missing or incomplete, by its method.
+        failed: whether one is missing.
+    """
 
     tools: list[Tool]
     resources: list[Resource]
     templates: list[ResourceTemplate]
     prompts: list[Prompt]
     choices: Mapping[tuple[str, str], Completion] = attrs.field(factory=dict)
+    failures: Mapping[str, str] = attrs.field(factory=dict)
+    failed: bool = False
 
 
 async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
     """Request all lists, and completions of prompts unless the server has none or is slow."""
-    offer = Offer(
-        await session.list_tools(),
-        await session.list_resources(),
-        await session.list_resource_templates(),
-        await session.list_prompts(),
-    )
+    lists: list[list[Any]] = []
+    failures: dict[str, str] = {}
+    failed = False
+    for method, fetch in (
+        (_TOOLS, session.list_tools),
+        (_RESOURCES, session.list_resources),
+        (_TEMPLATES, session.list_resource_templates),
+        (_PROMPTS, session.list_prompts),
+    ):
+        items: list[Any] = []
+        try:
+            items = await fetch()
+        except McpError as error:
+            known = error.listed if isinstance(error, InvalidReply) else None
+            items = known or []
+            if getattr(error, "code", None) != METHOD_NOT_FOUND:  # else it declared more than it has
+                failures[method] = told(error)
+                failed = failed or known is None
+        lists.append(items)
+    tools, resources, templates, prompts = lists
+    offer = Offer(tools, resources, templates, prompts, failures=failures, failed=failed)
     if not choices or not declares(session.server_capabilities, "completions"):
         return offer
     found: dict[tuple[str, str], Completion] = {}
@@ -66,7 +92,7 @@ async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
         for prompt, argument in islice(((p, a) for p in offer.prompts for a in p.arguments or ()), _ARGUMENTS_ASKED):
             try:
                 completion = await session.complete_prompt(prompt.name, argument.name, "")
-            except RemoteError:
+            except McpError:
                 continue
             if completion.values:
                 found[prompt.name, argument.name] = completion
@@ -85,6 +111,7 @@ def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
         "resources": [dump(resource) for resource in offer.resources],
         "resourceTemplates": [dump(template) for template in offer.templates],
         "prompts": [dump(prompt) for prompt in offer.prompts],
+        **({"errors": dict(offer.failures)} if offer.failures else {}),
     }
 
 
@@ -98,10 +125,11 @@ def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
         yield "", ""
         for line in clean(session.instructions).splitlines():
             yield f"  {line}", ""
-    yield from _section("Tools", offer.tools, _tool)
-    yield from _section("Resources", offer.resources, _resource)
-    yield from _section("Resource templates", offer.templates, _template)
-    yield from _section("Prompts", offer.prompts, partial(_prompt, choices=offer.choices))
+    why = offer.failures.get
+    yield from _section("Tools", offer.tools, _tool, why(_TOOLS))
+    yield from _section("Resources", offer.resources, _resource, why(_RESOURCES))
+    yield from _section("Resource templates", offer.templates, _template, why(_TEMPLATES))
+    yield from _section("Prompts", offer.prompts, partial(_prompt, choices=offer.choices), why(_PROMPTS))
 
 
 def _capabilities(session: ClientSession) -> str:
@@ -113,42 +141,56 @@ def _capabilities(session: ClientSession) -> str:
     return ", ".join(words) or "nothing"
 
 
-def _section(title: str, items: list[Any], lines: Any) -> Iterator[Line]:
-    if not items:
+def _section(title: str, items: list[Any], lines: Any, failure: str | None) -> Iterator[Line]:
+    rejected = getattr(items, "rejected", ())
+    if not items and not rejected and failure is None:
         return
     yield "", ""
-    yield f"{title} ({len(items)})", "bold"
+    yield f"{title} ({'?' if failure is not None and not items else len(items)})", "bold"
     for item in items:
         yield from lines(item)
+    for each in rejected:
+        named = "" if each.name is None else f" {one_line(each.name)}"
+        yield f"  {each.place}{named} cannot be read: {one_line(each.reason)}", "yellow"
+    if failure is not None:
+        yield f"  {'the list is incomplete' if items else 'cannot be listed'}: {one_line(failure, 300)}", "yellow"
 
 
-def _headline(name: str, about: str) -> Line:
-    return f"  {one_line(name)}" + (f": {one_line(about, 300)}" if about else ""), "cyan"
+def _headline(name: str, title: str | None, about: str | None, otherwise: str = "") -> Line:
+    """Return an entry's first line: its name, its title beside or instead of a description, and that."""
+    if title and title != name and about:
+        name = f"{name} ({one_line(title, 100)})"
+    about = about or title or otherwise
+    return f"  {one_line(name, 300)}" + (f": {one_line(about, 300)}" if about else ""), "cyan"
 
 
 def _tool(tool: Tool) -> Iterator[Line]:
-    yield _headline(tool.name, tool.description or tool.title or "")
-    hints = [word for field, word in _HINTS if tool.annotations and getattr(tool.annotations, field) is True]
+    said = tool.annotations
+    yield _headline(tool.name, tool.title or (None if said is None else said.title), tool.description)
+    hints = [yes if getattr(said, field) else no for field, yes, no in _HINTS if getattr(said, field, None) is not None]
     if hints:
         yield f"      says that it {', '.join(hints)}", "dim"
     for line in describe_properties(tool.input_schema, _INDENT):
         yield line, ""
+    if tool.output_schema is not None:
+        for line in describe_result(tool.output_schema, _INDENT):
+            yield line, "dim"
 
 
 def _resource(resource: Resource) -> Iterator[Line]:
     size = resource.size if isinstance(resource.size, int) else None
     notes = [resource.mime_type or "", f"{size:,} bytes" if size is not None else ""]
-    yield _headline(resource.uri, resource.description or resource.title or resource.name)
+    yield _headline(resource.uri, resource.title, resource.description, resource.name)
     if any(notes):
         yield f"      {one_line(', '.join(note for note in notes if note))}", "dim"
 
 
 def _template(template: ResourceTemplate) -> Iterator[Line]:
-    yield _headline(template.uri_template, template.description or template.title or template.name)
+    yield _headline(template.uri_template, template.title, template.description, template.name)
 
 
 def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> Iterator[Line]:
-    yield _headline(prompt.name, prompt.description or prompt.title or "")
+    yield _headline(prompt.name, prompt.title, prompt.description)
     for argument in prompt.arguments or ():
         note = " (required)" if argument.required is True else ""
         about = f": {one_line(argument.description)}" if argument.description else ""
@@ -160,6 +202,21 @@ def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> It
             more = " and more" if completion.has_more is True else ""
             more = f" and {total - len(shown):,} more" if total > len(shown) else more
             yield f"{_INDENT}    choices: {', '.join(shown)}{more}", "dim"
+
+
+def told(error: McpError) -> str:
+    """Return an error of a request with the request's method."""
+    return f"{error.method}: {error}" if isinstance(error, RemoteError) and error.method else str(error)
+
+
+async def list_tools(session: ClientSession) -> list[Tool]:
+    """Return all tools; of a list that does not end, those that came."""
+    try:
+        return await session.list_tools()
+    except InvalidReply as error:
+        if error.listed is None:
+            raise
+        return error.listed
 
 
 def find_tool(tools: Sequence[Tool], name: str) -> Tool:

@@ -37,6 +37,8 @@ class LoginOptions:
         identity: a name for this login, where there are several for one server.
         browser: open the page in a browser here; else print its address, and ask for the one it ends at.
         dpop: bind tokens to a key of our own.
+        issuer: the authorization server that it has to be, or None for whichever the server names.
+        resource: tell the authorization server what the token is for.
     """
 
     client_id: str | None = None
@@ -45,6 +47,8 @@ class LoginOptions:
     identity: str = ""
     browser: bool = True
     dpop: bool = False
+    issuer: str | None = None
+    resource: bool = True
 
 
 def log_in(url: str, options: LoginOptions) -> None:
@@ -124,10 +128,10 @@ def _oauth(options: LoginOptions) -> OAuth:
         secret = os.environ.get(options.secret_from)
         if not secret:
             raise Failure("--client-secret names an environment variable that holds the secret; there is no such one")
-    grant = AuthorizationCode(options.client_id, secret)
+    grant = AuthorizationCode(options.client_id, secret, options.issuer)
     scopes = tuple(options.scopes.split()) or None
     agent = Browser() if options.browser else PastedUrl(_ask)
-    return OAuth(grant, FileStore(), options.identity, scopes, agent, options.dpop)
+    return OAuth(grant, FileStore(), options.identity, scopes, agent, options.dpop, resource=options.resource)
 
 
 def _nobody() -> UserAgent:

@@ -93,6 +93,9 @@ class ConnectOptions(ReachOptions):
     log_level: LoggingLevel | None = option(
         metavar="LEVEL", type=click.Choice(_LEVELS), help=f"Lowest log level to ask for: {', '.join(_LEVELS)}."
     )
+    legacy: bool = option(
+        is_flag=True, help="Begin with initialize, for old servers that break on the first message of newer clients."
+    )
     quiet: bool = option("-q", "--quiet", is_flag=True, help="No progress, no logs.")
     json: bool = option(is_flag=True, help="Print the result as JSON, as the server sent it.")
 

@@ -155,6 +155,13 @@ def describe_properties(schema: _Shape, indent: str = "") -> Iterator[str]:
         yield f"{indent}and more; --json shows all"
 
 
+def describe_result(schema: _Shape, indent: str = "") -> Iterator[str]:
+    """Yield what a tool returns as structured content: its type, and a line for each property as above."""
+    yield f"{indent}returns {_one_of(_alternatives(schema, schema), schema)}"
+    for inner in _objects(_alternatives(schema, schema), schema):
+        yield from describe_properties({**schema, **inner}, indent + _STEP)
+
+
 def _properties(schema: _Shape, root: _Shape, indent: str, above: tuple[_Shape, ...]) -> Iterator[str]:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, Mapping):

@@ -1,8 +1,8 @@
 """A client program that connects: it opens a target, agrees with the server on a revision, and yields a session.
 
-`protocol.negotiation` decides what to send next; this module sends it. A server that ends on the probe is started once
-more and sent `initialize`. A target known to be of the legacy era is not probed again. The client's handlers are in
-`client.handlers`.
+`protocol.negotiation` decides what to send next; this module sends it. A server that ends because of the probe is
+started once more and sent `initialize`. A target known to be of the legacy era is not probed. The client's handlers are
+in `client.handlers`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError
 from trimcp.protocol.connection import Connection
-from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, opening
+from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, decide_again, opening
 from trimcp.protocol.profile import Role
 from trimcp.protocol.vocabulary import Verb, vocabulary
 from trimcp.session.clock import WorkClock
 from trimcp.session.drive import AnyChannel, DirectEnd, driving
 from trimcp.session.pending import Pending
-from trimcp.session.scopes import cancellation_text, guarded
+from trimcp.session.scopes import guarded
 from trimcp.session.session import Session, mirrored
 from trimcp.wire.common import META_SERVER_INFO, Implementation
 from trimcp.wire.converter import WireError, converter_for
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-_LONGEST_PROBE: Final = 30.0
+_SILENCE: Final = 2.5  # seconds; what starts slowly answers the probe later, and is then heard too
+_LONGEST_PROBE: Final = 30.0  # over HTTP, where a late answer to one of two requests at once would be ambiguous
 URL: Final = re.compile(r"(https?|wss?|grpcs?|(http|ws|grpc)\+unix)://", re.IGNORECASE)
 """How a URL of a server begins."""
 
@@ -85,9 +86,12 @@ class Client(ClientProgram):
         connect_timeout: seconds that connecting may take in all, from opening the target to the first answers;
             `math.inf` for as long as the caller's own scopes let it. Give more to programs that are downloaded when
             they are started.
-        probe_timeout: seconds of these in which a server may leave the first message unanswered before it is taken for
-            a legacy one. None: half of them, and at most 30.
+        probe_timeout: seconds of these in which a server may leave the first message unanswered before it is sent
+            `initialize` too, as a legacy one needs; a late answer to the first still counts. None: half of them, and at
+            most 2.5. Over HTTP, which drops the late answer, at most 30.
         validate_output: check structured results against the output schemas of listed tools.
+        strict: refuse a whole list or result if one of its members cannot be read. Otherwise the member is left out,
+            with a warning, and the list or result has it in its `rejected`.
         max_rounds: how often the server may answer one call with questions instead of a result.
         max_pages: how many pages a list may have.
         log_level: the lowest level of log message that servers are asked for, if there is a handler: with each request
@@ -181,12 +185,12 @@ async def connecting(
     # A pinned revision does not show what the server prefers, so nothing is stored about it.
     key = _key(target) if revision is None else None
     move = opening(offered)
-    if move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
+    first = getattr(target, "revision", None)
+    if first is not None and revision is None:
+        move = opening([each for each in offered if each == revision_named(first)] or offered)
+    elif move.next is Next.DISCOVER and key is not None and key in client.legacy_targets:
         move = decide(ProbeResult(Met.SILENCE), offered)
         client.legacy_targets.discard(key)  # until it proves again to be one
-    probe_timeout = min(_LONGEST_PROBE, timeout / 2) if client.probe_timeout is None else client.probe_timeout
-    if all(each.modern for each in offered):
-        probe_timeout = math.inf  # without a legacy revision, there is nothing to fall back to
     waited_for, known = "the connection was not opened", None
     limit = WorkClock(timeout, math.inf)  # pauses while a person logs in
     with limit.scope:
@@ -196,7 +200,7 @@ async def connecting(
                 if isinstance(channel, MessageChannel):
                     channel.wait_for_persons(session.clocks.person)
                 started = getattr(target, "command", None) is not None
-                negotiation = _Negotiation(session, offered, probe_timeout, channel, started)
+                negotiation = _Negotiation(session, offered, _probe_timeout(client, session, timeout), channel, started)
                 try:
                     with session.clocks.including(limit):
                         move = await negotiation.run(move)
@@ -209,7 +213,7 @@ async def connecting(
                     log.debug("the server died on the probe; starting it again and sending it initialize")
                     continue
                 if move.next is Next.RESPAWN:
-                    raise ConnectionLost(negotiation.close_reason("server/discover"))
+                    raise ConnectionLost(negotiation.close_reason(negotiation.asked))
                 if key is not None and not session.revision.modern:
                     client.legacy_targets.add(key)
                 limit.stop()  # the body has no deadline of ours
@@ -236,6 +240,14 @@ def _key(target: Target) -> object:
     return key
 
 
+def _probe_timeout(client: ClientProgram, session: ClientSession, timeout: float) -> float:
+    if not session.session.engine.profile.legacy:
+        return math.inf  # there is nothing to fall back to
+    if client.probe_timeout is not None:
+        return client.probe_timeout
+    return min(_LONGEST_PROBE if session.session.mirrors_headers else _SILENCE, timeout / 2)
+
+
 def opened(target: Opener) -> AbstractAsyncContextManager[AnyChannel]:
     """Return a context manager that opens a target and yields its channel."""
     if isinstance(target, DirectEnd):
@@ -252,7 +264,9 @@ def _make(client: ClientProgram, offered: tuple[Revision, ...]) -> ClientSession
     if offered != profile.revisions:
         profile = attrs.evolve(profile, revisions=offered)
     endpoint = ClientEndpoint(client)
-    engine = Connection(Role.CLIENT, profile, client.served, client.foreign, client.notification_handlers)
+    engine = Connection(
+        Role.CLIENT, profile, client.served, client.foreign, client.notification_handlers, strict=client.strict
+    )
     return ClientSession(client, Session(engine, endpoint, client.limits), endpoint)
 
 
@@ -272,7 +286,9 @@ class _Negotiation:
     started: bool
     asked: str = attrs.field(init=False, default="")
     probed: int = attrs.field(init=False, default=0)
-    _met: Met = attrs.field(init=False, default=Met.SILENCE)
+    _met: Met | None = attrs.field(init=False, default=None)  # of the last probe; None before it
+    _late: Pending | None = attrs.field(init=False, default=None)  # a probe whose answer may still come
+    _refused: list[Revision] = attrs.field(init=False, factory=list)  # in which `initialize` was refused
 
     @property
     def actor(self) -> Session:
@@ -280,14 +296,12 @@ class _Negotiation:
 
     async def run(self, move: Decision) -> Decision:
         """Carry out moves until the session can be used (USE) or the channel has to be opened again (RESPAWN)."""
-        while move.next is Next.DISCOVER:
+        while move.next in (Next.DISCOVER, Next.INITIALIZE):
+            log.debug("%s (%s)", move.why, move.revision)
             assert move.revision is not None
-            move = await self._discover(move.revision)
-        log.debug("%s (%s)", move.why, move.revision)
-        if move.next is Next.INITIALIZE:
-            assert move.revision is not None
-            await self._initialize(move.revision)
-        elif move.next is Next.FAIL:
+            step = self._discover if move.next is Next.DISCOVER else self._initialize
+            move = await step(move.revision)
+        if move.next is Next.FAIL:
             if self._met is Met.DIED:
                 raise ConnectionLost(self.close_reason("server/discover"))
             if self._met is Met.UNANSWERED:
@@ -297,33 +311,41 @@ class _Negotiation:
 
     async def _discover(self, revision: Revision) -> Decision:
         self.probed += 1
+        self.actor.engine.modern.revision = revision
+        limit = WorkClock(self.probe_timeout if self.probed == 1 else math.inf, math.inf)
+        outcome, raw = ProbeResult(Met.SILENCE), dict[str, Any]()
+        with self.session.clocks.including(limit), limit.scope:
+            outcome, raw = await self._probe(vocabulary(revision)["server/discover"])
+        if self._late is not None and (outcome.met is not Met.SILENCE or self.actor.mirrors_headers):
+            self.actor.abandon(self._late, "no answer in time")
+            self._late = None
+        return self._take(outcome, raw)
+
+    def _take(self, outcome: ProbeResult, raw: dict[str, Any]) -> Decision:
+        """Return what follows from a probe. Before USE, note what the server said about itself."""
         engine = self.actor.engine
-        engine.modern.revision = revision
-        outcome, raw = await self._probe(vocabulary(revision)["server/discover"])
         self._met = outcome.met
         move = decide(outcome, self.offered, probed=self.probed)
-        if move.next is not Next.USE:
-            engine.modern.revision = None
-            return move
-        engine.modern.revision = move.revision
-        engine.profile.weigh_server(raw)
-        result = engine.load_result(engine.verb("server/discover"), raw)
-        assert isinstance(result, DiscoverResult)
-        self.session.server_capabilities = result.capabilities
-        self.session.instructions = result.instructions or None
-        self.session.server_info = _server_info(raw, engine.modern.revision)
+        engine.modern.revision = None if move.next is not Next.USE else move.revision
+        if move.next is Next.USE:
+            engine.profile.weigh_server(raw)
+            result = engine.load_result(engine.verb("server/discover"), raw)
+            assert isinstance(result, DiscoverResult)
+            self.session.server_capabilities = result.capabilities
+            self.session.instructions = result.instructions or None
+            self.session.server_info = _server_info(raw, engine.modern.revision)
         return move
 
-    async def _probe(self, verb: Verb) -> tuple[ProbeResult, dict[str, Any]]:
-        """Send the probe, and return its result. A late answer is dropped."""
+    async def _probe(self, verb: Verb, late: Pending | None = None) -> tuple[ProbeResult, dict[str, Any]]:
+        """Send the probe, unless it is the `late` one, and return its result."""
         try:
-            limit = WorkClock(self.probe_timeout, math.inf)
-            with self.session.clocks.including(limit), limit.scope:
-                raw = await self._exchange(verb, None)
-                versions = raw.get("supportedVersions")
-                if isinstance(versions, list):
-                    return ProbeResult(Met.DISCOVERED, versions), raw
-                return ProbeResult(Met.NONSENSE, why="the result has no list of supportedVersions"), raw
+            if late is None:
+                late = self._late = await self._send(verb, None)
+            raw = await late.raw()
+            versions = raw.get("supportedVersions")
+            if isinstance(versions, list):
+                return ProbeResult(Met.DISCOVERED, versions), raw
+            return ProbeResult(Met.NONSENSE, why="the result has no list of supportedVersions"), raw
         except RemoteError as error:
             return ProbeResult(Met.ERROR, code=error.code, data=error.data, why=str(error)), {}
         except InvalidReply as error:
@@ -331,41 +353,64 @@ class _Negotiation:
         except ConnectionLost as error:
             met = Met.UNANSWERED if self.actor.lost is None else Met.DIED
             return ProbeResult(met, why=str(error)), {}
-        return ProbeResult(Met.SILENCE), {}
 
-    async def _initialize(self, revision: Revision) -> None:
+    async def _initialize(self, revision: Revision) -> Decision:
         actor = self.actor
         legacy = actor.engine.legacy
-        verb = vocabulary(revision)["initialize"]
         try:
-            result = legacy.accept(await self._exchange(verb, legacy.offer(revision)))
+            pending = await self._send(vocabulary(revision)["initialize"], legacy.offer(revision))
+            discovered = await self._discovered_late(pending)
+            if discovered is not None:
+                return discovered
+            result = legacy.accept(await pending.raw())
             await actor.notify("notifications/initialized")
         except ConnectionLost:
+            if self._late is not None:
+                return Decision(Next.RESPAWN, revision, "the server left the probe unanswered, and died")
             raise ConnectionLost(self.close_reason("initialize")) from None
         except RemoteError as error:
             legacy.refused()
+            self._refused.append(revision)
+            move = decide_again(error.code, error.data, self._refused, self.offered, probed=self.probed)
+            if move.next is not Next.FAIL:
+                return move
             error.add_note(f"The server refused initialize in revision {revision.name}.")
             raise
+        if self._late is not None:
+            actor.abandon(self._late, "the server was initialized")
         self.session.server_info = result.server_info
         self.session.server_capabilities = result.capabilities
         self.session.instructions = legacy.instructions
         self.asked = "logging/setLevel"
         await self.session.ask_for_logs()
+        return Decision(Next.USE, legacy.revision, "the server was initialized")
 
-    async def _exchange(self, verb: Verb, params: Any) -> dict[str, Any]:
-        """Send a request before a revision is agreed on, and return the raw result."""
+    async def _discovered_late(self, pending: Pending) -> Decision | None:
+        """Wait for the answer to `initialize`; return what follows instead from a late DiscoverResult, or None."""
+        late = self._late
+        while late is not None and pending.reply is None and late.reply is None:
+            came = trio.Event()
+            pending.on_reply = late.on_reply = lambda reply, came=came: came.set()
+            await came.wait()
+        if late is None or late.reply is None or isinstance(late.reply.error, ConnectionLost):
+            return None
+        outcome, raw = await self._probe(late.verb, late)
+        self._late = None
+        if outcome.met is not Met.DISCOVERED or decide(outcome, self.offered).next is not Next.USE:
+            return None
+        self.actor.abandon(pending, "the server was discovered")
+        self.actor.engine.legacy.refused()
+        return self._take(outcome, raw)
+
+    async def _send(self, verb: Verb, params: Any) -> Pending:
+        """Send a request before a revision is agreed on."""
         actor = self.actor
         engine = actor.engine
         id = engine.new_id()
         self.asked = verb.name
         data = engine.encode_request(id, verb, params)
         headers = mirrored(engine.revision, verb, params) if actor.mirrors_headers else None
-        pending = await actor.send_request(Pending(engine, id, verb), data, headers)
-        try:
-            return await pending.raw()
-        except trio.Cancelled as cancelled:
-            actor.abandon(pending, cancellation_text(cancelled))
-            raise
+        return await actor.send_request(Pending(engine, id, verb), data, headers)
 
     def close_reason(self, method: str) -> str:
         """Return why the server is gone, if its channel knows it, and what to do."""

@@ -24,7 +24,7 @@ from trimcp.wire.capabilities import (
     SamplingCapability,
 )
 from trimcp.wire.common import Icon, Implementation, LoggingLevel
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.given import given_icons, given_name, given_text
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -73,7 +73,7 @@ class ClientProgram:
         title: str | None = None,
         description: str | None = None,
         website_url: str | None = None,
-        icons: Sequence[Icon] = (),
+        icons: Iterable[Icon | Mapping[str, Any]] = (),
         revisions: Iterable[Revision] = REVISIONS,
         roots: Sequence[Root | str] | None = None,
         extensions: Mapping[str, Mapping[str, JSON]] | None = None,
@@ -85,6 +85,7 @@ class ClientProgram:
         connect_timeout: float = 30.0,
         probe_timeout: float | None = None,
         validate_output: bool = True,
+        strict: bool = False,
         max_rounds: int = 10,
         max_pages: int = 1_000,
         log_level: LoggingLevel = "info",
@@ -99,12 +100,12 @@ class ClientProgram:
         check_number("max_pages", max_pages, whole=True)
         self.name: Final = name
         info = Implementation(
-            name=name,
-            version=version,
-            title=ABSENT if title is None else title,
-            description=ABSENT if description is None else description,
-            website_url=ABSENT if website_url is None else website_url,
-            icons=list(icons) or ABSENT,
+            name=given_name("name", name),
+            version=given_name("version", version),
+            title=given_text("title", title),
+            description=given_text("description", description),
+            website_url=given_text("website_url", website_url),
+            icons=given_icons("icons", icons),
         )
         capabilities = ClientCapabilities(extensions=_settings(extensions), experimental=_settings(experimental))
         self.limits: Final = limits if limits is not None else Limits()
@@ -117,6 +118,7 @@ class ClientProgram:
         self.connect_timeout = connect_timeout
         self.probe_timeout = probe_timeout
         self.validate_output = validate_output
+        self.strict = strict
         self.max_rounds = max_rounds
         self.max_pages = max_pages
         self.log_level: LoggingLevel = log_level
@@ -155,7 +157,7 @@ class ClientProgram:
             context: whether context from other servers can be included.
         """
 
-        declared = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
+        declared = SamplingCapability(tools={} if tools else None, context={} if context else None)
         register = partial(self._serve, "sampling/createMessage", sampling=declared)
         return register if handler is None else register(handler)
 
@@ -173,7 +175,7 @@ class ClientProgram:
             form, url: which of the two it supports (before 2025-11-25 there are only forms).
         """
 
-        declared = ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT)
+        declared = ElicitationCapability(form={} if form else None, url={} if url else None)
         register = partial(self._serve, "elicitation/create", elicitation=declared)
         return register if handler is None else register(handler)
 
@@ -259,7 +261,7 @@ class ClientProgram:
 
 
 def _settings(given: Mapping[str, Mapping[str, JSON]] | None) -> Any:
-    return ABSENT if given is None else {id: dict(settings) for id, settings in given.items()}
+    return None if given is None else {id: dict(settings) for id, settings in given.items()}
 
 
 async def call_handler(handler: Callable[..., Any], *args: Any, session: object = None) -> Any:
@@ -290,6 +292,6 @@ def fill_defaults(schema: FormSchema, filled_in: dict[str, ElicitAnswer] | None 
     """
     values = dict(filled_in or {})
     for name, question in schema.properties.items():
-        if name not in values and question.default is not ABSENT:
+        if name not in values and question.default is not None:
             values[name] = question.default
     return values

@@ -12,11 +12,13 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.errors import LocalError
+from trimcp.wire.revisions import REVISIONS
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 
 _VARIABLE: Final = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _URL: Final = re.compile(r"(https?|wss?|(http|ws)\+unix)://[^/\s]", re.IGNORECASE)
+_DATES: Final = [each.name for each in REVISIONS]
 _MEMBERS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "url": (lambda value: isinstance(value, str), "a string"),
     "headers": (lambda value: _has_strings(value), "an object of strings"),
@@ -27,6 +29,7 @@ _MEMBERS: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     ),
     "env": (lambda value: _has_strings(value), "an object of strings"),
     "cwd": (lambda value: value is None or isinstance(value, str), "a string"),
+    "revision": (lambda value: value is None or value in _DATES, f"one of {', '.join(_DATES)}"),
 }
 """The members of an entry that are read: for each, a check of its value and a description of a valid one."""
 
@@ -42,6 +45,7 @@ class ServerEntry:
         cwd: its working directory, or None.
         url: its URL (http, https, ws, wss, http+unix or ws+unix), or None if there is a command.
         headers: sent with every request to the URL; they often contain secrets, so they are not in the repr.
+        revision: the name of the revision to begin with where a command is started, or None.
     """
 
     name: str
@@ -50,6 +54,7 @@ class ServerEntry:
     cwd: str | None = None
     url: str | None = None
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    revision: str | None = None
 
 
 def name_servers(source: Source) -> list[str]:
@@ -114,7 +119,7 @@ def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
         raise LocalError(f'{where} has a "command" and a "url"; give it one of them')
     if "url" not in entry and "command" not in entry:
         raise LocalError(f'{where} has neither a "command" nor a "url"')
-    for key in ("url", "headers") if "url" in entry else ("command", "args", "env", "cwd"):
+    for key in ("url", "headers") if "url" in entry else ("command", "args", "env", "cwd", "revision"):
         is_valid, wanted = _MEMBERS[key]
         if key in entry and not is_valid(entry[key]):
             raise LocalError(f'{where}: "{key}" must be {wanted}')
@@ -137,7 +142,8 @@ def _entry(name: str, entry: Any, variables: Mapping[str, str]) -> ServerEntry:
     command = (entry["command"], *entry.get("args", []))
     env = {key: expanded(value) for key, value in (entry.get("env") or {}).items()}
     cwd = entry.get("cwd")
-    return ServerEntry(name, tuple(map(expanded, command)), env, None if cwd is None else expanded(cwd))
+    cwd = None if cwd is None else expanded(cwd)
+    return ServerEntry(name, tuple(map(expanded, command)), env, cwd, revision=entry.get("revision"))
 
 
 def _has_strings(value: Any) -> bool:

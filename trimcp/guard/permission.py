@@ -24,10 +24,12 @@ class AccessRequest:
     """The request that an `allow` function decides on.
 
     Attributes:
-        method: "tools/call", "resources/read", "prompts/get" or "completion/complete".
+        method: "tools/call", "resources/read", "resources/subscribe", "subscriptions/listen" (once for each resource),
+            "prompts/get" or "completion/complete" (for the prompt or resource whose argument is completed).
         name: the name of the tool or prompt, or the URI.
         principal: the authenticated sender; None if the server does not authenticate.
-        arguments: the arguments of the request; those of a tool are already validated.
+        arguments: the arguments of the request; those of a tool are already validated. Of a resource they are the
+            variables of its template, of a completion the arguments that are known and the text typed so far.
         annotations: the tool's annotations, if any.
         context: the context of the request.
     """
@@ -87,6 +89,11 @@ class Permission:
             wanted = sorted(self.scopes)
             security_event("not_allowed", method=ctx.method, name=name, principal=principal, scopes=" ".join(wanted))
             raise ErrorReply(FORBIDDEN, f"this needs the scopes {' '.join(wanted)}", {"requiredScopes": wanted})
+
+    async def require(self, ctx: Context[Any], name: str, arguments: Mapping[str, Any] = _NO_ARGUMENTS) -> None:
+        """Return once a request is allowed by its token and by `allow`; raises as `check_scopes` and `obtain` do."""
+        self.check_scopes(ctx, name)
+        await self.obtain(ctx, name, arguments)
 
     async def obtain(self, ctx: Context[Any], name: str, arguments: Mapping[str, Any] = _NO_ARGUMENTS) -> None:
         """Return once a request is allowed.

@@ -20,7 +20,6 @@ from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST
 from trimcp.wire.common import Implementation, LoggingLevel
 from trimcp.wire.converter import WireError
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.lifecycle import InitializeParams, InitializeResult
 from trimcp.wire.revisions import Revision, find
 
@@ -40,6 +39,7 @@ class Legacy:
         instructions: the server's instructions for the model.
         kept: approximate bytes of memory of the last three.
         log_level: the lowest level of log messages that the client wants.
+        reopens: whether another `initialize` begins anew: on a pipe, which a bridge may share among its clients.
     """
 
     profile: Profile
@@ -50,6 +50,7 @@ class Legacy:
     instructions: str | None = None
     kept: int = 0
     log_level: LoggingLevel = _DEFAULT_LOG_LEVEL
+    reopens: bool = False
     # What is known of a request without `_meta`, which does not change from one to the next.
     _plain: Admission | None = None
 
@@ -71,7 +72,7 @@ class Legacy:
         Raises:
             ErrorReply: no revision can be agreed on, or the client's data is too large (`Profile.max_peer_info`).
         """
-        if self.handshake is not Handshake.NEW:
+        if self.handshake is not Handshake.NEW and not (self.reopens and self.agreed):
             raise ErrorReply(INVALID_REQUEST, "this connection was initialized already")
         ours = self.profile.legacy
         if not ours:
@@ -84,17 +85,18 @@ class Legacy:
             asked: InitializeParams = vocabulary(revision)["initialize"].load_params(params)
         except WireError as error:
             raise ErrorReply(INVALID_PARAMS, "invalid initialize", {"problems": error.problems}) from None
+        self.handshake = Handshake.NEW
         self._fire(HandshakeStep.INITIALIZE)
         self._fire(HandshakeStep.RESULT)
         self.revision, self.peer, self.capabilities = revision, asked.client_info, asked.capabilities
-        self.kept = kept
+        self.kept, self.log_level, self._plain = kept, _DEFAULT_LOG_LEVEL, None
         profile = self.profile
         assert isinstance(profile.capabilities, ServerCapabilities)
         result = InitializeResult(
             protocol_version=revision.name,
             capabilities=profile.capabilities,
             server_info=profile.info,
-            instructions=ABSENT if profile.instructions is None else profile.instructions,
+            instructions=profile.instructions,
         )
         return revision, result
 

@@ -30,7 +30,6 @@ from trimcp.wire.common import (
     LoggingLevel,
 )
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import DiscoverResult
@@ -91,10 +90,8 @@ class Modern:
         raw = meta[META_CLIENT_CAPABILITIES]
         capabilities = self._load(META_CLIENT_CAPABILITIES, raw, ClientCapabilities, revision)
         if revision is None:
-            supported = [r.name for r in reversed(self.profile.modern)]
-            raise ErrorReply(
-                UNSUPPORTED_VERSION, "unsupported protocol version", {"supported": supported, "requested": name[:64]}
-            )
+            data = {"supported": self._names(), "requested": name[:64]}
+            raise ErrorReply(UNSUPPORTED_VERSION, "unsupported protocol version", data)
         token = meta.get("progressToken")
         if token is not None and type(token) is not str and type(token) is not int:
             raise ErrorReply(INVALID_PARAMS, "_meta progressToken must be a string or an integer")
@@ -107,6 +104,15 @@ class Modern:
         if len(meta) == _ENVELOPE - (raw is None):
             self.profile.admitted = admission
         return admission
+
+    def no_handshake(self) -> ErrorReply:
+        """Return the error for `initialize`. It names our revisions, since legacy clients cannot ask for them."""
+        names = self._names()
+        text = f"this server has no initialize; it speaks {', '.join(names)}, where requests carry _meta"
+        return ErrorReply(INVALID_PARAMS, text, {"supported": names})
+
+    def _names(self) -> list[str]:
+        return [revision.name for revision in reversed(self.profile.modern)]
 
     def _load(self, key: str, raw: Any, type_: type[_T], revision: Revision | None) -> _T:
         """Return the payload of one member of the envelope; if it was sent unchanged, the one loaded last."""
@@ -127,11 +133,11 @@ class Modern:
         profile = self.profile
         assert isinstance(profile.capabilities, ServerCapabilities)
         return DiscoverResult(
-            supported_versions=[r.name for r in reversed(self.profile.modern)],
+            supported_versions=self._names(),
             capabilities=profile.capabilities,
             ttl_ms=profile.discover_ttl_ms,
             cache_scope="public",
-            instructions=ABSENT if profile.instructions is None else profile.instructions,
+            instructions=profile.instructions,
         )
 
     def dump_result(self, verb: Verb, result: Any, revision: Revision) -> dict[str, JSON]:

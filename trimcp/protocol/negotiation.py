@@ -8,19 +8,31 @@ a single error code, since legacy servers use various ones. `decide` is called u
     ----------------------------------------  ---------------------------------------------
     DiscoverResult with a common revision     USE it
     DiscoverResult without one                INITIALIZE if we know a legacy one, else FAIL
-    -32022 with a common modern revision      DISCOVER again with it (once), never INITIALIZE
+    -32022 with a common modern revision      DISCOVER again with it (once)
+    -32022 with a common legacy revision      INITIALIZE with the newest of them
     -32022 without one                        FAIL
     another modern error (-32020, -32021)     FAIL: the server is modern and sent the reason
     any other error, nonsense, silence, or no
     answer on a connection that stays open    INITIALIZE
     the child process ended on the probe      RESPAWN, then INITIALIZE
 
-If no legacy revision is offered, the last two rows are FAIL, with the result of the probe as the reason.
+    outcome of initialize (`decide_again`)    next
+    ----------------------------------------  ---------------------------------------------
+    -32022, or a list with a common modern
+    revision, as modern servers send          DISCOVER (unless that was done twice)
+    -32022 with another common legacy one     INITIALIZE with it
+    any other error                           FAIL with it
+    the child process ended on it, with the
+    probe before it unanswered                RESPAWN, then INITIALIZE
+
+If no legacy revision is offered, the last two rows of the first table are FAIL, with the result of the probe as the
+reason. A probe stays open while `initialize` is under way: a server that starts slowly finds both in its input, and
+when it answers the probe with a DiscoverResult, that is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from enum import Enum, auto
 from typing import Any
 
@@ -86,22 +98,29 @@ def opening(offered: Sequence[Revision] = REVISIONS) -> Decision:
     return Decision(Next.DISCOVER, newest, "probing for the modern era")
 
 
+def _listed(data: Any) -> Sequence[Any]:
+    """Return the revisions that the data of a -32022 names."""
+    supported = data.get("supported") if isinstance(data, dict) else None
+    return supported if isinstance(supported, list) else ()
+
+
 def decide(outcome: ProbeResult, offered: Sequence[Revision] = REVISIONS, *, probed: int = 1) -> Decision:
     """Return the next step after the `probed`-th probe had this result."""
-    legacy = max((r for r in offered if r.era is Era.LEGACY), default=None)
+    names = outcome.versions or _listed(outcome.data)
+    legacy = _best(names, offered, Era.LEGACY) or max((r for r in offered if r.era is Era.LEGACY), default=None)
     fallback = Decision(Next.INITIALIZE, legacy, "the server is of the legacy era")
     if outcome.met is Met.DISCOVERED:
-        common = _best(outcome.versions, offered, Era.MODERN)
+        common = _best(names, offered, Era.MODERN)
         if common is not None:
             return Decision(Next.USE, common, "the server was discovered")
-        reason = f"the server speaks {_names(outcome.versions)}, we offer {_names([r.name for r in offered])}"
+        reason = f"the server speaks {_names(names)}, we offer {_names([r.name for r in offered])}"
         return fallback if legacy is not None else Decision(Next.FAIL, None, reason)
     if outcome.met is Met.ERROR and outcome.code == UNSUPPORTED_VERSION:
-        supported = outcome.data.get("supported", ()) if isinstance(outcome.data, dict) else ()
-        names = supported if isinstance(supported, list) else ()
         common = _best(names, offered, Era.MODERN)
         if common is not None and probed < 2:
             return Decision(Next.DISCOVER, common, "the server named a revision we know")
+        if _best(names, offered, Era.LEGACY) is not None:
+            return attrs.evolve(fallback, why="the server speaks only legacy revisions")
         return Decision(
             Next.FAIL,
             None,
@@ -114,6 +133,28 @@ def decide(outcome: ProbeResult, offered: Sequence[Revision] = REVISIONS, *, pro
     if outcome.met is Met.DIED:
         return Decision(Next.RESPAWN, legacy, "the server died on the probe; it is of the legacy era")
     return fallback
+
+
+def decide_again(
+    code: int, data: Any, tried: Container[Revision], offered: Sequence[Revision] = REVISIONS, *, probed: int
+) -> Decision:
+    """Return the next step after the server refused `initialize`, the last time with this error, after `probed` probes.
+
+    Args:
+        code, data: of the error.
+        tried: the revisions in which `initialize` was refused.
+    """
+    names = _listed(data)
+    modern = _best(names, offered, Era.MODERN)
+    if code == UNSUPPORTED_VERSION or modern is not None:
+        legacy = _best(names, [r for r in offered if r not in tried], Era.LEGACY)
+        if modern is None and legacy is None:
+            modern = max((r for r in offered if r.era is Era.MODERN), default=None)
+        if modern is not None and probed < 2:
+            return Decision(Next.DISCOVER, modern, "the server refused initialize as a modern one does")
+        if legacy is not None:
+            return Decision(Next.INITIALIZE, legacy, "the server named a legacy revision we know")
+    return Decision(Next.FAIL, None, "the server refused initialize")
 
 
 def _failure(outcome: ProbeResult) -> str:

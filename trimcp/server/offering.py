@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args, overload
 
 import attrs
 
@@ -14,12 +14,12 @@ from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
 from trimcp.server.calling import Handler, at_users_line, prepare
+from trimcp.server.options import check_options, check_quota, check_scopes, check_truth
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
 from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.methods import METHODS
 
 # A server that has only tools does not load the modules for resources and prompts.
@@ -38,6 +38,10 @@ FilterT = TypeVar("FilterT", bound="Filter")
 
 Confirm = Literal["destructive"]
 """Which tools run only after the user agreed: those with the annotation `destructive_hint=True`."""
+
+Offers = Literal["tools", "resources", "prompts"]
+"""What a server may offer: each is a capability with lists of its own."""
+_OFFERS: Final = get_args(Offers)
 
 HandlerErrors = Literal["log", "tell", "raise"]
 """How an unexpected exception of a handler is treated; see `Server`."""
@@ -80,9 +84,19 @@ class Offering:
     confirm: Confirm | None
     confirm_fallback: Fallback
 
-    def __init__(self, profile: Profile, *, dynamic: bool, extensions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        dynamic: bool,
+        extensions: Mapping[str, Mapping[str, Any]],
+        offers: Iterable[Offers] = _OFFERS,
+    ) -> None:
         self.profile: Profile = profile
         self.dynamic: bool = dynamic
+        self.offers: frozenset[str] = frozenset(offers)
+        if isinstance(offers, str) or not self.offers <= set(_OFFERS):
+            raise ValueError(f"offers are some of {', '.join(map(repr, _OFFERS))}, not {offers!r:.60}")
         self.extensions: dict[str, dict[str, Any]] = {key: dict(value) for key, value in extensions.items()}
         self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
@@ -126,8 +140,9 @@ class Offering:
     @at_users_line
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         """Offer a function as a tool, as `tool` does; also while the server runs, then clients are notified."""
-        entry = tool_entry(function, options)
-        self.guard_tool(entry, options)
+        checked: Any = check_options(options, ToolOptions)
+        entry = tool_entry(function, checked)
+        self.guard_tool(entry, checked)
         self._add(self.tools, entry.listed.name, entry)
 
     def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
@@ -135,7 +150,7 @@ class Offering:
         confirm = options.get("confirm")
         if confirm is None:
             hints = entry.listed.annotations
-            confirm = self.confirm == "destructive" and hints is not ABSENT and hints.destructive_hint is True
+            confirm = self.confirm == "destructive" and hints is not None and hints.destructive_hint is True
         if confirm:
             from trimcp.guard.confirmation import Confirmation
 
@@ -211,12 +226,14 @@ class Offering:
         """
         if not isinstance(uri, str):
             raise TypeError('a resource needs its address: @server.resource("notes://today")')
+        check_truth("guard", guard)
 
         @at_users_line
         def decorate(function: FunctionT) -> FunctionT:
-            from trimcp.server.resources import from_function
+            from trimcp.server.resources import ResourceOptions, from_function
 
-            self._add_resource(from_function(uri, function, options, run=run, guard=guard), options)
+            checked: Any = check_options(options, ResourceOptions)
+            self._add_resource(from_function(uri, function, checked, run=run, guard=guard), checked)
             return function
 
         return decorate
@@ -224,9 +241,12 @@ class Offering:
     @at_users_line
     def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
         """Offer fixed text or bytes, or a file that is read for each request; also while the server runs."""
-        from trimcp.server.resources import from_content
+        from trimcp.server.resources import ResourceOptions, from_content
 
-        self._add_resource(from_content(uri, content, options), options)
+        if not isinstance(uri, str):
+            raise TypeError(f"a resource needs its address, such as 'notes://today', not {uri!r:.60}")
+        checked: Any = check_options(options, ResourceOptions)
+        self._add_resource(from_content(uri, content, checked), checked)
 
     def _add_resource(self, entry: ResourceEntry, options: ResourceOptions) -> None:
         entry.permission = _permission(options)
@@ -269,10 +289,11 @@ class Offering:
     @at_users_line
     def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
         """Offer a function as a prompt, as `prompt` does; also while the server runs."""
-        from trimcp.server.prompts import prompt_entry
+        from trimcp.server.prompts import PromptOptions, prompt_entry
 
-        entry = prompt_entry(function, options)
-        entry.permission = _permission(options)
+        checked: Any = check_options(options, PromptOptions)
+        entry = prompt_entry(function, checked)
+        entry.permission = _permission(checked)
         self._add(self.prompts, entry.listed.name, entry)
 
     def remove_prompt(self, name: str) -> None:
@@ -300,6 +321,14 @@ class Offering:
             scopes: the scopes that a token needs, all of them.
             allow: a sync or async function that allows or denies each request.
         """
+        if not isinstance(target, str) and not hasattr(target, "__name__"):
+            raise TypeError(f"what is completed is a prompt's name or function, or a template, not {target!r:.60}")
+        if not isinstance(argument, str):
+            raise TypeError(
+                f'complete needs the argument\'s name: @server.complete("review", "path"), not {argument!r:.60}'
+            )
+        check_quota("quota", quota)
+        wanted = check_scopes("scopes", scopes)
         name = target if isinstance(target, str) else target.__name__
 
         @at_users_line
@@ -307,7 +336,7 @@ class Offering:
             from trimcp.server.prompts import Completer
 
             self.completers[(name, argument)] = Completer(
-                prepare(function), quota, _permission({"scopes": scopes, "allow": allow})
+                prepare(function), quota, _permission({"scopes": wanted, "allow": allow})
             )
             self._declare()
             return function
@@ -397,6 +426,7 @@ class Offering:
         Declare the extension with `Server(extensions=...)`. Raises LocalError for a method that the protocol defines
         itself, and once the server runs.
         """
+        _check_method(name, "method", "example/do")
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol")
 
@@ -413,6 +443,8 @@ class Offering:
 
         It runs in a task of the client's session; a crash is only logged.
         """
+
+        _check_method(name, "notification", "notifications/roots/list_changed")
 
         def decorate(function: FunctionT) -> FunctionT:
             self.notification_handlers.setdefault(name, []).append(function)
@@ -445,6 +477,8 @@ class Offering:
     def _add(
         self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry, listed: bool = True
     ) -> None:
+        if registry.change.value not in self.offers:
+            raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
         scopes = frozenset() if entry.permission is None else entry.permission.scopes
         registry.add(name, entry, live=self._live, scopes=scopes, listed=listed)
         self._declare()
@@ -462,21 +496,29 @@ class Offering:
     def announced(self) -> frozenset[Change]:
         """Return the lists for which `listChanged` is declared."""
         registries: tuple[Registry[Any], ...] = (self.tools, self.resources, self.templates, self.prompts)
-        return frozenset(registry.change for registry in registries if self.dynamic or registry.touched)
+        changing = {registry.change for registry in registries if self.dynamic or registry.touched}
+        return frozenset(change for change in changing if change.value in self.offers)
+
+    def offers_method(self, name: str) -> bool:
+        """Return whether a method belongs to what is offered here."""
+        root = ((METHODS[name].capability or "") if name in METHODS else "").partition(".")[0]
+        return root in self.offers or root not in _OFFERS
 
     def _declare(self) -> None:
-        """Update the declared capabilities. Lists are always served, also while they are empty."""
-        announced = self.announced()
+        """Update the declared capabilities. Lists of what is offered are served also while they are empty."""
+        announced, offers = self.announced(), self.offers
+        resources = ResourcesCapability(
+            subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
+            list_changed=Change.RESOURCES in announced,
+        )
+        prompts = PromptsCapability(list_changed=Change.PROMPTS in announced)
         self.profile.capabilities = ServerCapabilities(
-            tools=ToolsCapability(list_changed=Change.TOOLS in announced),
-            resources=ResourcesCapability(
-                subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
-                list_changed=Change.RESOURCES in announced,
-            ),
-            prompts=PromptsCapability(list_changed=Change.PROMPTS in announced),
-            completions={} if self.completes else ABSENT,
+            tools=ToolsCapability(list_changed=Change.TOOLS in announced) if "tools" in offers else None,
+            resources=resources if "resources" in offers else None,
+            prompts=prompts if "prompts" in offers else None,
+            completions={} if self.completes else None,
             logging={},
-            extensions=self.extensions or ABSENT,
+            extensions=self.extensions or None,
         )
 
 
@@ -490,6 +532,12 @@ def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Pe
     if tool is None:
         return permission_of(scopes, allow)
     return permission_of(scopes, allow, tool.listed, tool.confirmation)
+
+
+def _check_method(name: object, decorator: str, example: str) -> None:
+    """Raise TypeError if a decorator was given no name, but for example the function."""
+    if not isinstance(name, str):
+        raise TypeError(f'{decorator} needs a name: @server.{decorator}("{example}"), not {name!r:.60}')
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

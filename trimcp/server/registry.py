@@ -16,7 +16,6 @@ from trimcp.principal import Principal
 from trimcp.protocol.connection import Encoded
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.revisions import Revision
 
 EntryT = TypeVar("EntryT")
@@ -158,24 +157,29 @@ class Registry(Generic[EntryT]):
             else:
                 self.bus.publish(self.change)
 
+    @property
+    def scopes(self) -> frozenset[str]:
+        """The scopes that any entry needs."""
+        return frozenset().union(*self._needed.values())
+
     def rights_of(self, principal: Principal | None) -> frozenset[str] | None:
         """Return the principal's scopes that any entry needs (a key shared by many); None if it sees every entry."""
         if not self._needed or principal is None or principal.scopes is None:
             return None
-        needed = frozenset().union(*self._needed.values())
+        needed = self.scopes
         return None if needed <= principal.scopes else needed & principal.scopes
 
     def page(
         self,
-        cursor: str | Absent,
+        cursor: str | None,
         page_size: int | None,
         key: tuple[Revision, frozenset[str] | None],
-        encode: Callable[[list[EntryT], str | Absent], Encoded],
+        encode: Callable[[list[EntryT], str | None], Encoded],
     ) -> Encoded:
         """Return one page of the list, encoded, if possible from the cache.
 
         Args:
-            cursor: the `nextCursor` of the page before, or ABSENT for the first page.
+            cursor: the `nextCursor` of the page before, or None for the first page.
             page_size: entries per page; None for all on one.
             key: the revision, and the client's scopes as `rights_of` returns them.
             encode: makes the page from its entries and the cursor of the next one.
@@ -183,7 +187,7 @@ class Registry(Generic[EntryT]):
         Raises:
             ErrorReply: the cursor is not valid (-32602; server/utilities/pagination).
         """
-        place = (*key, None if cursor is ABSENT else cursor)
+        place = (*key, cursor)
         cached = self._pages.get(place)
         if cached is not None:
             return cached
@@ -195,12 +199,12 @@ class Registry(Generic[EntryT]):
             if name not in unlisted and (rights is None or self._needed.get(name, rights) <= rights)
         ]
         try:
-            after = None if cursor is ABSENT else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
+            after = None if cursor is None else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()
             first = 0 if after is None else names.index(after) + 1
         except (binascii.Error, UnicodeDecodeError, ValueError):
             raise ErrorReply(INVALID_PARAMS, "invalid cursor: list again from the beginning") from None
         last = len(names) if page_size is None else min(len(names), first + page_size)
-        following: str | Absent = ABSENT
+        following: str | None = None
         if last < len(names):  # a name, not a number: it stays valid when other entries are added or removed
             following = base64.urlsafe_b64encode(names[last - 1].encode()).decode("ascii")
         page = encode([self._entries[name] for name in names[first:last]], following)

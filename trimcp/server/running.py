@@ -33,8 +33,7 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
-from trimcp.wire.fields import ABSENT
-from trimcp.wire.jsonrpc import JSON, encode
+from trimcp.wire.jsonrpc import JSON, Unencodable, encode
 from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
 from trimcp.wire.resources import (
     ListResourcesResult,
@@ -120,7 +119,9 @@ class Running:
         }
         for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
             handlers[name] = self.pools.shared(handlers[name])
-        self._handlers = {name: server.dressed(name, handler) for name, handler in handlers.items()}
+        self._handlers = {
+            name: server.dressed(name, handler) for name, handler in handlers.items() if server.offers_method(name)
+        }
         self._noticed = server.wrap(self._call_notification_handlers)
 
     def statistics(self) -> ServerStatistics:
@@ -188,7 +189,8 @@ class Running:
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         """Return the tool error for an exception of a tool's middleware or of tasks that it started; None for a crash.
 
-        The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
+        An integer beyond 64 bits in a result is a tool error, too, and logged: the tool's author cannot know who has
+        such JSON. The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
         """
         if job.request.verb.name != "tools/call":
             return None
@@ -196,6 +198,9 @@ class Running:
         from trimcp.wire.tools import failed_call
 
         text = error_text(job.params.name, error)
+        if text is None and session.handler_errors != "raise" and _is_beyond_64_bits(error):
+            job.log_crash(error)
+            text = f"the result of {job.params.name} cannot be sent: {sole(error)}"
         if text is None and session.handler_errors == "tell" and not isinstance(sole(error), ErrorReply | CannotAsk):
             from trimcp.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
@@ -405,8 +410,7 @@ class Running:
         entry, variables = self.server.find_resource(uri)
         if entry is not None:
             if entry.permission is not None:
-                entry.permission.check_scopes(ctx, uri)
-                await entry.permission.obtain(ctx, uri, variables or {})
+                await entry.permission.require(ctx, uri, variables or {})
             try:
                 return await self.pools.in_turn(ctx, "resource", entry.address, entry.quota, entry.read, uri, variables)
             except ResourceNotFound:
@@ -419,34 +423,42 @@ class Running:
         entry = self.server.prompts.get(params.name)
         if entry is None:
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
-        arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
+        arguments: Mapping[str, str] = {} if params.arguments is None else params.arguments
         if entry.permission is not None:
-            entry.permission.check_scopes(ctx, params.name)
-            await entry.permission.obtain(ctx, params.name, arguments)
+            await entry.permission.require(ctx, params.name, arguments)
         return await self.pools.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, arguments)
 
     async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
         from trimcp.server.prompts import suggestions
 
         ref = params.ref
+        server, of_prompt = self.server, isinstance(ref, PromptReference)
         target = ref.name if isinstance(ref, PromptReference) else ref.uri
-        completer = self.server.completers.get((target, params.argument.name))
+        about: Any = server.prompts.get(target)
+        if not of_prompt:
+            about = server.templates.get(target) or server.resources.get(target)
+        if about is not None and about.permission is not None:
+            known = (params.context and params.context.arguments) or {}
+            await about.permission.require(ctx, target, {**known, params.argument.name: params.argument.value})
+        completer = server.completers.get((target, params.argument.name))
         if completer is not None:
             name = f"{target}: {params.argument.name}"
             if completer.permission is not None:
                 completer.permission.check_scopes(ctx, name)
                 await completer.permission.obtain(ctx, target)
             return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)
-        if isinstance(ref, PromptReference):
-            prompt = self.server.prompts.get(target)
-            if prompt is None:
-                raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {target[:100]}")
-            typed = params.argument.value.casefold()
-            choices = prompt.choices.get(params.argument.name, ())
-            return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
-        if target not in self.server.templates and target not in self.server.resources:
-            raise ErrorReply(INVALID_PARAMS, f"unknown resource template: {target[:100]}")
-        return suggestions(())
+        if about is None:
+            what = "prompt" if of_prompt else "resource template"
+            raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
+        typed = params.argument.value.casefold()
+        choices = about.choices.get(params.argument.name, ()) if of_prompt else ()
+        return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
+
+
+def _is_beyond_64_bits(error: BaseException) -> bool:
+    """Return whether a result could not be encoded because of an integer (orjson's words)."""
+    cause = sole(error)
+    return isinstance(cause, Unencodable) and "64-bit" in str(cause)
 
 
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:

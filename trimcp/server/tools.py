@@ -18,14 +18,14 @@ from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, check_author_schema, validator_for
-from trimcp.server.calling import ListedOptions, PreparedFunction, Validate, check_options, listed_members, prepare
-from trimcp.server.media import as_content, json_text
+from trimcp.server.calling import PreparedFunction, Validate, prepare
+from trimcp.server.media import as_content, holds_content, json_text
+from trimcp.server.options import ListedOptions, check_options, listed_members
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
@@ -52,7 +52,7 @@ class ToolOptions(ListedOptions, total=False):
     """The options of a tool, each with a default, beside those of `ListedOptions`.
 
     Attributes:
-        annotations: hints on its behaviour (`ToolAnnotations`).
+        annotations: hints on its behaviour: a `ToolAnnotations`, or a dict such as `{"readOnlyHint": True}`.
         input_schema: any JSON Schema 2020-12 of an object, sent unchanged; the function then takes its properties as
             keyword arguments, or all of them as the one parameter `arguments`.
         output_schema: the schema of the structured result, by default that of the return type.
@@ -77,7 +77,7 @@ class ToolOptions(ListedOptions, total=False):
         cpu_time: with `run="process"`, seconds of processor time for a call, rounded up (RLIMIT_CPU).
     """
 
-    annotations: ToolAnnotations | None
+    annotations: ToolAnnotations | Mapping[str, Any] | None
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
     structured: bool
@@ -116,7 +116,7 @@ class ToolEntry:
     async def call(self, pools: Pools, ctx: Context[Any], params: CallToolParams) -> Any:
         """Run a call and return its result, also for `ToolError`s and, from 2025-11-25 on, wrong arguments."""
         arguments = params.arguments
-        if arguments is ABSENT:
+        if arguments is None:
             arguments = {}
         if self.mirrors:
             self._check_headers(ctx, arguments)
@@ -181,7 +181,7 @@ class ToolEntry:
             return value
         shape = self.shape
         try:
-            if shape is None:
+            if shape is None or (shape.untyped and holds_content(value)):
                 if type(value) is str:  # what most tools return
                     return CallToolResult([TextContent(value)], is_error=False)
                 return CallToolResult(content=as_content(value), is_error=False)
@@ -239,7 +239,7 @@ def _run_mode(options: ToolOptions) -> str:
 
 def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """Build a tool from a function. Raises TypeError and ValueError as `Offering.tool` does."""
-    check_options(options, ToolOptions)
+    checked = check_options(options, ToolOptions)
     timeout, max_concurrent = options.get("timeout"), options.get("max_concurrent")
     check_number("timeout", timeout, optional=True)
     check_number("max_concurrent", max_concurrent, whole=True, optional=True)
@@ -275,18 +275,19 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         prepared.remote = remote_tool(function, name, options, is_async=prepared.is_async, wants_context=wants_context)
     elif memory is not None or cpu_time is not None:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
+    promise = None if shape is None or shape.untyped else shape.schema
     listed = Tool(
         input_schema=schema,
-        output_schema=shape.schema if shape is not None else ABSENT,
-        annotations=options.get("annotations") or ABSENT,
-        **listed_members(options, name, prepared.signature.description),
+        output_schema=promise,
+        annotations=checked.get("annotations") or None,
+        **listed_members(checked, name, prepared.signature.description),
     )
     return ToolEntry(
         listed=listed,
         prepared=prepared,
         validator=validator_for(schema),
         shape=shape,
-        output_validator=validator_for(shape.schema) if shape is not None else None,
+        output_validator=None if promise is None else validator_for(promise),
         timeout=timeout,
         quota=quota,
         mirrors=mirrors,

@@ -144,6 +144,7 @@ async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
     The body's exceptions are raised unchanged. If the peer disconnects the body goes on: its calls raise
     `ConnectionLost`.
     """
+    session.engine.legacy.reopens = True
     with _counted(session, channel):
         if isinstance(channel, DirectEnd):
             session.sink = channel

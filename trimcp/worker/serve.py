@@ -158,7 +158,7 @@ class RemoteContext(Admitted):
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Like `Context.report_progress`. Waits while the connection to the parent is full."""
         if not progress > self._last_progress:
-            raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
+            return  # as there
         self._last_progress = progress
         if self.admission.progress_token is not None:
             self._parent.send(self._call, {"say": "progress", "values": [progress, total, message]})

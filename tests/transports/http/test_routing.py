@@ -8,6 +8,7 @@ import trio.testing
 from tests.transports.http.face import BOTH, LEGACY, visiting
 from tests.transports.http.test_exchange import make_server
 from trimcp.server.offering import Notice
+from trimcp.server.server import Server
 from trimcp.transports.http.routing import PostPlan, Routing
 from trimcp.transports.http.seams import Head
 from trimcp.transports.http.settings import HttpSettings
@@ -93,6 +94,24 @@ async def test_a_session_does_not_go_on_in_a_revision_nobody_knows(autojump_cloc
         assert (answer.status, answer.json["error"]["code"]) == (400, UNSUPPORTED_VERSION)
         without = await (await visitor.call("echo", {"mcp-protocol-version": None}, text="hi")).done()
         assert without.status == 200
+
+
+async def test_a_server_without_modern_revisions_refuses_the_probe_as_legacy_servers_do(autojump_clock: Any) -> None:
+    async with visiting(Server("old", revisions=REVISIONS[:-1])) as visitor:
+        answer = await visitor.post(visitor.request("server/discover", id="a"))
+        assert (answer.status, answer.json["id"]) == (400, "a")
+        assert answer.json["error"]["code"] == INVALID_REQUEST
+        assert "data" not in answer.json["error"]
+        assert REVISIONS[0].name in answer.json["error"]["message"]
+
+
+async def test_a_session_is_initialized_once(autojump_clock: Any) -> None:
+    async with visiting(make_server(), LEGACY) as visitor:
+        await visitor.initialize()
+        again = await visitor.post(visitor.request("initialize", {"protocolVersion": LEGACY.name}))
+        assert again.json["error"]["code"] == INVALID_REQUEST
+        assert "initialized already" in again.json["error"]["message"]
+        assert (await (await visitor.call("echo", text="hi")).done()).status == 200
 
 
 async def test_a_request_before_initialize_is_told_what_to_do(autojump_clock: Any) -> None:

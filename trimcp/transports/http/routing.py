@@ -133,9 +133,11 @@ class Routing:
 
     def _unsupported(self, message: Message, version: str) -> HttpResponse:
         supported = [revision.name for revision in sorted(self.modern | self.legacy, reverse=True)]
+        text, id = f"unsupported protocol version; this speaks {', '.join(supported)}", id_of(message)
+        if not self.modern:
+            return refusal(400, text, id=id)  # -32022 would say that this is a modern server
         data = {"supported": supported, "requested": version[:64]}
-        id = message.id if type(message) is Request else None
-        return refusal(400, "unsupported protocol version", id=id, code=UNSUPPORTED_VERSION, data=data)
+        return refusal(400, text, id=id, code=UNSUPPORTED_VERSION, data=data)
 
 
 def _malformed(message: Malformed, version: str | None, *, modern: bool) -> HttpResponse:

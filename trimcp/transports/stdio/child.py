@@ -27,6 +27,7 @@ from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, 
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.trace import Write, traced
 from trimcp.transports.wrapped import WrappedChannel
+from trimcp.wire.revisions import Revision
 
 INHERITED: Final = (
     # Needed to find the home directory, the shell and other programs: the official SDKs' list.
@@ -82,6 +83,9 @@ class StdioServer:
             exceptions from it are logged. None writes the lines to the logger `trimcp.stdio` at DEBUG.
         shutdown: how long each step of its shutdown may take.
         trace: called with a line for every message, secrets masked; None for no trace.
+        revision: the revision to begin with, or its name. With a legacy one, `initialize` is sent at once, for servers
+            that break on the newer first message; they may answer with another that the client offers. None: the
+            client finds out.
     """
 
     command: tuple[str, ...] = attrs.field(converter=_as_tuple)
@@ -91,6 +95,7 @@ class StdioServer:
     on_stderr: Callable[[str], object] | None = None
     shutdown: ShutdownTimes = attrs.field(factory=ShutdownTimes)
     trace: Write | None = None
+    revision: Revision | str | None = None
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[ChildChannel]:

@@ -232,6 +232,20 @@ async def test_a_refusal_without_an_error_loses_the_request(status: int, why: st
         assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("status", [400, 403, 404, 500])
+@pytest.mark.parametrize("form", [None, "text/plain; charset=utf-8", "text/html", "application/octet-stream"])
+async def test_a_refusal_in_plain_text_is_told(status: int, form: str | None) -> None:
+    async def handle(exchange: Exchange) -> None:
+        headers = {} if form is None else {"content-type": form}
+        await exchange.respond(status, b"Forbidden: invalid \x1b[2J Host header\n" + b"x" * 1000, headers)
+
+    (message,), _ = await ask(handle)
+    assert isinstance(message, Lost)
+    assert ("invalid" in message.message) is (form is None or form.startswith("text/plain"))
+    assert "\x1b" not in message.message
+    assert len(message.message) < 500
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 426])
 async def test_what_a_gatekeeper_says_is_no_answer_of_the_servers(status: int) -> None:
     async def handle(exchange: Exchange) -> None:

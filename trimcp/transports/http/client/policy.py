@@ -15,6 +15,7 @@ from typing import Final, Literal, TypeAlias
 import attrs
 
 from trimcp.bounds import checked
+from trimcp.cleaning import one_line
 from trimcp.transports.targets import status_text
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, Response, parse
 
@@ -139,7 +140,11 @@ def seconds_to_wait(retry_after: str, now: Callable[[], float]) -> float | None:
 
 
 def refusal(
-    status: int, error: ErrorResponse | None = None, elsewhere: str | None = None, at: str | None = None
+    status: int,
+    error: ErrorResponse | None = None,
+    elsewhere: str | None = None,
+    at: str | None = None,
+    said: str = "",
 ) -> str:
     """Return what a status means for the request, and what to do if that is known.
 
@@ -148,10 +153,13 @@ def refusal(
         error: the JSON-RPC error in its body, or None.
         elsewhere: the origin that a redirect points to, or None.
         at: the URL of the request, without secrets.
+        said: its body, if that is plain text.
     """
     text = f"the server answered {status_text(status)}{'' if at is None else f' at {at}'}"
     if error is not None:
         text += f": {error.message[:_LONGEST]!r}"
+    elif said:
+        text += f": {one_line(said, _LONGEST)!r}"
     if status == 401:
         return f"{text}; it wants credentials that were not sent or are not valid (see the `headers` of the server)"
     if status == 403:

@@ -372,9 +372,10 @@ class Post:
     async def _refused(self, reply: OpenReply, session_id: str | None) -> Trouble:
         """Return the trouble for a status above 299."""
         status = reply.status
-        error = error_in(await reply.small_body(_MAX_ERROR), self.outgoing.request_id)
+        body = await reply.small_body(_MAX_ERROR)
+        error = error_in(body, self.outgoing.request_id)
         after = reply.retry_after
-        why = reply.refusal(error)
+        why = reply.refusal(error, body)
         if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
             return Trouble(why, status=status, forgotten=session_id)
         code = None if error is None else error.code
