@@ -200,10 +200,16 @@ def describe_properties(schema: _Shape, indent: str = "") -> Iterator[str]:
 
 
 def describe_result(schema: _Shape, indent: str = "") -> Iterator[str]:
-    """Yield what a tool returns as structured content: its type, and a line for each property as above."""
-    yield f"{indent}returns {_one_of(_alternatives(schema, schema), schema)}"
-    for inner in _objects(_alternatives(schema, schema), schema):
-        yield from describe_properties({**schema, **inner}, indent + _STEP)
+    """Yield what a tool returns as structured content: its type, and lines for its properties as above.
+
+    What is no object stands in the only member `result` of one, as most servers send it, and is shown alone.
+    """
+    properties = schema.get("properties")
+    alone = isinstance(properties, Mapping) and list(properties) == ["result"]
+    shapes = _alternatives(properties["result"] if isinstance(properties, Mapping) and alone else schema, schema)
+    yield f"{indent}returns {_one_of(shapes, schema)}"
+    for inner in _objects(shapes, schema):
+        yield from islice(_properties(inner, schema, indent + _STEP, (inner,)), _LONGEST)
 
 
 def _properties(schema: _Shape, root: _Shape, indent: str, above: tuple[_Shape, ...]) -> Iterator[str]:
