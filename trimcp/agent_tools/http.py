@@ -194,11 +194,10 @@ class AgentHttp:
     def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> AgentExchange | None:
         """Return the handler of an admitted request (whose caller may be known), or None if too much is under way."""
         shared = self.shared
-        if shared.exchanges >= shared.settings.max_exchanges:
+        most = shared.settings.max_exchanges
+        if shared.exchanges >= most:
             self.run.calls.make_room(owner_of(head.principal, head.peer))  # of a call, which may be of another face
-            if shared.exchanges >= shared.settings.max_exchanges:
-                return None
-        return AgentExchange(self, head, reader, caller)
+        return AgentExchange(self, head, reader, caller) if shared.exchanges < most else None
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
