@@ -35,6 +35,8 @@ NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotoco
 # A certified authorization server, for logins that nobody here has a hand in.
 OIDC_PROVIDER = "oidc-provider@9.13.3"
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
+# The conformance suite of HTTP/2, in Go.
+H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 # The suite and the Inspector need version 22, which systems do not always have.
 NODE = PEERS["python"]["node"]
@@ -233,7 +235,7 @@ def bench_check(session: nox.Session) -> None:
     pins = [f"{name}=={version}" for name, version in baseline.get("versions", {}).items() if name != "python"]
     if "--newest" in session.posargs:
         pins = ["--upgrade", "--upgrade-strategy", "eager"]
-    session.install(".", *pins)
+    session.install(".[grpc]", *pins)
     with timed(session):
         session.run("python", "benchmarks/check.py", *session.posargs)
 
@@ -261,6 +263,34 @@ def conformance(session: nox.Session) -> None:
     env = {"TRIMCP_CONFORMANCE": str(install_from_npm(session, CONFORMANCE))}
     with timed(session):
         session.run("python", "tests/conformance/run.py", *session.posargs, env=env)
+
+
+@nox.session(default=False)
+def h2spec(session: nox.Session) -> None:
+    """Hold our HTTP/2 against h2spec, where there is Go to build it."""
+    session.install(".")
+    program = install_from_go(session, H2SPEC)
+    if program is None:
+        what = "h2spec is written in Go, and there is no `go` on this machine's path"
+        if "go" in os.environ.get("TRIMCP_REQUIRE", "").split(","):
+            session.error(f"{what}, which TRIMCP_REQUIRE names")
+        session.warn(f"left out: {what}")
+        return
+    with timed(session):
+        env = {"TRIMCP_H2SPEC": str(program)}
+        session.run("python", "-m", "tests.conformance.h2spec", *session.posargs, env=env)
+
+
+def install_from_go(session: nox.Session, package: str) -> Path | None:
+    """A program written in Go, built once and kept from one session to the next; None without Go."""
+    if shutil.which("go") is None:
+        return None
+    path, _, version = package.partition("@")
+    folder = (session.cache_dir / "go-peers" / version).absolute()
+    program = folder / path.rpartition("/")[2]
+    if not program.exists():
+        session.run("go", "install", package, external=True, silent=True, env={"GOBIN": str(folder)})
+    return program
 
 
 def install_apart(session: nox.Session, name: str, *requirements: str) -> Path:

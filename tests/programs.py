@@ -53,6 +53,7 @@ PROGRAMS: Final = {
     "bwrap": Program("bubblewrap", ("bwrap",), "sandboxes", _SANDBOX, _ALSO, "linux"),
     "coreutils": Program("coreutils", _SMALL, "programs as tools"),
     "curl": Program("curl", ("curl",), "the commands that the documentation has typed"),
+    "go": Program("", ("go",), "HTTP/2 beside h2spec, and servers and clients in Go"),
     "grep": Program("grep", ("grep",), "programs as tools"),
     "prlimit": Program("util-linux", ("prlimit",), "bounds of memory and time of programs", platform="linux"),
     "sed": Program("sed", ("sed",), "pages that change a file"),
@@ -80,6 +81,8 @@ def works(name: str) -> bool:
 def remedy(name: str) -> str:
     """What brings this program, as somebody would type it."""
     program = PROGRAMS[name]
+    if not program.package:
+        return f"put {' and '.join(program.commands)} on the path"
     return f"apt-get install {program.package}" + (f", {program.also}" if program.also else "")
 
 
@@ -111,6 +114,7 @@ def install() -> None:
     """Install what is missing, where that may be done: as root, with apt-get. What fails is told."""
     here = [name for name, program in PROGRAMS.items() if program.platform in ("", sys.platform)]
     missing = sorted({PROGRAMS[name].package for name in here if any(map(_is_missing, PROGRAMS[name].commands))})
+    missing = [package for package in missing if package]
     if not missing or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     print(f"installing {', '.join(missing)}", file=sys.stderr, flush=True)

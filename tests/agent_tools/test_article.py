@@ -64,7 +64,7 @@ def to(port: str, command: str, options: str = "") -> str:
 
 @pytest.mark.parametrize(
     ("software", "options"),
-    [("own", ""), ("own", "--http1.0"), ("hypercorn", ""), ("hypercorn", "--http2-prior-knowledge")],
+    [("own", ""), ("own", "--http1.0"), ("own", "--http2-prior-knowledge"), ("hypercorn", "")],
 )
 async def test_the_session_of_the_article(software: str, options: str) -> None:
     async with example("--server", software) as port:
@@ -91,7 +91,7 @@ async def test_the_commands_as_they_are_in_one_shell() -> None:
 
 @pytest.mark.parametrize("options", ["", "--http2-prior-knowledge"])
 async def test_progress_and_headers_as_curl_shows_them(options: str) -> None:
-    async with example("--server", "hypercorn" if options else "own") as port:
+    async with example() as port:
         call = '{"type": "tool_request", "tool_name": "count_to", "arguments": {"number": 2}, "request_id": "r"}'
         common = f"curl -sS -i {options} -H 'Authorization: Bearer demo-token'"
         printed = await shell(

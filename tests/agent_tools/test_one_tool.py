@@ -87,14 +87,6 @@ async def over_grpc(place: ServedHere, text: str) -> str:
     return await with_client(place.url, text)
 
 
-async def over_connect(place: ServedHere, text: str) -> str:
-    url = place.url.replace("grpc", "http", 1).rstrip("/")
-    body = {"toolName": "echo", "arguments": {"text": text}, "requestId": token_hex(4), "contextId": "c"}
-    async with httpx2.AsyncClient(trust_env=False) as web:
-        answer = await web.post(url + "/trimcp.v1.AgentTools/Call", json=body, headers=HEADERS)
-    return str(answer.json()["result"] if answer.status_code == 200 else {429: "too_much"}[answer.status_code])
-
-
 async def with_client(url: str, text: str) -> str:
     async with trimcp.agent_tools.connect(url, token="demo-token") as agent:
         try:
@@ -109,7 +101,6 @@ WAYS: dict[str, tuple[Callable[[ServedHere, str], Awaitable[str]], str]] = {
     "http/2": (over_http2, "http"),
     "websocket": (over_websocket, "websocket"),
     "grpc": (over_grpc, "grpc"),
-    "connect": (over_connect, "grpc"),
 }
 """How each is called, and what the audit names its transport."""
 

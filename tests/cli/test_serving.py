@@ -180,6 +180,14 @@ async def test_every_message_can_be_traced(tmp_path: Path) -> None:
     assert [line.split()[1] for line in lines if "tools/call" in line or "1.5 small" in line] == ["<--", "-->"]
 
 
+async def test_grpc_beside_http() -> None:
+    async with serving("--grpc", "--port", "0") as served:
+        url = await served.url("grpc", "(gRPC)")
+        assert url.rpartition(":")[2] == (await served.url()).rpartition(":")[2].removesuffix("/mcp")
+        async with trimcp.Client("c").connect(trimcp.grpc(url)) as session:
+            assert await session.list_tools()
+
+
 async def test_websocket_alone() -> None:
     async with serving("--ws", "--port", "0", "--path", "/here") as served:
         url = await served.url("ws", "/here")
@@ -446,6 +454,7 @@ async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:
         (["--http", "--port", "65536"], "65536 is not in the range"),
         (["--http", "--uds", "x", "--uds-mode", "9"], "in octal, such as 660"),
         (["--http", "--keyfile", SERVER], "--keyfile goes with --certfile"),
+        (["--grpc", "--server", "hypercorn"], "--grpc needs HTTP/2, which trimcp's own server speaks"),
         (["--agent-tools", "--ws"], "--agent-tools has WebSocket beside HTTP; leave out --ws"),
         (["--agent-tools", "--workers", "2"], "--agent-tools keep contexts in one process; leave out --workers"),
         (["--http", "--certfile", "nowhere"], "does not exist"),

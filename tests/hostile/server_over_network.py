@@ -141,7 +141,7 @@ async def main(
     how: dict[str, Any] = {"software": software, "limits": HttpLimits(**(limits or {})), "stop": stop, "grace": 1.0}
     serve = trimcp.serve_websocket if alone else trimcp.serve_http
     if software == "grpc":
-        how.update(software="hypercorn", grpc=True)
+        how.update(software="own")
     async with trio.open_nursery() as nursery:
 
         async def listen(task_status: trio.TaskStatus[list[str]]) -> None:

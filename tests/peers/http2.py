@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
 
 import attrs
 import hpack
 import trio
+from h2 import config, events, settings
+from h2.connection import H2Connection
 
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.frames import Code, Setting
 
-__all__ = ["Answer", "Frame", "FramePeer", "grpc_call", "preface", "request_fields"]
+__all__ = ["Answer", "Frame", "FramePeer", "H2Client", "grpc_call", "preface", "request_fields"]
 
 Fields = Sequence[tuple[str, str]]
 
@@ -189,6 +192,87 @@ class FramePeer:
     async def __aiter__(self) -> AsyncIterator[Frame]:
         while (frame := await self.receive()) is not None:
             yield frame
+
+
+@attrs.define(eq=False)
+class H2Client:
+    """A connection of the library h2, over which even what is wrong can be sent.
+
+    Args:
+        stream: to the server.
+        window: bytes that each stream may send us before we allow more.
+    """
+
+    stream: trio.abc.Stream
+    window: int = 65535
+    connection: H2Connection = attrs.field(init=False)
+    seen: list[events.Event] = attrs.field(init=False, factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        options = config.H2Configuration(
+            client_side=True,
+            header_encoding=None,
+            validate_outbound_headers=False,
+            normalize_outbound_headers=False,
+        )
+        self.connection = H2Connection(options)
+        values = {settings.SettingCodes.INITIAL_WINDOW_SIZE: self.window}
+        self.connection.local_settings = settings.Settings(client=True, initial_values=values)
+        self.connection.initiate_connection()
+
+    async def flush(self) -> None:
+        await self.stream.send_all(self.connection.data_to_send())
+
+    async def request(
+        self,
+        path: bytes = b"/",
+        method: bytes = b"POST",
+        body: bytes | None = b"",
+        extra: Sequence[tuple[bytes, bytes]] = (),
+    ) -> int:
+        """Send a request, and leave its body open if that is None."""
+        number = self.connection.get_next_available_stream_id()
+        scheme = b"http" if path else b""  # a plain CONNECT has neither
+        head = [(b":method", method), (b":path", path), (b":scheme", scheme), (b":authority", b"localhost"), *extra]
+        self.connection.send_headers(number, [pair for pair in head if pair[1]], end_stream=body == b"")
+        await self.flush()
+        if body:
+            await self.send_body(number, body)
+        return number
+
+    async def send_body(self, number: int, body: bytes) -> None:
+        """Send a body, as far as one window lets us."""
+        for start in range(0, len(body), 16384):
+            piece = body[start : start + 16384]
+            self.connection.send_data(number, piece, end_stream=start + 16384 >= len(body))
+        await self.flush()
+
+    async def event(self, kind: type[Any], number: int | None = None) -> Any:
+        """Wait for an event of a kind, on that stream; every event is returned once. None if the connection ends."""
+        while True:
+            for event in self.seen:
+                if isinstance(event, kind) and number in (None, getattr(event, "stream_id", None)):
+                    self.seen.remove(event)
+                    return event
+            try:
+                data = await self.stream.receive_some(65536)
+            except trio.BrokenResourceError:
+                data = b""
+            if not data:
+                return None
+            for event in self.connection.receive_data(bytes(data)):
+                if isinstance(event, events.DataReceived) and self.window:
+                    self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                self.seen.append(event)
+            await self.flush()
+
+    async def response(self, number: int) -> tuple[int, bytes]:
+        """Wait for a whole response; its status and body."""
+        head = await self.event(events.ResponseReceived, number)
+        await self.event(events.StreamEnded, number)
+        data = [event for event in self.seen if isinstance(event, events.DataReceived) and event.stream_id == number]
+        self.seen = [event for event in self.seen if event not in data]
+        return int(dict(head.headers)[b":status"]), b"".join(event.data for event in data)
 
 
 def grpc_call(path: str, *messages: bytes) -> bytes:

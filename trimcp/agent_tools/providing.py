@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import attrs
 import trio
 
-from trimcp.agent_tools.answers import CallAnswer
+from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.client import opened_wire
@@ -210,7 +210,7 @@ class ProviderCalls:
                 self._answered,
                 session=self._session,
                 size=size,
-                progress=request.progress is True,
+                translate=progress_of if request.progress is True else None,
                 transport="provider",
             )
         except AgentToolsError as error:

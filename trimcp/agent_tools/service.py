@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
-from trimcp.agent_tools.answers import CallAnswer, answer_to, asked_by, progress_of
+from trimcp.agent_tools.answers import CallAnswer, answer_to, asked_by
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
@@ -166,7 +166,7 @@ class AgentRun:
         size: int = 0,
         holding: Holding | None = None,
         via: object = None,
-        progress: bool = False,
+        translate: Callable[[bytes, str], bytes] | None = None,
         transport: str = "http",
     ) -> AgentCall:
         """Start a call, which ends with one call of `on_answer`, perhaps before this returns.
@@ -181,7 +181,7 @@ class AgentRun:
             headers, size: of the request, see `Incoming`.
             holding: counts the memory of a session of its own.
             via: the part of the program whose `drain` ends it.
-            progress: whether to send progress.
+            translate: returns what is sent of a progress notification and a `request_id`; None sends no progress.
             transport: the transport's name in records.
 
         Raises:
@@ -197,7 +197,8 @@ class AgentRun:
             if given is not None:
                 if given[0] != asked:
                     raise RequestUnderWay("this request_id was another request's in the context: choose a new one")
-                call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, transport)
+                of = (self, request, caller, context, entry, out, on_answer, None, None, 0, translate, transport)
+                call = AgentCall(*of)
                 on_answer(call, cast(CallAnswer, given[1]).again())
                 return call
         own = None
@@ -205,7 +206,9 @@ class AgentRun:
             own = self.server.open_brief(holding, via)
             session = own.session
         self._last_id += 1
-        call = AgentCall(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, transport)
+        call = AgentCall(
+            *(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
+        )
         call.asked = asked
         try:
             if context is not None:
@@ -221,7 +224,7 @@ class AgentRun:
                 own.close()
             raise
         meta: dict[str, Any] = dict(_PLAIN if request.statuses is None else _ASKABLE)
-        if progress:
+        if translate is not None:
             meta["progressToken"] = self._last_id
         if request.timeout is not None:
             meta[META_TIMEOUT] = request.timeout
@@ -235,11 +238,10 @@ class AgentRun:
         return call
 
     def _check_permissions(self, permissions: Sequence[str], name: str, entry: ToolEntry, caller: AgentCaller) -> None:
-        """Raise NotAllowed unless a context's permissions include a tool.
+        """Raise NotAllowed unless a context's permissions include a tool: they name it, or have all scopes it needs.
 
-        They include one that they name, and one all of whose scopes they have. One that needs no scope they include if
-        they are scopes only: what the caller's token has or some tool needs. So a name that has become unknown still
-        excludes the rest.
+        One that needs no scope they include if they are scopes only: what the caller's token has or some tool needs. So
+        a name that has become unknown still excludes the rest.
         """
         needed = frozenset[str]() if entry.permission is None else entry.permission.scopes
         if name in permissions or (needed and needed.issubset(permissions)):
@@ -445,6 +447,7 @@ class AgentCall(Sink):
     _session: Session | None  # None once the call is over
     _own: Pushed | None  # the same, if it is for this call alone
     _id: int
+    _translate: Callable[[bytes, str], bytes] | None
     transport: str
     key: Hashable = attrs.field(init=False)
     asked: bytes | None = attrs.field(init=False, default=None)
@@ -580,10 +583,10 @@ class AgentCall(Sink):
         if self._session is None:
             return None
         lane = lane_of(outgoing)
-        if lane != "progress":
+        if lane != "progress" or self._translate is None:
             self._session.counts.drop(lane)
             return None
-        return Outgoing(progress_of(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
+        return Outgoing(self._translate(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
 
     def _answer(self, answer: CallAnswer) -> None:
         self._finish(answer.status(extended=True), None if self.asked is None else answer.lasting())

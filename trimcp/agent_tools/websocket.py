@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.agent_tools.answers import CallAnswer
+from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import (
@@ -202,7 +202,7 @@ class AgentChannel(WrappedChannel):
             session=self.session,
             headers=incoming.headers,
             size=incoming.size,
-            progress=request.progress is True,
+            translate=progress_of if request.progress is True else None,
             transport="websocket",
         )
 

@@ -170,6 +170,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
       trimcp run codesearch.py -- ~/project
       trimcp run weather.py --watchdog 30
       trimcp run weather.py --http --port 0
+      trimcp run weather.py --grpc --port 0
       trimcp run agent_tools.py --agent-tools --port 8080
       trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
       trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log

@@ -257,6 +257,8 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
             lines.append(f"listening on ws{reached.removeprefix('http')}{settings.websocket_path}")
         if settings.sse_path is not None:
             lines.append(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
+        if options.grpc:
+            lines.append(f"listening on grpc{reached.removeprefix('http')} (gRPC)")
         if settings.agent_tools is not None:
             lines.append(f"listening on {reached} (agent tools: /tools, /contexts, /schemas, /agent)")
     addresses = [sock.getsockname() for sock in sockets]

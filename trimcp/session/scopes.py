@@ -22,11 +22,6 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 _LONGEST_REASON: Final = 500  # characters of it sent to the peer
 
 
-def server_ends() -> bool:
-    """Return whether this task, which serves a connection, is being cancelled: so ends a server; a client leaves."""
-    return trio.current_effective_deadline() == -math.inf
-
-
 def cancelled_around(scope: trio.CancelScope) -> bool:
     """Return whether the current task, which runs in `scope`, is being cancelled from outside of it."""
     if trio.current_effective_deadline() != -math.inf:

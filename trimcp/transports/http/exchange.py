@@ -17,8 +17,8 @@ from trimcp.budget import owner_of
 from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
+from trimcp.nurseries import server_ends
 from trimcp.security import security_event
-from trimcp.session.scopes import server_ends
 from trimcp.transports.http.routing import PostPlan, id_of
 from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
 from trimcp.transports.http.sessions import HttpSession, Shared

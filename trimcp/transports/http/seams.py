@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -202,6 +202,10 @@ class Handler(Protocol):
         """Return the response to a request whose body is too large; `beginning` is what was read of it."""
         return HttpResponse(413)
 
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        """Return the response to a request of which the host does not read the body; `response` is the host's own."""
+        return response
+
     def disconnected(self, slow: str | None = None) -> None:
         """Note that the client left before its response was finished. Called at most once, never before `start`.
 
@@ -243,7 +247,16 @@ class Upgrade:
 
 
 class ByteStream(Protocol):
-    """A request of HTTP/2 whose two directions go their own ways. Made by the host, for one `Tunnel`."""
+    """A request of HTTP/2 whose two directions go their own ways: for a server's `Tunnel`, or a client's call.
+
+    Attributes:
+        window: bytes that the peer may send before any of them is used.
+        message_timeout: seconds that one message of the peer's may take; for each `message_rate` bytes one more.
+    """
+
+    window: int
+    message_timeout: float
+    message_rate: float
 
     @property
     def gone(self) -> trio.Event:
@@ -261,7 +274,7 @@ class ByteStream(Protocol):
         ...
 
     def start(self, headers: tuple[tuple[str, str], ...]) -> None:
-        """Send the head of the response, with status 200. Called once, before anything else is sent."""
+        """Send the head of the response, with status 200 (servers). Called once, before anything else is sent."""
 
     async def send(self, data: bytes) -> None:
         """Send bytes, and wait while the peer does not read. Raises trio.BrokenResourceError if the peer is gone."""
@@ -279,10 +292,14 @@ class ByteStream(Protocol):
         """Note that received bytes have been used: the peer may send as many again."""
 
     def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
-        """Send the trailers, behind what is waiting, and end the stream. May be called twice."""
+        """Send the trailers (servers), behind what is waiting, and end this side. May be called twice."""
 
     def reset(self, why: str) -> None:
         """End the stream at once, and drop what is waiting: what uses it then raises with this text."""
+
+    def progress(self) -> Hashable:
+        """Return a value that changes when the peer takes more; see `MessageChannel.taken`."""
+        ...
 
 
 @attrs.frozen(eq=False)
@@ -347,7 +364,7 @@ class CompanionFace(Protocol):
         ...
 
     def grpc_services(self) -> Mapping[str, Any]:
-        """Return its services of gRPC (`transports.grpc.server.GrpcService`), by the beginning of their paths."""
+        """Return its services (`transports.grpc.server.GrpcService`), by the beginning of their paths."""
         ...
 
     def end(self) -> None:

@@ -16,9 +16,9 @@ import attrs
 from trimcp.budget import owner_of
 from trimcp.channel import Incoming
 from trimcp.framing.sse import encode_event
+from trimcp.nurseries import server_ends
 from trimcp.principal import Principal
 from trimcp.security import security_event
-from trimcp.session.scopes import server_ends
 from trimcp.transports.http.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.seams import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
 from trimcp.transports.http.sessions import Shared, new_session_id

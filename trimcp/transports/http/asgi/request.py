@@ -46,16 +46,6 @@ It takes the size limit in bytes, and the `Holding` that counts an incomplete me
 CUT: Final = "trimcp.cut"
 """The extension of a `websocket` scope that closes the connection at once, whatever is still to be sent."""
 
-FLOW: Final = "trimcp.flow"
-"""The extension of an `http` scope that lets the application open the window of its stream of HTTP/2.
-
-Called once, it returns a function that takes the number of received bytes that have been used. From then on the client
-may send no more than `FLOW_WINDOW` bytes beyond them, and the application must call `receive` without delay.
-"""
-
-FLOW_WINDOW: Final = 256 * 1024
-"""Bytes that may wait for an application that opens the window itself."""
-
 _BODILESS: Final = frozenset((204, 304))
 _BEGINNING: Final = 64 * 1024  # bytes of a too large body that are searched for its id
 _MAX_DIGITS: Final = 18

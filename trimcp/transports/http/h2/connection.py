@@ -288,7 +288,11 @@ class H2Connection:
 
     def wrote(self, stream: ReplyStream) -> None:
         """Write what a stream has given to the engine, and tell it when the socket has taken that."""
-        self.flush()
+        out = self.engine.out
+        if out and not self._corked:
+            data = bytes(out)
+            out.clear()
+            self.writer.gather(data)  # a stream that says one thing soon says the next
         if self.writer.waiting:
             self._written[stream] = None
 

@@ -154,6 +154,8 @@ class ReplyStream(Http2Stream):
         if self._connection is None or not self.status or self.ended:
             return
         self.ended = self._end = True
+        if self._room is not None:
+            self._room.unpark_all()
         if self._bodiless:
             data = b""
         self.sent += len(data)
@@ -187,7 +189,7 @@ class ReplyStream(Http2Stream):
         return self.ended or self._connection is None
 
     async def room(self) -> None:
-        while (connection := self._connection) is not None:
+        while (connection := self._connection) is not None and not self.ended:
             if self._queued <= connection.hosting.limits.low_water:
                 await connection.writer.room()
                 return

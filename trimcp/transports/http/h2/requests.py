@@ -254,11 +254,14 @@ class RequestStream(ReplyStream):
                 self.send(HttpResponse(500))
 
     def _refuse_body(self, handler: Handler) -> None:
+        self.handler = None
         self._refuse(handler.too_large(self._taken()[:_BEGINNING]))
 
     def _refuse(self, response: HttpResponse) -> None:
-        """Answer without the handler, and take nothing more."""
-        self.handler = None
+        """Answer in place of the handler, and take nothing more."""
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            response = handler.refused(response)
         self._taken()
         self._unweigh()
         self.send(response)

@@ -13,7 +13,7 @@ import trio
 
 from trimcp.budget import Amount
 from trimcp.cleaning import log_crash
-from trimcp.transports.http.h2.frames import Code
+from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
 from trimcp.transports.http.h2.replies import StreamOwner
 from trimcp.transports.http.h2.requests import RequestStream
 from trimcp.transports.http.seams import Head, HttpResponse, Tunnel, Upgrade
@@ -50,12 +50,16 @@ class TunnelStream:
 
     __slots__ = (
         *("_amount", "_arrival", "_arrived", "_connection", "_ended", "_finished", "_stream", "_why"),
-        *("gone", "pieces", "too_slow"),
+        *("gone", "message_rate", "message_timeout", "pieces", "too_slow", "window"),
     )
 
     def __init__(self, stream: RequestStream, connection: StreamOwner) -> None:
         self._stream: RequestStream | None = stream
         self._connection = connection
+        limits = connection.hosting.limits
+        self.window: int = DEFAULT_WINDOW
+        self.message_timeout: float = limits.body_timeout
+        self.message_rate: float = limits.body_rate
         self._arrived = bytearray()  # not a list: pieces may be tiny
         self._arrival = trio.lowlevel.ParkingLot()
         self._ended = False  # whether the peer has said everything
@@ -89,19 +93,19 @@ class TunnelStream:
             await trio.lowlevel.cancel_shielded_checkpoint()
             return
         await stream.room()
-        if self.gone.is_set():
-            raise trio.BrokenResourceError(self._why)
+        self._check()
 
     async def receive(self) -> bytes:
-        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._arrived:
+            await trio.lowlevel.checkpoint()
         while not self._arrived:
             if self._finished:
                 raise trio.ClosedResourceError("this stream was finished")
+            if self._ended:
+                await trio.lowlevel.checkpoint()
+                return b""
             if self.gone.is_set():
                 raise trio.BrokenResourceError(self._why)
-            if self._ended:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                return b""
             await self._arrival.park()
         arrived = bytes(self._arrived)
         self._arrived = bytearray()
@@ -132,10 +136,10 @@ class TunnelStream:
 
     def _check(self) -> RequestStream:
         stream = self._stream
-        if stream is None or self.gone.is_set():
-            raise trio.BrokenResourceError(self._why)
         if self._finished:
             raise trio.ClosedResourceError("this stream was finished")
+        if stream is None or self.gone.is_set():
+            raise trio.BrokenResourceError(self._why)
         return stream
 
     # Called by the stream
@@ -163,8 +167,6 @@ class TunnelStream:
     def _end(self) -> None:
         self._stream = None
         self.gone.set()
-        self._arrived.clear()
-        self._amount.set(0)
         self._arrival.unpark_all()
 
     def progress(self) -> Hashable:
