@@ -240,8 +240,8 @@ class JsonExchange(AgentExchange):
             value = self._object(body)
             message = self.reader(self.head, value, self.port.run.strict)
             self._request_id = message.request_id
-            self._request = message if isinstance(message, ToolRequest) else None
-            if self._request is not None:
+            if isinstance(message, ToolRequest):
+                self._request = message
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
                     self._takes_json, self.progress = accepts(accept)

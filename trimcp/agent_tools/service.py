@@ -197,7 +197,8 @@ class AgentRun:
             if given is not None:
                 if given[0] != asked:
                     raise RequestUnderWay("this request_id was another request's in the context: choose a new one")
-                call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, None, transport)
+                of = (self, request, caller, context, entry, out, on_answer, None, None, 0, translate, transport)
+                call = AgentCall(*of)
                 on_answer(call, cast(CallAnswer, given[1]).again())
                 return call
         own = None
@@ -237,11 +238,10 @@ class AgentRun:
         return call
 
     def _check_permissions(self, permissions: Sequence[str], name: str, entry: ToolEntry, caller: AgentCaller) -> None:
-        """Raise NotAllowed unless a context's permissions include a tool.
+        """Raise NotAllowed unless a context's permissions include a tool: they name it, or have all scopes it needs.
 
-        They include one that they name, and one all of whose scopes they have. One that needs no scope they include if
-        they are scopes only: what the caller's token has or some tool needs. So a name that has become unknown still
-        excludes the rest.
+        One that needs no scope they include if they are scopes only: what the caller's token has or some tool needs. So
+        a name that has become unknown still excludes the rest.
         """
         needed = frozenset[str]() if entry.permission is None else entry.permission.scopes
         if name in permissions or (needed and needed.issubset(permissions)):

@@ -25,7 +25,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is given up": ("cancel", "cancel_after", "timeout", "timeouts"),
     "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
     "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
-    "What is shown": ("json", "save", "plot", "quiet"),
+    "What is shown": ("json", "save", "plot", "trace", "quiet"),
 }
 """The sections of the help, and the options in each."""
 
@@ -80,6 +80,9 @@ class BenchOptions(ReachOptions):
     json: bool = option(is_flag=True, help="Print the result as JSON; the table goes to standard error.")
     save: str | None = option(metavar="FILE", help="Write all figures to FILE as JSON.")
     plot: str | None = option(metavar="FILE", help="Draw them, as .svg or .png (needs trimcp[plot]).")
+    trace: str | None = option(
+        metavar="[=FILE]", help="Show what is said before anything is measured, or add it to FILE; secrets are masked."
+    )
     quiet: bool = option("-q", "--quiet", is_flag=True, help="Nothing but the result.")
 
 

@@ -21,7 +21,7 @@ from trimcp.cli.bench_options import BenchOptions, check_options, mix_of, needs_
 from trimcp.cli.bench_plot import Curve, check_plot, draw
 from trimcp.cli.bench_table import describe_report, headline, setting, three, what
 from trimcp.cli.bench_view import View
-from trimcp.cli.conversation import Stop, own_version, signals
+from trimcp.cli.conversation import Stop, own_version, signals, trace_to
 from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
@@ -62,6 +62,9 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
     servers = [_Server.of(target, screen, options.headers, options.bearer)]
     if options.compare is not None:
         servers.append(_Server.of(options.compare, screen, options.compare_headers, options.compare_bearer))
+    write = trace_to(options.trace, screen)
+    for server in servers if write is not None else ():
+        server.target = attrs.evolve(server.target, trace=write)
     return trio.run(_Bench(screen, options, plan, servers).run)
 
 

@@ -115,7 +115,7 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("certfile", "keyfile", "workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     ),
     "Who may come over a network": (
-        *("allow_origins", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
+        *("allow_origins", "allow_headers", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
     ),
 }
 """The sections of the help of `trimcp run`, and the options in each."""
@@ -180,6 +180,12 @@ class RunOptions:
         multiple=True,
         metavar="ORIGIN",
         help="Pages from there may call: https://app.example, or *. Again for more.",
+    )
+    allow_headers: tuple[str, ...] = option(
+        "--allow-header",
+        multiple=True,
+        metavar="NAME",
+        help="They may send this header, too: X-API-Key. Again for more.",
     )
     allowed_hosts: tuple[str, ...] = option(
         "--allowed-host",

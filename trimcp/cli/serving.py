@@ -167,7 +167,7 @@ def _settings(options: RunOptions) -> HttpSettings:
             path=None if options.ws else path,
             sse_path="/sse" if sse else None,
             websocket_path=path if options.ws else "/ws" if options.websocket else None,
-            origins=Origins(options.allow_origins, options.allowed_hosts),
+            origins=Origins(options.allow_origins, options.allowed_hosts, options.allow_headers),
             authenticate=None if tokens is None or options.auth_issuers else tokens,
             auth=_token_auth(options, path, tokens) if options.auth_issuers else None,
             reply=options.reply,

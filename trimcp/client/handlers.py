@@ -34,7 +34,7 @@ from trimcp.wire.input_requests import (
     Root,
 )
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.revisions import REVISIONS, Revision
+from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 
 Sampled: TypeAlias = CreateMessageResult | str
 Roots: TypeAlias = Sequence[Root | str]
@@ -74,7 +74,7 @@ class ClientProgram:
         description: str | None = None,
         website_url: str | None = None,
         icons: Iterable[Icon | Mapping[str, Any]] = (),
-        revisions: Iterable[Revision] = REVISIONS,
+        revisions: Iterable[Revision | str] = REVISIONS,
         roots: Sequence[Root | str] | None = None,
         extensions: Mapping[str, Mapping[str, JSON]] | None = None,
         experimental: Mapping[str, Mapping[str, JSON]] | None = None,
@@ -118,7 +118,7 @@ class ClientProgram:
         )
         self.limits: Final = limits if limits is not None else Limits()
         most = self.limits.max_server_info
-        self.profile: Final = Profile(info, capabilities, revisions=tuple(sorted(revisions)), max_peer_info=most)
+        self.profile: Final = Profile(info, capabilities, revisions=revisions_of(revisions), max_peer_info=most)
         self.request_timeout = request_timeout
         self.max_request_time = max_request_time
         self.send_deadlines = send_deadlines

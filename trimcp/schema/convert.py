@@ -139,8 +139,8 @@ def leaf_of(hint: Any) -> Leaf | None:
     if issubclass(hint, pathlib.PurePath):
         return Leaf({"type": "string"}, _checked(hint, "a valid path"))
     if hint.__module__ == "ipaddress":
-        wanted = {"type": "string"} | ({"format": f"ipv{hint.version}"} if hint.__name__.endswith("Address") else {})
-        return Leaf(wanted, _checked(hint, f"a valid {hint.__name__}"))
+        formats = {"IPv4Address": {"format": "ipv4"}, "IPv6Address": {"format": "ipv6"}}
+        return Leaf({"type": "string", **formats.get(hint.__name__, {})}, _checked(hint, f"a valid {hint.__name__}"))
     return _other_leaves().get(hint)
 
 

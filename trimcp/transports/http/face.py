@@ -109,7 +109,10 @@ class HttpFace:
         head.reply_headers = cors = settings.origins.cors(head)
         admitted = await self._find(head)
         if cors and isinstance(admitted, HttpResponse):
-            return attrs.evolve(admitted, headers=(*admitted.headers, *cors))
+            # A browser refuses a page the response where two say who may read it: its own, such as "*", counts.
+            own = {name.lower() for name, _ in admitted.headers}
+            more = (each for each in cors if each[0].lower() not in own or each[0] == "Vary")
+            return attrs.evolve(admitted, headers=(*admitted.headers, *more))
         return admitted
 
     def done(self, head: Head, status: int, sent: int) -> None:
@@ -145,7 +148,7 @@ class HttpFace:
     async def _find(self, head: Head) -> Admitted:
         settings, path = self.settings, head.path
         if settings.auth is not None and path in settings.auth.metadata_paths:
-            return await settings.auth.describe(head)
+            return settings.origins.preflight(head) or await settings.auth.describe(head)
         companion = self.shared.companion
         extra = settings.routes.get(path)
         theirs = extra is None and companion is not None
