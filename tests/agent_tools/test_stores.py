@@ -274,7 +274,7 @@ AGENTS = 8
 PROGRAM = """
 import sys, trio
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget
 

@@ -112,6 +112,21 @@ def test_more_scopes_are_asked_for_by_logging_in_again(there: Protected) -> None
     assert there.good("call", there.url, "write") == "written\n"
 
 
+def test_where_nothing_can_be_pasted_a_login_ends(there: Protected) -> None:
+    for typed in ("", "nonsense\n", "no end"):
+        done = subprocess.run(
+            [*TRIMCP, "login", there.url, "--no-browser"],
+            env=there.environment,
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 3
+        assert "the input ended before an address was pasted" in done.stderr
+        assert done.stderr.lower().count("paste the address") == 1 + bool(typed)
+
+
 def test_without_a_browser_the_address_is_pasted(there: Protected) -> None:
     with subprocess.Popen(
         [*TRIMCP, "login", there.url, "--no-browser"],
