@@ -38,6 +38,7 @@ NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotoco
 OIDC_PROVIDER = "oidc-provider@9.13.3"
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 # The conformance suite of HTTP/2, in Go.
+GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 # The suite and the Inspector need version 22, which systems do not always have.
@@ -268,6 +269,8 @@ def interop(session: nox.Session) -> None:
         "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
         "TRIMCP_NODE_OIDC_PROVIDER": str(install_from_npm(session, OIDC_PROVIDER)),
     }
+    if (grpcurl := install_from_go(session, GRPCURL)) is not None:
+        env["TRIMCP_GRPCURL"] = str(grpcurl)
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)
 
