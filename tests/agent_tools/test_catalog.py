@@ -449,22 +449,72 @@ async def test_without_a_token_only_on_loopback_and_only_where_that_was_chosen(c
 
 
 async def test_the_number_of_tools_is_bounded() -> None:
-    _, catalog = make(RegistrationRules(max_tools=3, max_per_owner=2, max_versions=2))
+    _, catalog = make(RegistrationRules(max_tools=4, max_per_owner=2, max_versions=2))
     await catalog.register(versioned_manifest("1"), ADA)
     await catalog.register(versioned_manifest("2"), ADA)
     await refused(catalog, TooMuch, "one owner may register 2 tools", WEATHER)
     await catalog.register(versioned_manifest("2"), ADA)  # which is there already
     await catalog.register(WEATHER, BOB)
-    await refused(catalog, TooMuch, "there are 3 registered tools", manifest(name="a", implementation="whatever"), BOB)
+    await refused(
+        catalog,
+        TooMuch,
+        "there are 3 registered tools of at most 4",
+        manifest(name="a", implementation="whatever"),
+        BOB,
+    )
     await catalog.remove("echo", ADA, "1")
     await catalog.register(manifest(version="2"), BOB)
-    await refused(catalog, TooMuch, "there are 3 registered tools", versioned_manifest("3"))
+    await refused(catalog, TooMuch, "there are 3 registered tools of at most 4", versioned_manifest("3"))
     await catalog.remove("get_weather", BOB)
     assert dict(catalog._owned) == {ADA.owner: 1}
     _, catalog = make(RegistrationRules(max_versions=2))
     await catalog.register(versioned_manifest("1"), ADA)
     await catalog.register(versioned_manifest("2"), ADA)
     await refused(catalog, TooMuch, "one tool may have 2 versions", versioned_manifest("3"))
+
+
+async def as_many_as_are_taken(catalog: Catalog, caller: AgentCaller, most: int, **more: Any) -> int:
+    for number in range(most):
+        tool = {"name": f"tool-{number}", "parameters": {"type": "object", **more}}
+        try:
+            await catalog.register(tool, caller, by=Stream())
+        except TooMuch:
+            return number
+    return most
+
+
+def somebody(principal: str, agent: str) -> AgentCaller:
+    return AgentCaller(trimcp.Principal(principal, scopes={"tools:register"}), agent)
+
+
+async def test_owners_who_take_all_they_can_leave_room_for_one_more() -> None:
+    _, catalog = make(RegistrationRules(max_tools=50, max_per_owner=5))
+    for number in range(10):
+        await as_many_as_are_taken(catalog, somebody(f"p{number}", f"a{number}"), 5)
+    assert catalog.registered >= 40
+    assert await as_many_as_are_taken(catalog, somebody("late", "late"), 5) > 0
+
+
+async def test_one_principal_with_many_agents_has_one_share() -> None:
+    _, catalog = make(RegistrationRules(max_tools=50, max_per_owner=5))
+    taken = [await as_many_as_are_taken(catalog, somebody("ada", f"a{number}"), 5) for number in range(10)]
+    assert taken == [5, 5, 5, 5, 5, 0, 0, 0, 0, 0]
+    assert await as_many_as_are_taken(catalog, somebody("bob", "b"), 5) == 5
+
+
+async def test_the_memory_of_tools_is_shared_as_their_number_is() -> None:
+    one = Manifest.parse({"name": "a0.tool-0", "parameters": {"type": "object", "description": "x" * 10_000}}).memory
+    room = RegistrationRules(max_memory=20 * one, max_memory_per_owner=5 * one)
+    _, catalog = make(room)
+    for number in range(4):
+        await as_many_as_are_taken(catalog, somebody(f"p{number}", f"a{number}"), 5, description="x" * 10_000)
+    assert await as_many_as_are_taken(catalog, somebody("late", "late"), 5, description="x" * 10_000) > 0
+    _, catalog = make(room)
+    taken = [
+        await as_many_as_are_taken(catalog, somebody("ada", f"a{number}"), 5, description="x" * 10_000)
+        for number in range(4)
+    ]
+    assert 9 <= sum(taken) <= 10
 
 
 async def test_the_memory_of_tools_is_bounded() -> None:

@@ -444,22 +444,21 @@ class Catalog:
         slot = family.slot(manifest.version)
         if slot is not None:
             return family, slot
-        if self._owned.total() >= rules.max_tools:
-            raise TooMuch(f"there are {rules.max_tools} registered tools, and no more are taken")
         if self._owned[owner] >= rules.max_per_owner:
             raise TooMuch(f"one owner may register {rules.max_per_owner} tools")
+        total = self._owned.total()
+        if total + sum(self._owned[each] for each in self._owned if each[0] == owner[0]) >= rules.max_tools:
+            raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")
         if len(family.slots) >= rules.max_versions:
             raise TooMuch(f"one tool may have {rules.max_versions} versions")
         return family, VersionPlace(version_key(manifest.version))
 
     def _check_memory(self, manifest: Manifest, owner: Owner) -> None:
-        """Raise TooMuch if there is no memory left for a manifest."""
-        total = own = manifest.memory
-        for family in self._families.values():
-            taken = sum(each.manifest.memory for slot in family.slots for each in (slot.offered, slot.waiting) if each)
-            total += taken
-            own += taken if family.owner == owner else 0
-        if total > self.rules.max_memory or own > self.rules.max_memory_per_owner:
+        """Raise TooMuch if there is no memory left for a manifest; principals share it as they share the number."""
+        kept = [(family.owner, family.memory) for family in self._families.values()]
+        own = manifest.memory + sum(taken for whose, taken in kept if whose == owner)
+        shared = manifest.memory + sum(taken for whose, taken in kept if whose[0] == owner[0])
+        if shared + sum(taken for _, taken in kept) > self.rules.max_memory or own > self.rules.max_memory_per_owner:
             raise TooMuch("the registered tools take too much memory")
 
     def _check_offer(self, family: ToolVersions, manifest: Manifest) -> None:

@@ -37,9 +37,10 @@ class RegistrationRules:
         callbacks: allows tools that are called at a URL.
         strict: refuse manifests with unknown members.
         max_tools, max_per_owner, max_versions: tools registered by all, by one owner, and versions of one tool; each
-            version counts.
+            version counts. One more is taken while those of its principal and those of all, added up, are fewer than
+            `max_tools`: so a newcomer gets half of those that are left, and no principal more than half of all.
         max_memory, max_memory_per_owner: bytes that the manifests of all, and of one owner, may take, as estimated: a
-            usual manifest takes 20 KB, one made to take much 10 MB.
+            usual manifest takes 20 KB, one made to take much 10 MB. Principals share `max_memory` in the same way.
         max_schema, max_depth, max_members, max_description: see `ManifestBounds`.
         timeout: seconds for one call of a tool that lives elsewhere.
         max_concurrent: calls of such a tool at once; others wait.

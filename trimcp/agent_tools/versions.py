@@ -84,6 +84,11 @@ class ToolVersions:
         wanted = version_key(version[:LONGEST_VERSION])
         return next((slot for slot in self.slots if slot.version == wanted), None)
 
+    @property
+    def memory(self) -> int:
+        """Bytes that its manifests take, as estimated."""
+        return sum(each.manifest.memory for slot in self.slots for each in (slot.offered, slot.waiting) if each)
+
     def layout(self) -> dict[str, Candidate]:
         """Return what is offered by key: the newest version has the tool's name."""
         offered = [slot.offered for slot in self.slots if slot.offered is not None]
