@@ -130,7 +130,7 @@ class AgentRun:
         Raises:
             UnknownTool, InvalidArguments: there is none, or they do not fit its schema.
         """
-        key, entry = self.catalog.find(request.tool_name, request.version)
+        key, entry = self.catalog.find(request.tool_name, request.version, caller)
         arguments = request.arguments or {}
         # Who may not see the tool learns nothing of its schema: the session refuses the call.
         if not entry.validator.is_valid(arguments) and shown(entry, caller.principal):
@@ -197,8 +197,7 @@ class AgentRun:
             if given is not None:
                 if given[0] != asked:
                     raise RequestUnderWay("this request_id was another request's in the context: choose a new one")
-                of = (self, request, caller, context, entry, out, on_answer, None, None, 0, translate, transport)
-                call = AgentCall(*of)
+                call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, None, transport)
                 on_answer(call, cast(CallAnswer, given[1]).again())
                 return call
         own = None
@@ -206,9 +205,8 @@ class AgentRun:
             own = self.server.open_brief(holding, via)
             session = own.session
         self._last_id += 1
-        call = AgentCall(
-            *(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
-        )
+        of = (self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
+        call = AgentCall(*of)
         call.asked = asked
         try:
             if context is not None:
