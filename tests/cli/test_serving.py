@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +370,17 @@ async def test_what_takes_too_long_is_named_and_stopped(tmp_path: Path, revision
     assert re.fullmatch(r"  tools/call 'slow', request \d+, for [0-9.]+ s", request)
     assert re.fullmatch(r"    tests/cli/server_for_cli\.py:\d+ in slow: await trio\.sleep\(60\)", where)
     assert file.read_text() == "begun\nended: drain\n"
+
+
+async def test_it_says_what_it_waits_for(tmp_path: Path) -> None:
+    async with serving("--http", "--port", "0", "--grace", "0.2") as served, connected(await served.url()) as session:
+        with suppress(trimcp.McpError):
+            async with session.calling("stubborn", {"file": str(tmp_path / "log")}):
+                await until_written(tmp_path / "log", "begun")
+                served.process.send_signal(signal.SIGINT)
+                await served.until("1 call under way has up to 0.2 s to answer; Ctrl-C again ends at once")
+                await served.until("1 call under way has not stopped yet; Ctrl-C again ends at once")
+                assert await served.end(signal.SIGINT) == 128 + signal.SIGINT
 
 
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:

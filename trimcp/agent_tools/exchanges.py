@@ -28,7 +28,7 @@ from trimcp.agent_tools.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.budget import owner_of
 from trimcp.channel import Kind, Outgoing
-from trimcp.nurseries import server_ends
+from trimcp.containment import server_ends
 from trimcp.security import security_event
 from trimcp.transports.http.seams import Handler, Head, HttpReply
 from trimcp.transports.http.sessions import Shared

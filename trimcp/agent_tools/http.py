@@ -270,7 +270,7 @@ class JsonExchange(AgentExchange):
             value = parse_value(body, shared.settings.limits) if body else {}
         else:
             self.value = None
-        if body:
+        if shared.tracer is not None and body:
             shared.show("<--", body)
         if type(value) is Malformed:
             raise MalformedMessage(value.message)
@@ -387,12 +387,9 @@ def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage
 
 
 def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
-
-
-def _read_session_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    query = _query(head)
-    return read_as(ContextDestroy, _given({name: query.get(name) for name in ("session_id", "reason")}))
+    query, id = _query(head), _name(head) or None
+    session = query.get("session_id") if id is None else None
+    return read_as(ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")}))
 
 
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
@@ -421,7 +418,7 @@ _PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation, "DELETE": _read_session_end},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_end},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}

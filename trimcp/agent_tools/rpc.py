@@ -222,7 +222,7 @@ class RpcExchange(AgentExchange):
         self.progress = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
         caller = self.caller
-        _, entry = run.catalog.find(request.tool_name, request.version)
+        _, entry = run.catalog.find(request.tool_name, request.version, caller)
         if not shown(entry, caller.principal):
             self._asked = message = None  # the session refuses the call
         context = run.context_now(caller, request.context_id)

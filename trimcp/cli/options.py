@@ -62,12 +62,9 @@ _LEVELS: Final = get_args(LoggingLevel)
 
 
 @attrs.frozen(kw_only=True)
-class ReachOptions:
-    """How a server is reached, and with which revision."""
+class HeaderOptions:
+    """What is sent to a URL with every request."""
 
-    revision: str | None = option(
-        metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
-    )
     headers: tuple[str, ...] = option(
         *("--header", "-H"),
         multiple=True,
@@ -79,6 +76,15 @@ class ReachOptions:
         metavar="SOURCE",
         repr=False,
         help="Send a bearer token to a URL: SOURCE is the environment variable that holds it, or @FILE.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ReachOptions(HeaderOptions):
+    """How a server is reached, and with which revision."""
+
+    revision: str | None = option(
+        metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
     )
 
 
@@ -109,7 +115,7 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("certfile", "keyfile", "workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     ),
     "Who may come over a network": (
-        *("allow_origins", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
+        *("allow_origins", "allow_headers", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
     ),
 }
 """The sections of the help of `trimcp run`, and the options in each."""
@@ -174,6 +180,12 @@ class RunOptions:
         multiple=True,
         metavar="ORIGIN",
         help="Pages from there may call: https://app.example, or *. Again for more.",
+    )
+    allow_headers: tuple[str, ...] = option(
+        "--allow-header",
+        multiple=True,
+        metavar="NAME",
+        help="They may send this header, too: X-API-Key. Again for more.",
     )
     allowed_hosts: tuple[str, ...] = option(
         "--allowed-host",
