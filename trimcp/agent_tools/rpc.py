@@ -86,6 +86,7 @@ from trimcp.wire.jsonrpc import Malformed, encode
 
 __all__ = ["SERVICE", "AgentRpc"]
 
+_SOON: Final = 1_024  # bytes of a request from which on nothing of it is converted for somebody who is refused
 _LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept are bounded
 
 _Method: TypeAlias = tuple[type[AgentMessage], Any, Any]
@@ -222,9 +223,10 @@ class RpcExchange(AgentExchange):
         self.progress = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
         caller = self.caller
-        _, entry = run.catalog.find(request.tool_name, request.version, caller)
-        if not shown(entry, caller.principal):
-            self._asked = message = None  # the session refuses the call
+        if size >= _SOON:  # smaller ones cost less than to ask twice
+            _, entry = run.catalog.find(request.tool_name, request.version, caller)
+            if not shown(entry, caller.principal):
+                self._asked = message = None  # the session refuses the call
         context = run.context_now(caller, request.context_id)
         if (context is None and request.context_id is not None) or (message is not None and is_large(message)):
             self.answer_later(request, caller, size)
