@@ -1,4 +1,4 @@
-"""grpcurl, and with it grpc-go's client, drives our server: reflection, health, calls, streams, compression, refusals."""
+"""grpcurl, and with it grpc-go's client, drives our server: reflection, health, calls, streams, refusals."""
 
 from __future__ import annotations
 
