@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +23,8 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+# The classifiers say which versions of Python we support.
+PYTHONS = nox.project.python_versions(PYPROJECT)
 
 # The peers we are compared with and talk to. Pinned, so that a red session means that we changed.
 PEERS = nox.project.load_toml("benchmarks/peers.toml")
@@ -33,6 +37,8 @@ NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotoco
 # A certified authorization server, for logins that nobody here has a hand in.
 OIDC_PROVIDER = "oidc-provider@9.13.3"
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
+# The conformance suite of HTTP/2, in Go.
+H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 # The suite and the Inspector need version 22, which systems do not always have.
 NODE = PEERS["python"]["node"]
@@ -58,17 +64,31 @@ WORKERS = str(2 * (os.cpu_count() or 1))
 
 
 def run_tests(session: nox.Session, *arguments: str, **env: str) -> None:
-    """Run tests beside each other, then those marked `alone` one after the other; one of the two may have none."""
+    """Run tests beside each other, then those marked `alone` one after the other, if some of the chosen are."""
     env["PYTHONDONTWRITEBYTECODE"] = ""  # else each of hundreds of processes compiles what it imports
-    ran = Path("build", "tests-ran").absolute()
-    ran.parent.mkdir(exist_ok=True)
-    ran.unlink(missing_ok=True)
-    env["TRIMCP_RAN"] = str(ran)
-    for alone, workers in (("no", WORKERS), ("only", "0")):
-        env["TRIMCP_ALONE"] = alone
-        session.run("pytest", "-n", workers, *arguments, env=env, success_codes=[0, 5])
-    if not ran.exists():
-        session.error("no test was selected")
+    notes = Path("build", "tests").absolute()  # what tests/conftest.py has to say to us
+    shutil.rmtree(notes, ignore_errors=True)
+    notes.mkdir(parents=True)
+    env["TRIMCP_NOTES"] = str(notes)
+    try:
+        for alone, workers in (("no", WORKERS), ("only", "0")):
+            if alone == "no" or (notes / "alone").exists():
+                env["TRIMCP_ALONE"] = alone
+                session.run("pytest", "-n", workers, *arguments, env=env, success_codes=[0, 5])
+        if not (notes / "ran").exists():
+            session.error("no test was selected")
+    finally:
+        tell_left_out(session, notes / "left-out")
+
+
+def tell_left_out(session: nox.Session, file: Path) -> None:
+    """Say why tests were left out and what brings them back, where whoever reads only the end will see it."""
+    reasons: Counter[str] = Counter()
+    for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+        reason, count = json.loads(line)
+        reasons[reason] += count
+    for reason, count in reasons.most_common():
+        session.warn(f"left out: {count} test{'s' if count > 1 else ''}, {reason}")
 
 
 @nox.session
@@ -80,15 +100,31 @@ def demo(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the test suite."""
+    """Run the test suite; as root, with the system's packages that some tests need (tests/programs.py)."""
     session.install(".[cli]", *groups("tests"))
+    if not session.posargs:
+        session.run("python", "tests/programs.py", "--install")
     with timed(session):
         run_tests(session, *session.posargs)
 
 
 # `nox -s tests-3.13`, where there is such an interpreter; by default only the one that runs nox is tried.
-for version in ("3.11", "3.12", "3.13"):
+for version in PYTHONS:
     nox.session(tests.func, name=f"tests-{version}", python=version, default=False)
+
+
+@nox.session(default=False)
+def pythons(session: nox.Session) -> None:
+    """Run the test suite on every Python that we support and that is here; `-- 3.14` on that one alone."""
+    wanted = [version for version in PYTHONS if version in session.posargs] or list(PYTHONS)
+    there = [version for version in wanted if shutil.which(f"python{version}")]
+    for version in sorted({*wanted} - {*there}):
+        session.warn(f"NOTHING HERE SAYS THAT Python {version} WORKS: there is no python{version}")
+    if not there:
+        session.error("none of these is here")
+    more = [argument for argument in session.posargs if argument not in PYTHONS]
+    for version in there:
+        session.run("nox", "-s", f"tests-{version}", "--", *more, external=True)
 
 
 @nox.session(default=False)
@@ -215,7 +251,7 @@ def bench_check(session: nox.Session) -> None:
     pins = [f"{name}=={version}" for name, version in baseline.get("versions", {}).items() if name != "python"]
     if "--newest" in session.posargs:
         pins = ["--upgrade", "--upgrade-strategy", "eager"]
-    session.install(".", *pins)
+    session.install(".[grpc]", *pins)
     with timed(session):
         session.run("python", "benchmarks/check.py", *session.posargs)
 
@@ -243,6 +279,34 @@ def conformance(session: nox.Session) -> None:
     env = {"TRIMCP_CONFORMANCE": str(install_from_npm(session, CONFORMANCE))}
     with timed(session):
         session.run("python", "tests/conformance/run.py", *session.posargs, env=env)
+
+
+@nox.session(default=False)
+def h2spec(session: nox.Session) -> None:
+    """Hold our HTTP/2 against h2spec, where there is Go to build it."""
+    session.install(".")
+    program = install_from_go(session, H2SPEC)
+    if program is None:
+        what = "h2spec is written in Go, and there is no `go` on this machine's path"
+        if "go" in os.environ.get("TRIMCP_REQUIRE", "").split(","):
+            session.error(f"{what}, which TRIMCP_REQUIRE names")
+        session.warn(f"left out: {what}")
+        return
+    with timed(session):
+        env = {"TRIMCP_H2SPEC": str(program)}
+        session.run("python", "-m", "tests.conformance.h2spec", *session.posargs, env=env)
+
+
+def install_from_go(session: nox.Session, package: str) -> Path | None:
+    """A program written in Go, built once and kept from one session to the next; None without Go."""
+    if shutil.which("go") is None:
+        return None
+    path, _, version = package.partition("@")
+    folder = (session.cache_dir / "go-peers" / version).absolute()
+    program = folder / path.rpartition("/")[2]
+    if not program.exists():
+        session.run("go", "install", package, external=True, silent=True, env={"GOBIN": str(folder)})
+    return program
 
 
 def install_apart(session: nox.Session, name: str, *requirements: str) -> Path:

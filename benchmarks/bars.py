@@ -10,10 +10,10 @@ from typing import Literal
 
 import attrs
 from cells import CELLS, UNDER_WAY
-from names import BEFORE, FASTMCP, FLOOR, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, GRPC_GO, GRPCIO, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
 from results import Results, Spread, paired_ratio
 
-__all__ = ["BARS", "NOT_THERE", "Bar", "Verdict", "judge", "verdicts"]
+__all__ = ["BARS", "GRPC_BARS", "NOT_THERE", "Bar", "Verdict", "judge", "verdicts"]
 
 NOT_THERE = "not in this run"
 PEERS = (MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT)
@@ -129,6 +129,17 @@ def _holding_up(what: str, windows: str, least: float, against: tuple[str, ...] 
 
 OLD, NEW = "2025-11-25", "2026-07-28"
 
+GRPC_BARS: list[Bar] = [
+    *_each(
+        "agent tools through gRPC",
+        "cpu",
+        ("a call, 64 under way", "grpc-64", 0.35, (GRPCIO,)),
+        ("a call, 64 under way", "grpc-64", 3.5, (GRPC_GO,)),
+        ("a message of a stream", "grpc-stream", 0.25, (GRPCIO,)),
+        ("a call by the client, 64 under way", "grpc-client", 0.5, (GRPCIO,)),
+    ),
+]
+
 BARS: list[Bar] = [
     *_each(
         "tools/call by a client",
@@ -161,6 +172,7 @@ BARS: list[Bar] = [
         (f"Streamable HTTP {OLD}", "progress-http-2025", 0.25, PEERS),
         (f"Streamable HTTP {NEW}", "progress-http-2026", 0.3, PEERS),
     ),
+    *GRPC_BARS,
     _holding_up("connections of Streamable HTTP", "http", 1.0, (FLOOR,)),
     _holding_up("connections of WebSocket", "connections", 0.9),
     _holding_up("calls on one WebSocket", "websocket", 0.9),

@@ -47,7 +47,8 @@ def section(cls: type[Any]) -> str:
     for field in fields:
         facts = facts_of(field)
         optional = field.default is not attrs.NOTHING
-        hint = hints[field.name].replace(" | Absent", "").replace("|", "\\|")
+        hint = hints[field.name] if field.default is not None else hints[field.name].removesuffix(" | None")
+        hint = hint.replace("|", "\\|")
         shown = f"`{field.name}`" if optional else f"**`{field.name}`**"
         lines.append(f"| {shown} | `{hint}` | `{wire_name(field)}` | {_span(facts) or 'all'} |")
     return "\n".join(lines)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.programs import require
 from trimcp import security
 
 # An example has no 200 ms of a clock, nor those before the test a second: on a busy machine they would be over.
@@ -19,8 +23,12 @@ settings.load_profile("busy")
 ALONE: Final = os.environ.get("TRIMCP_ALONE", "")
 """Which tests `nox` asks for: "no" without those marked `alone`, "only" just those, and "" (a plain `pytest`) all."""
 
-RAN: Final = os.environ.get("TRIMCP_RAN", "")
-"""The file by which `nox` knows that one of its two runs had tests."""
+NOTES: Final = os.environ.get("TRIMCP_NOTES", "")
+"""The folder in which `nox` finds what became of its runs.
+
+"ran" is there if one of them had tests, "alone" has the number of those that the first left to the second, and
+"left-out" the number of tests for each reason why they were, one JSON array in a line.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +44,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out tests that need a program which is not here."""
+    for marker in item.iter_markers("needs"):
+        require(*marker.args)
+
+
+@pytest.hookimpl(trylast=True)  # of those that -k, -m and names have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out those of the other run."""
     if ALONE:
@@ -43,12 +58,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item not in set(wanted)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = wanted
+        if NOTES and ALONE == "no" and left_out:
+            Path(NOTES, "alone").write_text(str(len(left_out)))  # every process of xdist writes the same
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Note that there were tests."""
-    if RAN and exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED and not hasattr(session.config, "workerinput"):
-        Path(RAN).touch()
+    if NOTES and exitstatus != pytest.ExitCode.NO_TESTS_COLLECTED and not hasattr(session.config, "workerinput"):
+        Path(NOTES, "ran").touch()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Note which tests were left out and why, and tell how many are still to come."""
+    if not NOTES or hasattr(terminalreporter.config, "workerinput"):
+        return
+    alone = Path(NOTES, "alone")
+    stats = terminalreporter.stats
+    if ALONE == "no" and "deselected" not in stats and alone.exists():
+        stats["deselected"] = [SimpleNamespace()] * int(alone.read_text())
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in stats.get("skipped", ()))
+    with Path(NOTES, "left-out").open("a") as file:
+        file.writelines(json.dumps(entry) + "\n" for entry in reasons.items())
 
 
 @pytest.hookimpl(wrapper=True)

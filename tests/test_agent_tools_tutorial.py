@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +27,7 @@ KEEPS_ON = re.compile(r"trimcp run|curl -N http|python provider\.py")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed"),
+    pytest.mark.needs("curl"),
 ]
 
 
@@ -93,7 +92,8 @@ def test_the_tutorial_works_as_it_is_printed(tmp_path: Path) -> None:
                 if KEEPS_ON.match(command):
                     server = command.startswith("trimcp")
                     lines = wanted.count("\n") if server else 1
-                    errors = subprocess.STDOUT if server else subprocess.DEVNULL  # where curl says how fast it is
+                    # Where curl says how fast it is; others have nothing to say there, also when they are interrupted.
+                    errors = subprocess.DEVNULL if command.startswith("curl") else subprocess.STDOUT
                     shown = f"{wanted}..." if server else wanted  # its log follows
                     terminals.enter_context(opened(command, shown, lines, **there, stderr=errors))
                 else:

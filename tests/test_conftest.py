@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -49,7 +50,55 @@ def test_a_report_with_a_lone_surrogate_ends_no_process_of_xdist(tmp_path: Path)
 def test_whether_there_were_tests_is_noted(chosen: str, code: int, alone: str, tmp_path: Path) -> None:
     if alone == "only":
         code = 5  # none of that file
-    note = tmp_path / "ran"
-    done = pytest_on(ROOT, "-n", "0", "tests/test_values.py", "-k", chosen, TRIMCP_RAN=str(note), TRIMCP_ALONE=alone)
+    words = ["-n", "0", "tests/test_values.py", "-k", chosen]
+    done = pytest_on(ROOT, *words, TRIMCP_NOTES=str(tmp_path), TRIMCP_ALONE=alone)
     assert done.returncode == code, done.stdout
-    assert note.exists() is (code == 0)
+    assert (tmp_path / "ran").exists() is (code == 0)
+
+
+SOME = """
+import pytest
+
+@pytest.mark.alone
+def test_alone(): ...
+
+@pytest.mark.needs("curl")
+def test_typed(): ...
+
+def test_other(): ...
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize(
+    ("chosen", "left", "said"),
+    [("test_", "1", "1 skipped, 1 deselected"), ("alone", "1", "deselected"), ("other", "", "1 passed")],
+)
+def test_a_second_run_is_asked_for_only_if_it_has_tests(
+    chosen: str, left: str, said: str, processes: str, tmp_path: Path
+) -> None:
+    """And the first says that it left some out, also where it has none itself."""
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n needs\n")
+    (tmp_path / "test_it.py").write_text(SOME)
+    done = pytest_on(tmp_path, "-n", processes, "-k", chosen, PATH="", TRIMCP_NOTES=str(tmp_path), TRIMCP_ALONE="no")
+    assert said in done.stdout.splitlines()[-1]
+    assert "no tests ran" not in done.stdout
+    alone = tmp_path / "alone"
+    assert (alone.read_text() if alone.exists() else "") == left
+
+
+@pytest.mark.slow
+def test_what_was_left_out_is_noted_and_what_is_required_fails(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n needs\n")
+    (tmp_path / "test_it.py").write_text(SOME)
+    done = pytest_on(tmp_path, "-n", "1", PATH="", TRIMCP_NOTES=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    reason, count = json.loads((tmp_path / "left-out").read_text())
+    assert count == 1
+    assert reason.endswith(": apt-get install curl")
+    done = pytest_on(tmp_path, "-n", "1", PATH="", TRIMCP_REQUIRE="ps,curl")
+    assert done.returncode == 1
+    assert "curl is required and missing: apt-get install curl" in done.stdout

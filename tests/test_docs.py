@@ -24,7 +24,7 @@ from trio.testing import MockClock
 import trimcp
 import trimcp.testing
 from tests.pages import PAGES, ROOT, Block, blocks_of
-from tests.sandboxes import require_bwrap
+from tests.programs import PROGRAMS, require
 from trimcp.cli.app import app
 from trimcp.cli.exits import EXIT_CODES
 from trimcp.session.limits import Limits
@@ -97,7 +97,9 @@ def test_snippets_run(
     blocks: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if any('isolation="bwrap"' in block.text for block in blocks):
-        require_bwrap()
+        require("bwrap")
+    typed = " ".join(block.text for block in blocks if block.speech == "run")
+    require(*(name for name in PROGRAMS if f"$ {name} " in typed))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     program = types.ModuleType("snippet")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -41,7 +40,7 @@ async def ready(served: Served) -> str:
     return url.removesuffix("/mcp")
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.needs("curl")
 async def test_the_session_with_curl_works_as_the_readme_prints_it() -> None:
     (session,) = (block for block in blocks_of(ROOT / "README.md") if "--agent-tools" in block.text)
     start, *steps = re.split(r"^\$ ", session.text, flags=re.MULTILINE)[1:]
@@ -54,7 +53,7 @@ async def test_the_session_with_curl_works_as_the_readme_prints_it() -> None:
             compare(wanted, await curl(command, url) + "\n", f"$ {command}")
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.needs("curl")
 async def test_the_commands_in_the_docstring_of_the_example_work() -> None:
     docstring = (ROOT / "examples" / "agent_tools.py").read_text("utf-8").split('"""')[1]
     register, call = re.findall(r"^    (curl .*?\}')$", docstring, re.MULTILINE | re.DOTALL)

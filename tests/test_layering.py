@@ -25,6 +25,7 @@ _WIRE = {
     "bounds",
     "rates",
     "cleaning",
+    "files",
     "security",
     "hidden",
     "wire",
@@ -57,6 +58,7 @@ LAYERS: dict[str, set[str]] = {
     "rates": {"rates"},
     "restarts": {"bounds", "values", "restarts"},
     "cleaning": {"cleaning"},
+    "files": {"cleaning", "errors", "files"},
     "hidden": {"hidden", "values"},
     "security": {"cleaning", "security"},
     "nurseries": {"nurseries"},
@@ -104,7 +106,8 @@ HTTP_FLOORS = (
 """The modules of `transports/http`, from the lowest floor up: each may import those below its own."""
 
 HTTP_FOLDERS = {
-    "h1": {"h1", "deadlines", "seams", "settings", "shares"},
+    "h1": {"h1", "h2.connection", "deadlines", "seams", "settings", "shares"},
+    "h2": {"h2", "h1.hosting", "h1.parser", "h1.wires", "h1.writer", "deadlines", "seams", "settings", "shares"},
     "asgi": {"asgi", "deadlines", "seams", "settings", "shares", "h1.sockets", "h1.wires"},
     "client": {"client", "deadlines", "h1.replies", "h1.wires"},
 }

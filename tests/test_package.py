@@ -125,7 +125,7 @@ print(loaded, "trimcp.server.uri_template" in sys.modules)
     assert done.stdout == "[] True\n"
 
 
-OTHER_HOSTS = ["httpx2", "hypercorn", "h2", "connectrpc", "google.protobuf", "trimcp.framing.grpc", "click", "rich"]
+OTHER_HOSTS = ["httpx2", "hypercorn", "h2", "hpack", "google.protobuf", "trimcp.framing.grpc", "click", "rich"]
 
 
 def test_serving_http_loads_no_other_host_and_no_client() -> None:

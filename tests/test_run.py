@@ -191,6 +191,24 @@ async def test_the_environment_turns_the_trace_on(tmp_path: Path, monkeypatch: p
     assert "<-- " in text
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("prog", "a", "b"), (["prog", "a", "b"],), (("prog", "a", "b"),), (["prog"], "a", "b"), (Path("prog"), "a", "b")],
+    ids=str,
+)
+def test_a_command_is_words_or_a_list_of_them(words: tuple[Any, ...]) -> None:
+    assert trimcp.stdio(*words).command == ("prog", "a", "b")
+    hash(trimcp.stdio(*words).command)
+
+
+@pytest.mark.parametrize("words", [(5,), (["prog", 5],), (None,), ([["prog"]],), ("prog", ["a"])], ids=str)
+def test_what_is_no_command_is_told_what_one_is(words: tuple[Any, ...]) -> None:
+    with pytest.raises(TypeError, match=r'list of texts, .* such as \["python", "server.py"\], not'):
+        trimcp.stdio(*words)
+    with pytest.raises(TypeError, match="list of texts"):
+        trimcp.StdioServer("python server.py")  # type: ignore[arg-type]
+
+
 def test_a_hosts_configuration_gives_servers_to_connect_to(tmp_path: Path) -> None:
     config = tmp_path / "servers.json"
     entries = {

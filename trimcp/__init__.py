@@ -17,9 +17,9 @@ _NAMES = {
     "trimcp.client.handlers": "fill_defaults",
     "trimcp.client.hosts": "read_servers",
     "trimcp.client.session": "ClientSession",
-    "trimcp.client.tools": "fingerprint",
+    "trimcp.client.tools": "Listing fingerprint",
     "trimcp.errors": "AskRefused CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
-    "Overloaded RemoteError ResourceNotFound ToolError UpstreamDown",
+    "NotStarted Overloaded RemoteError ResourceNotFound Stopped ToolError UpstreamDown",
     "trimcp.fleet": "fleet=.",
     "trimcp.fleet.group": "Group",
     "trimcp.fleet.upstream": "Upstream supervise",

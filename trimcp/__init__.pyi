@@ -16,6 +16,7 @@ from trimcp.client.client import Target as Target
 from trimcp.client.handlers import fill_defaults as fill_defaults
 from trimcp.client.hosts import read_servers as read_servers
 from trimcp.client.session import ClientSession as ClientSession
+from trimcp.client.tools import Listing as Listing
 from trimcp.client.tools import fingerprint as fingerprint
 from trimcp.errors import AskRefused as AskRefused
 from trimcp.errors import CannotAsk as CannotAsk
@@ -25,9 +26,11 @@ from trimcp.errors import InvalidReply as InvalidReply
 from trimcp.errors import LocalError as LocalError
 from trimcp.errors import McpError as McpError
 from trimcp.errors import NoGoodAnswer as NoGoodAnswer
+from trimcp.errors import NotStarted as NotStarted
 from trimcp.errors import Overloaded as Overloaded
 from trimcp.errors import RemoteError as RemoteError
 from trimcp.errors import ResourceNotFound as ResourceNotFound
+from trimcp.errors import Stopped as Stopped
 from trimcp.errors import ToolError as ToolError
 from trimcp.errors import UpstreamDown as UpstreamDown
 from trimcp.fleet.group import Group as Group
@@ -145,12 +148,14 @@ __all__ = [
     "LATEST",
     "LATEST_LEGACY",
     "Limits",
+    "Listing",
     "LocalError",
     "LogBridge",
     "McpError",
     "MemoryEvents",
     "MessageChannel",
     "NoGoodAnswer",
+    "NotStarted",
     "Notice",
     "Origins",
     "Overloaded",
@@ -170,6 +175,7 @@ __all__ = [
     "Server",
     "SqliteEvents",
     "StdioServer",
+    "Stopped",
     "Subscription",
     "Target",
     "Text",

@@ -7,7 +7,9 @@
     │   ├── NotInRevision     the negotiated revision cannot express it (`trimcp.wire.converter`)
     │   └── Unencodable       a value that JSON cannot represent (`trimcp.wire.jsonrpc`)
     ├── RemoteError           the peer answered a request with an error
-    │   └── Overloaded        ... because too many requests are in progress; a later retry is safe
+    │   ├── Overloaded        ... because too many requests are in progress; a later retry is safe
+    │   ├── NotStarted        ... because it is shutting down, and did nothing; a retry is safe
+    │   └── Stopped           ... because it is shutting down; the request may be half done
     ├── InvalidReply          the peer's answer is not valid for this request
     ├── ConnectionLost        the peer is gone; the request may or may not have been carried out
     │   └── UpstreamDown      ... and was gone before: nothing was sent (supervised upstreams)
@@ -108,6 +110,14 @@ class Overloaded(RemoteError):
         return float(seconds) if type(seconds) in (int, float) else None
 
 
+class NotStarted(RemoteError):
+    """The peer is shutting down and did not begin the request: it may be sent again, over another connection."""
+
+
+class Stopped(RemoteError):
+    """The peer is shutting down and stopped the request, which may be half done: sending it again may do it twice."""
+
+
 class InvalidReply(McpError):
     """The peer's answer is not valid for this request. The connection stays open.
 
@@ -119,7 +129,15 @@ class InvalidReply(McpError):
 
 
 class ConnectionLost(McpError):
-    """The connection ended while this request was in progress. It may or may not have been carried out."""
+    """The connection ended while this request was in progress. It may or may not have been carried out.
+
+    Attributes:
+        nothing_sent: it was certainly not carried out, since nothing of it was sent. False if that is not known.
+    """
+
+    def __init__(self, message: str = "", *, nothing_sent: bool = False) -> None:
+        super().__init__(message)
+        self.nothing_sent: bool = nothing_sent
 
 
 class UpstreamDown(ConnectionLost):
@@ -134,7 +152,7 @@ class UpstreamDown(ConnectionLost):
     def __init__(
         self, message: str, reasons: Sequence[str] = (), retry_at: float | None = None, given_up: bool = False
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, nothing_sent=True)
         self.reasons: tuple[str, ...] = tuple(reasons)
         self.retry_at: float | None = retry_at
         self.given_up: bool = given_up

@@ -67,7 +67,6 @@ class _Options(_Common, total=False):
     """Options of everything that serves HTTP."""
 
     software: Software
-    grpc: bool
 
 
 class _Serving(_Options, total=False):
@@ -139,7 +138,6 @@ async def serve_http(
     keyfile: str | Path | None = None,
     ssl_context: ssl.SSLContext | None = None,
     software: Software = "own",
-    grpc: bool = False,
     stop: trio.Event | None = None,
     grace: float = 5.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -162,7 +160,6 @@ async def serve_http(
         certfile, keyfile: PEM files, for TLS; one file may contain both.
         ssl_context: for TLS with other options. Hypercorn sets the protocols that it offers (ALPN).
         software: the HTTP server to use.
-        grpc: also serve MCP through gRPC on this port, see `serve_grpc`; needs `software="hypercorn"`.
         stop: once set, no new connections are accepted, calls in progress get `grace` seconds to answer and are then
             cancelled with an error reply, and this returns.
         grace: seconds.
@@ -176,8 +173,6 @@ async def serve_http(
         raise LocalError("keyfile goes with certfile: without a certificate there is no TLS")
     if certfile is not None and ssl_context is not None:
         raise LocalError("pass either certfile or ssl_context: there is one certificate")
-    if grpc and software != "hypercorn":
-        raise LocalError("gRPC needs HTTP/2: pass software='hypercorn'")
     stop = trio.Event() if stop is None else stop
     settings = _with_auth(settings, auth, agent_tools)
     limits = HttpLimits() if limits is None else limits
@@ -190,12 +185,13 @@ async def serve_http(
     async with http_face(server, settings) as face, open_service_nursery() as nursery:
         closing, drained = trio.Event(), trio.Event()
         if software == "hypercorn":
+            from trimcp.transports.http.asgi.app import AsgiApp
             from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
 
             # Hypercorn cannot stop accepting and keep its connections, so new ones are accepted and refused meanwhile.
             listen: Callable[..., Awaitable[None]] = partial(
                 serve_hypercorn,
-                _application(face, limits, grpc),
+                AsgiApp(lambda: nullcontext(face), limits=limits),
                 bind=_binds(host, at_port, uds, sockets),
                 certfile=certfile,
                 keyfile=keyfile,
@@ -254,18 +250,6 @@ async def _serve_upgraded(keep_alive: KeepAlive, stream: trio.abc.Stream, head: 
     await serve_upgraded(stream, head, upgrade, keep_alive=keep_alive)
 
 
-def _application(face: HttpFace, limits: HttpLimits, grpc: bool) -> AsgiApp:
-    if grpc:
-        from trimcp.transports.grpc.server import GrpcApp
-
-        companion = face.shared.companion
-        services = {} if companion is None else companion.grpc_services()
-        return GrpcApp(lambda: nullcontext(face), limits=limits, services=services)
-    from trimcp.transports.http.asgi.app import AsgiApp
-
-    return AsgiApp(lambda: nullcontext(face), limits=limits)
-
-
 async def _listen(
     listen: Callable[..., Awaitable[None]], ended: trio.Event, task_status: trio.TaskStatus[list[str]]
 ) -> None:
@@ -322,7 +306,7 @@ async def serve_grpc(
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
     **options: Unpack[_ServingGrpc],
 ) -> None:
-    """Serve through gRPC, until cancelled or stopped; on the same port also over HTTP and WebSocket.
+    """Serve as `serve_http` does, which answers gRPC on the same port, and report the URLs of gRPC.
 
     In clear text clients begin with HTTP/2 at once (prior knowledge), with TLS it is agreed on (ALPN). The service
     `grpc.health.v1.Health` says whether new work is taken.
@@ -335,7 +319,7 @@ async def serve_grpc(
         options: as for `serve_http`.
     """
     urls = _GrpcUrls(task_status)
-    await serve_http(server, port=port, settings=settings, software="hypercorn", grpc=True, task_status=urls, **options)
+    await serve_http(server, port=port, settings=settings, task_status=urls, **options)
 
 
 @attrs.frozen

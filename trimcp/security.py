@@ -39,6 +39,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "registration_refused": "an agent may not register or remove a tool, or not this one (403, 409, 422, 429)",
         "tool_registered": "an agent registered a tool, or one waits for approval",
         "tool_removed": "an agent removed a tool",
+        "worker_refused": "a worker process did what its tool does not declare; it was ended, or is not used again",
         "too_many_questions": "a server asked more questions than one call may",
     }
 )

@@ -16,9 +16,9 @@ import trio
 from tests.agent_tools.world import World, conforms
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire, http_request
+from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere, served
 from tests.peers.websockets import CLOSE, FIN, RawWebSocket, handshake, message
-from tests.transports.http.hypercorn_support import H2Client
 
 __all__ = ["FACES", "AgentFace", "AgentLink", "AgentReply", "Between", "serving_world"]
 
@@ -225,7 +225,7 @@ Faces: TypeAlias = Mapping[str, tuple[str, type[AgentFace]]]
 FACES: Faces = {
     "http": ("http", OverHttp1),
     "http on hypercorn": ("http on hypercorn", OverHttp1),
-    "http/2": ("http on hypercorn", OverHttp2),
+    "http/2": ("http", OverHttp2),
     "websocket": ("http", OverWebSocket),
     "websocket on hypercorn": ("http on hypercorn", OverWebSocket),
 }

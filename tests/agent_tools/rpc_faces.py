@@ -1,4 +1,4 @@
-"""The faces of gRPC and Connect for the tables of `faces`: gRPC's own client, and JSON over HTTP/2."""
+"""The face of gRPC for the tables of `faces`: gRPC's own client."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any
 
 import attrs
 import grpc
-import httpx2
 import orjson
 import trio
 from google.protobuf import json_format
 
 from tests.agent_tools.faces import AgentFace, AgentLink, AgentReply, Between, head_of
-from tests.agent_tools.rpc_support import PB, SERVICE, stub
+from tests.agent_tools.rpc_support import PB, stub
 from tests.agent_tools.world import conforms
 from tests.fuzz.effort import PATIENCE
 
@@ -115,25 +114,6 @@ class GrpcLink(RpcLink):
         return await trio.to_thread.run_sync(run, abandon_on_cancel=True)
 
 
-@attrs.define
-class ConnectLink(RpcLink):
-    """The Connect protocol's JSON."""
-
-    web: httpx2.AsyncClient = attrs.field(kw_only=True)
-    url: str = attrs.field(kw_only=True)
-
-    async def call(self, message: dict[str, Any]) -> AgentReply:
-        method, _, answered, _ = _METHODS[message["type"]]
-        response = await self.web.post(
-            self.url + SERVICE + method, json=members_of(message), headers=head_of(self.token), timeout=PATIENCE
-        )
-        if response.status_code != 200:
-            body = response.json()
-            code = {401: "UNAUTHENTICATED"}.get(response.status_code) or body["code"].upper()
-            return failed(code, response.headers.get(f"trailer-{_TRAILER}"))
-        return answer_of(message["type"], json_format.ParseDict(response.json(), getattr(PB, answered)()))
-
-
 @attrs.frozen
 class OverGrpc(AgentFace):
     """gRPC."""
@@ -148,19 +128,5 @@ class OverGrpc(AgentFace):
                 nursery.cancel_scope.cancel()
 
 
-@attrs.frozen
-class OverConnect(AgentFace):
-    """Connect."""
-
-    many = True
-
-    @asynccontextmanager
-    async def link(self, token: str | None) -> AsyncIterator[AgentLink]:
-        url = self.place.url.replace("grpc", "http", 1).rstrip("/")
-        async with httpx2.AsyncClient(http1=False, http2=True, trust_env=False) as web, trio.open_nursery() as nursery:
-            yield ConnectLink(token, nursery, web=web, url=url)
-            nursery.cancel_scope.cancel()
-
-
-RPC_FACES: dict[str, tuple[str, type[AgentFace]]] = {"grpc": ("grpc", OverGrpc), "connect": ("grpc", OverConnect)}
+RPC_FACES: dict[str, tuple[str, type[AgentFace]]] = {"grpc": ("grpc", OverGrpc)}
 """As `faces.FACES`; for servers with `trimcp[grpc]`."""

@@ -172,7 +172,7 @@ async def world(server: trimcp.Server[Any] | None = None, **options: Any) -> Asy
         async with open_service_nursery() as nursery:
             yield World(server, tools, running, nursery)
         run = tools.run_of(running)
-        assert not run._under_way
+        assert not run.calls.taken
         assert not running.sessions
 
 

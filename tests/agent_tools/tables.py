@@ -10,8 +10,8 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext, MemoryContexts
 from trimcp.budget import Budget
 
@@ -101,6 +101,10 @@ class ScriptedStore(ContextStore):
         for owner, _ in self.rows:
             counts[owner] = counts.get(owner, 0) + 1
         return counts
+
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        await self._work()
+        return [id for each, id in self.rows if each == owner]
 
     async def load(self, owner: Owner, id: str) -> KeptContext | None:
         self.loads.append((owner, id))

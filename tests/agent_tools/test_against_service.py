@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import attrs
@@ -287,3 +287,37 @@ async def test_questions_of_a_tool_are_answered(transport: str) -> None:
         assert question["params"]["message"] == "Sure?"
         assert await agent.call("sure", on_input=answer) == "accept"
         assert len(asked) == 1
+
+
+async def test_a_session_has_several_contexts_which_end_together(transport: str) -> None:
+    async with agent_at(transport) as (agent, found), AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(agent.context(session="user-1")) for _ in range(2)]
+        other = await stack.enter_async_context(agent.context("mine", state={"a": 1}))
+        for context, session in ((one, "user-1"), (two, "user-1"), (other, "mine")):
+            assert (await context.read()).state["session_id"] == session
+        with pytest.raises(agent_tools.MalformedMessage):
+            await one.update({"session_id": "user-2"})
+        async with agent_tools.connect(found.url, token="other") as stranger:
+            with pytest.raises(agent_tools.UnknownContext):
+                await stranger.end_session("user-1")
+        async with trio.open_nursery() as nursery, one.watch() as events:
+            await events.receive()
+            called = trio.Event()
+
+            async def call() -> None:
+                with pytest.raises(agent_tools.RequestCancelled, match="logged out"):
+                    await two.call("wait")
+                called.set()
+
+            nursery.start_soon(call)
+            await found.began.wait()
+            await agent.end_session("user-1", "logged out")
+            assert (await events.receive()).reason == "logged out"
+            await called.wait()
+        for context in (one, two):
+            with pytest.raises(agent_tools.ContextGone):
+                await context.read()
+        assert (await other.read()).state["a"] == 1
+        with pytest.raises(agent_tools.UnknownContext):
+            await agent.end_session("user-1")
+        await agent.end_session("mine")

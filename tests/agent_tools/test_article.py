@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Final
 
 import orjson
 import pytest
+import trio
 
-from tests.agent_tools.curl import require_curl, shell
 from tests.agent_tools.world import conforms
 from tests.cli.test_serving import serving
+from tests.fuzz.effort import PATIENCE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("curl")]
 
 EXAMPLE: Final = str(Path(__file__).parents[2] / "examples" / "agent_tools.py")
 
@@ -32,9 +34,19 @@ curl -X POST http://localhost:8080/mcp -H "Authorization: Bearer demo-token" -H 
 """  # noqa: E501
 
 
-@pytest.fixture(autouse=True)
-def _curl() -> None:
-    require_curl()
+async def shell(command: str) -> str:
+    """What a shell prints for a command; fails if the command does."""
+    with trio.fail_after(PATIENCE):
+        done = await trio.run_process(
+            ["/bin/sh", "-c", command], capture_stdout=True, capture_stderr=True, check=False, env=_environment()
+        )
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout.decode()
+
+
+def _environment() -> dict[str, str]:
+    """As it is, without a proxy and a configuration of curl's."""
+    return {**{k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}, "CURL_HOME": "/nonexistent"}
 
 
 @asynccontextmanager
@@ -52,7 +64,7 @@ def to(port: str, command: str, options: str = "") -> str:
 
 @pytest.mark.parametrize(
     ("software", "options"),
-    [("own", ""), ("own", "--http1.0"), ("hypercorn", ""), ("hypercorn", "--http2-prior-knowledge")],
+    [("own", ""), ("own", "--http1.0"), ("own", "--http2-prior-knowledge"), ("hypercorn", "")],
 )
 async def test_the_session_of_the_article(software: str, options: str) -> None:
     async with example("--server", software) as port:
@@ -79,7 +91,7 @@ async def test_the_commands_as_they_are_in_one_shell() -> None:
 
 @pytest.mark.parametrize("options", ["", "--http2-prior-knowledge"])
 async def test_progress_and_headers_as_curl_shows_them(options: str) -> None:
-    async with example("--server", "hypercorn" if options else "own") as port:
+    async with example() as port:
         call = '{"type": "tool_request", "tool_name": "count_to", "arguments": {"number": 2}, "request_id": "r"}'
         common = f"curl -sS -i {options} -H 'Authorization: Bearer demo-token'"
         printed = await shell(

@@ -12,8 +12,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, EMPTY, all_tasks, assert_empty, begin, open_table
+from trimcp.agent_tools.context_limits import SERVER_MEMBERS, ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import SERVER_MEMBERS, ContextActor, ContextLimits
+from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import (
     ContextGone,
     Draining,
@@ -162,6 +163,29 @@ async def test_a_context_that_was_never_used_gives_way_where_there_are_too_many(
         newest = await table.create(BOB)
         assert [each.ended is None for each in (*mine, newest)] == [False, True, True, True], "nobody has more than Bob"
         assert [each.ended is None for each in (used, *others)] == [True, False, False, True, True]
+    assert "gave_way what=context" in caplog.text
+
+
+async def test_owners_who_hold_far_more_give_way_although_they_use_all(caplog: pytest.LogCaptureFixture) -> None:
+    """Ten owners with all they may have each do not keep an eleventh out."""
+    async with open_table(max_contexts=500, max_per_owner=50) as table, AsyncExitStack() as stack:
+        theirs = [await table.create((f"p{n // 50}", "agent")) for n in range(500)]
+        for actor in theirs:
+            actor.used()
+        await stack.enter_async_context(theirs[0].watch())
+        call = begin(theirs[1])
+        mine = [await table.create(ADA) for _ in range(2)]
+        for actor in mine:
+            actor.used()
+        assert {actor.ended for actor in mine} == {None}
+        ended = [actor for actor in theirs if actor.ended is not None]
+        assert len(ended) == 2
+        assert {"its place is needed by others"} == {actor.ended for actor in ended}
+        assert not call.reasons, "those in which nothing happens go"
+        assert theirs[0].ended is None
+        (await table.create(ADA)).used()  # 50 is sixteen times 3
+        with pytest.raises(TooMuch, match="too many contexts"):
+            await table.create(ADA)
     assert "gave_way what=context" in caplog.text
 
 

@@ -19,9 +19,6 @@ from tests.interaction.crashing_server import LEFT, RAISED, SECRET
 from tests.interaction.everything_server import Journal
 from trimcp.agent_tools import AgentTools, RegistrationRules
 
-# connectrpc leaves the rest of a body that is too large to the garbage collection.
-pytestmark = pytest.mark.filterwarnings("ignore:Async generator 'connectrpc:ResourceWarning")
-
 EVERY = {**FACES, **RPC_FACES}
 _TOLD = ("ToolError", "ErrorReply", "trio.TooSlowError")  # the agent is told what the tool says
 _PLACES = ("in_tool", "in_work", "in_middleware", "in_thread_of_tool", "in_context")

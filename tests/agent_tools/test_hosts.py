@@ -18,8 +18,8 @@ from tests.agent_tools.faces import head_of, serving_world
 from tests.agent_tools.world import World, call_of, conforms, make_world
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire, http_request
+from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere
-from tests.transports.http.hypercorn_support import H2Client
 
 HOSTS = pytest.mark.parametrize("host", ["http", "http on hypercorn", "http/2"])
 EVENTS = {"accept": "text/event-stream, application/json"}

@@ -17,7 +17,7 @@ import trimcp
 from tests.agent_tools.world import WEATHER, World, call_of, conforms, events_of, make_world
 from tests.transports.http.face import Answer, Visitor, visiting
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.errors import LocalError
 from trimcp.transports.http.seams import Head, HttpResponse, Upgrade
 from trimcp.wire.codes import FORBIDDEN
@@ -560,7 +560,7 @@ async def test_other_messages_are_no_request(message: dict[str, Any]) -> None:
         ("PUT", "/tools/register", "POST"),
         ("POST", "/tools", "GET"),
         ("POST", "/tools/echo", "GET, DELETE"),
-        ("GET", "/contexts", "POST"),
+        ("GET", "/contexts", "POST, DELETE"),
         ("PUT", "/contexts/c", "GET, PATCH, DELETE"),
         ("DELETE", "/contexts/c/events", "GET"),
         ("POST", "/schemas", "GET, HEAD"),
@@ -784,6 +784,65 @@ async def test_a_head_that_comes_again_is_not_judged_again_but_counted(anonymous
         await answer.done()
         assert answer.status == 200
         assert head.again(head) is not None
+
+
+# Callers without a token
+
+
+@pytest.mark.parametrize("peer", ["192.0.2.1:5", "127.0.0.1:5", "unix", "[::1]:7"])
+@pytest.mark.parametrize("proxied", [False, True])
+@pytest.mark.parametrize("anonymous", [None, "loopback", "anywhere"])
+async def test_callers_without_a_token_are_served_on_this_machine_only(
+    peer: str, proxied: bool, anonymous: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with agents(authenticate=None, anonymous_agents=anonymous) as agent:
+        agent.visitor.peer = peer
+        agent.token = None
+        served = anonymous == "anywhere" or (peer != "192.0.2.1:5" and not proxied)
+        more = {"x-forwarded-for": "192.0.2.9"} if proxied else {}
+        for method, path, body in (
+            ("GET", "/tools", None),
+            ("POST", "/contexts", {"context_id": "c"}),
+            ("POST", "/tools/call", call_of("echo", text="x")),
+            ("POST", "/mcp", call_of("echo", text="x")),
+            ("DELETE", "/contexts/c", None),
+        ):
+            answer = await agent.send(method, path, body, **more)
+            assert answer.status in ((200, 201) if served else (401,)), (path, answer.json)
+            if not served:
+                assert answer.json["error"]["code"] == "unauthenticated"
+                assert "its own machine only" in answer.json["error"]["message"]
+        assert (await agent.send("GET", "/schemas", **more)).status == 200
+    warned = [record for record in caplog.records if "without a check of tokens" in record.getMessage()]
+    assert len(warned) == (anonymous is None)
+
+
+async def test_the_id_of_a_context_that_nobody_owns_stands_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It is all that protects the context; the audit has a digest, by which calls in one context are found together."""
+    caplog.set_level(0)
+    id, limits = "a-secret-id", ContextLimits(max_contexts=1)
+    async with agents(authenticate=None, anonymous_agents="loopback", contexts=limits) as agent:
+        agent.token = None
+        for tool in ("echo", "crash"):
+            await agent.send(
+                "POST", "/tools/call", call_of(tool, tool, context=id, **({"text": "x"} if tool == "echo" else {}))
+            )
+        await agent.send("POST", "/contexts", {"context_id": "another"})
+        await agent.send("PATCH", f"/contexts/{id}", {"permissions": []})
+        await agent.send("DELETE", f"/contexts/{id}")
+        first, second = [record["context"] for record in agent.world.audit if "context" in record]
+    assert id not in caplog.text
+    assert id not in str(agent.world.audit)
+    assert first == second
+    assert len(first) == 12
+
+
+async def test_no_warning_where_callers_are_identified(caplog: pytest.LogCaptureFixture) -> None:
+    async with agents() as agent:
+        assert (await agent.send("GET", "/tools")).status == 200
+    assert "without a check of tokens" not in caplog.text
+    with pytest.raises(ValueError, match="anonymous"):
+        trimcp.agent_tools.AgentTools(trimcp.Server("s"), anonymous="everywhere")  # type: ignore[arg-type]
 
 
 # The end

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import math
+import struct
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, json_format, struct_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimcp.agent_tools.errors import MalformedMessage
 from trimcp.agent_tools.messages import MESSAGES, ToolRequest
-from trimcp.agent_tools.rpc_messages import PB, fill, fill_value, members_of, value_of, wants_both
+from trimcp.agent_tools.proto import agent_tools_pb2
+from trimcp.agent_tools.rpc_messages import PB, fill, members_of, wants_both
+from trimcp.agent_tools.struct_values import at_once, read_any, read_object, write_any, write_object
+from trimcp.wire.jsonrpc import ParseLimits
+
+FOREIGN: Any = agent_tools_pb2  # as others use it
 
 ROOT = Path(__file__).parents[2]
 PROTO = "trimcp/agent_tools/proto/agent_tools.proto"
@@ -32,7 +40,7 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(ROOT), f"--descriptor_set_out={out}", PROTO]
     subprocess.run(command, check=True, cwd=ROOT)
     compiled: Any = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file[0]
-    generated = descriptor_pb2.FileDescriptorProto.FromString(PB.DESCRIPTOR.serialized_pb)
+    generated = descriptor_pb2.FileDescriptorProto.FromString(FOREIGN.DESCRIPTOR.serialized_pb)
     for message in compiled.message_type:
         for field in message.field:
             field.ClearField("json_name")  # follows from the name, and is left out of generated code
@@ -53,40 +61,85 @@ def test_every_member_of_a_message_has_its_field() -> None:
 
 @settings(max_examples=40)
 @given(VALUES)
-def test_values_survive(value: Any) -> None:
-    message = PB.ToolResponse()
-    fill_value(message.result, value)
-    assert value_of(PB.ToolResponse.FromString(message.SerializeToString()).result) == value
+def test_values_survive_in_both_directions(value: Any) -> None:
+    """What is written here is read by protobuf, and the other way round."""
+    written = FOREIGN.ToolResponse()
+    written.result.ParseFromString(at_once(write_any(value)))
+    assert json_format.MessageToDict(written).get("result") == value
+    foreign = FOREIGN.ToolResponse()
+    json_format.ParseDict(value, foreign.result)
+    read = at_once(read_any(foreign.result.SerializeToString()))
+    assert json.dumps(read, sort_keys=True) == json.dumps(_as_integers(value), sort_keys=True)  # 1 is not 1.0
+
+
+def _as_integers(value: Any) -> Any:
+    """The same with whole numbers as integers."""
+    if isinstance(value, dict):
+        return {name: _as_integers(member) for name, member in value.items()}
+    if isinstance(value, list):
+        return [_as_integers(member) for member in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) <= 2**53 else value
 
 
 @settings(max_examples=40)
 @given(st.dictionaries(st.text(min_size=1), VALUES, max_size=4))
 def test_a_message_has_the_same_members_in_either_form(state: dict[str, Any]) -> None:
     for both in (True, False):
-        filled = fill(PB.ContextState(), {"context_id": "c", "version": 2, "state": state}, both=both)
-        assert members_of(filled) == {"context_id": "c", "version": 2, "state": state}
+        filled = at_once(fill(PB.ContextState(), {"context_id": "c", "version": 2, "state": state}, both=both))
+        assert at_once(members_of(filled)) == {"context_id": "c", "version": 2, "state": state}
         assert filled.HasField("state") is both
+        assert FOREIGN.ContextState.FromString(filled.SerializeToString()).HasField("state") is both
 
 
 def test_what_was_asked_as_text_is_answered_as_text() -> None:
     assert wants_both(PB.ContextCreate())
     assert not wants_both(PB.ContextCreate(state_json=b"{}"))
-    asked = PB.ContextCreate(state_json=b"{}")
-    asked.state.SetInParent()
-    assert wants_both(asked)
+    assert wants_both(PB.ContextCreate(state_json=b"{}", state=b""))
 
 
-def test_hostile_values_are_malformed() -> None:
-    deep = PB.ToolResponse()
-    value = deep.result
-    for _ in range(90):
-        value = value.list_value.values.add().list_value.values.add()
-    with pytest.raises(MalformedMessage, match="deeper"):
-        value_of(deep.result)
-    infinite = PB.ToolResponse()
-    infinite.result.number_value = float("inf")
-    with pytest.raises(MalformedMessage, match="infinite"):
-        value_of(infinite.result)
+def nested(levels: int) -> bytes:
+    """A list in a list."""
+    value: Any = None
+    for _ in range(levels):
+        value = [value]
+    return at_once(write_object({"a": value}))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (nested(128), "deeper"),
+        (at_once(write_object({"a": [None] * 1_000})), "more than 1,000 members"),
+        (at_once(write_object({str(n): n for n in range(1_001)})), "more than 1,000 members"),
+        (b"\x0a\x0e\x0a\x01a\x12\x09\x11" + struct.pack("<d", math.inf), "infinite"),
+        (b"\x0a\x07\x0a\x01a\x12\x03\x1a\x01\xff", "malformed"),
+        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "cut short"),
+        (b"\x0a\x05", "cut short"),
+        (b"\x0a", "malformed"),
+        (b"\x12\x00", "unknown field"),
+    ],
+)
+def test_hostile_values_are_malformed(data: bytes, why: str) -> None:
+    with pytest.raises(MalformedMessage, match=why):
+        at_once(read_object(data, ParseLimits(max_members=1_000)))
+
+
+@settings(max_examples=200)
+@given(VALUES, st.data())
+def test_any_bytes_are_a_value_or_malformed(value: Any, data: st.DataObject) -> None:
+    """Never anything else; and what protobuf's own parser refuses is refused."""
+    good = bytearray(at_once(write_object({"a": value, "b": [value]})))
+    for _ in range(data.draw(st.integers(1, 3))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = at_once(read_object(bytes(good)))
+    except MalformedMessage:
+        return
+    foreign = struct_pb2.Struct.FromString(bytes(good))
+    assert set(foreign.fields) == set(found)
+
+
+def test_members_that_are_no_json_are_malformed() -> None:
     with pytest.raises(MalformedMessage):
-        members_of(PB.ContextCreate(state_json=b"{"))
+        at_once(members_of(PB.ContextCreate(state_json=b"{")))
     assert ToolRequest.type == "tool_request"

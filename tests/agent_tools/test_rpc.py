@@ -1,4 +1,4 @@
-"""Agent tools through gRPC: every method with gRPC's own client, the table of errors, and Connect's JSON."""
+"""Agent tools through gRPC: every method with gRPC's own client, and the table of errors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import time
 from typing import Any
 
 import grpc
-import httpx2
 import pytest
 import trio
 from google.protobuf import descriptor_pool
 
 import trimcp
-from tests.agent_tools.rpc_support import PB, SERVICE, serving, stub
+from tests.agent_tools.rpc_support import PB, serving, stub
 from tests.fuzz.effort import PATIENCE
 from tests.transports.grpc_support import foreign
 from trimcp.agent_tools import RegistrationRules
@@ -258,20 +257,6 @@ async def test_an_offer_that_cannot_be_taken_is_refused_on_the_stream() -> None:
 
     async with serving(registration=RegistrationRules(anonymous_on_loopback=True)) as place:
         await foreign(place.url, use)
-
-
-@pytest.mark.parametrize("http2", [False, True])
-async def test_connect_speaks_json_over_either_http(http2: bool) -> None:
-    async with serving() as place:
-        url = place.url.replace("grpc", "http", 1) + SERVICE
-        async with httpx2.AsyncClient(http1=not http2, http2=http2) as web:
-            response = await web.post(url + "Call", json={"toolName": "add", "arguments": {"a": 1, "b": 2}})
-            assert response.status_code == 200
-            assert response.json()["result"] == 3
-            assert response.json()["status"] == "success"
-            response = await web.post(url + "Call", json={"toolName": "nothing"})
-            assert response.status_code == 404
-            assert response.json()["code"] == "not_found"
 
 
 async def test_while_the_server_ends_nothing_begins() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, all_tasks, assert_empty, begin, open_table
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
@@ -25,6 +28,7 @@ from trimcp.agent_tools.errors import (
 )
 from trimcp.agent_tools.handler_context import ActorContext
 from trimcp.agent_tools.stores import KeptContext
+from trimcp.agent_tools.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget
 from trimcp.errors import LocalError
 
@@ -99,6 +103,73 @@ async def test_what_arrives_during_a_write_is_written_together() -> None:
             assert actor.version == 20
             assert store.rows[ADA, f"c{number}"].state == {f"n{each}": each for each in range(number, 100, 5)}
             assert store.rows[ADA, f"c{number}"].version == 20
+
+
+async def test_large_contexts_are_written_some_at_a_time() -> None:
+    store = ScriptedStore()
+    async with open_table(store, max_state=9_000_000) as table:
+        actors = [await table.create(ADA, f"c{number}") for number in range(5)]
+        before = len(store.writes)
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                nursery.start_soon(actors[0].update, {"n": 0})
+                await wait_all_tasks_blocked()
+                for actor in actors[1:]:
+                    nursery.start_soon(actor.update, {"text": "x" * 8_500_000})
+                await wait_all_tasks_blocked()
+        assert [len(kept) for kept, _ in store.writes[before:]] == [1, 2, 2]
+        failed: list[AgentToolsError] = []
+
+        async def update(actor: ContextActor) -> None:
+            try:
+                await actor.update({"n": 1})
+            except AgentToolsError as error:
+                failed.append(error)
+
+        store.broken = FAILED
+        async with trio.open_nursery() as nursery:
+            for actor in actors[1:]:
+                nursery.start_soon(update, actor)
+        assert len(failed) == 4, "those that are not even tried fail with the others"
+        assert len(store.writes) - before == 4
+        store.broken = None
+
+
+async def test_updates_that_wait_are_counted_and_bounded() -> None:
+    """Whatever they replace: the memory of each is its own until the store has it, and what fails leaves nothing."""
+    store, budget = ScriptedStore(), Budget(4_000_000)
+    async with open_table(store, budget=budget, max_unsaved=100) as table:
+        actor = await table.create(ADA, "ctx-001", {f"m{n}": n for n in range(1_000)})
+        before, outcomes = budget.held, []
+
+        async def update(text: str) -> None:
+            try:
+                await actor.update({"text": text})
+            except AgentToolsError as error:
+                outcomes.append(error)
+
+        async with trio.open_nursery() as nursery:
+            with store.hold():
+                for _ in range(101):
+                    nursery.start_soon(update, "")
+                await wait_all_tasks_blocked()
+                assert 100 * 8 * 1024 + 2 * 100 * 1_000 <= budget.held - before <= 100 * 9 * 1024 + 2 * 100 * 1_100
+        assert [(type(error), error.message) for error in outcomes] == [
+            (TooMuch, "100 updates of the context wait for the store")
+        ]
+        assert budget.held - before <= 200
+        outcomes.clear()
+        for broken in (None, FAILED):
+            store.broken = broken
+            async with trio.open_nursery() as nursery:
+                with store.hold():
+                    for _ in range(50):
+                        nursery.start_soon(update, "x" * 200_000)
+                    await wait_all_tasks_blocked()
+                    assert 1_000_000 < budget.held - before < 2_000_000
+                    assert {error.message for error in outcomes} == {"the server has no memory for a larger state"}
+            assert 200_000 < budget.held - before < 200_200, "the one that was kept"
+        store.broken = None
 
 
 async def test_versions_are_judged_by_updates_that_wait() -> None:
@@ -587,3 +658,99 @@ async def test_the_log_of_a_store_names_its_logger(caplog: pytest.LogCaptureFixt
         with pytest.raises(AgentToolsError):
             await actor.update({"a": 1})
     assert ("trimcp.agent_tools", logging.ERROR) in {(record.name, record.levelno) for record in caplog.records}
+
+
+# One store for all
+
+
+@attrs.define(eq=False)
+class OneAtATime(ScriptedStore):
+    """A store that does one thing at a time, in the order of the calls; each takes a second."""
+
+    turns: trio.Lock = attrs.field(factory=trio.Lock)
+
+    async def _work(self) -> None:
+        async with self.turns:
+            await trio.sleep(1)
+
+
+@pytest.mark.parametrize("strangers", [{"owner": BOB}, {"owner": ("", "anonymous"), "address": "192.0.2.1"}])
+async def test_reads_of_one_hold_up_nobody_else(strangers: dict[str, Any], autojump_clock: Any) -> None:
+    store = OneAtATime({one.key: one for one in (row("c1", owner=strangers["owner"]), row("c2"), row("c3"))})
+    async with open_table(store, idle=1e6, lifetime=1e6) as table, trio.open_nursery() as nursery:
+        actor = await table.find(ADA, "c2")
+        unknown = 0
+
+        async def ask(number: int) -> None:
+            nonlocal unknown
+            with pytest.raises(UnknownContext):
+                await table.find(strangers["owner"], f"none-{number}", address=strangers.get("address"))
+            unknown += 1
+
+        for number in range(1_000):
+            nursery.start_soon(ask, number)
+        await wait_all_tasks_blocked()
+        began = trio.current_time()
+        await actor.update({"n": 1})
+        assert trio.current_time() - began <= 4, "what is under way, and the write before it"
+        await table.find(ADA, "c3")
+        with pytest.raises(UnknownContext):
+            await table.find(("", "anonymous"), "none", address="192.0.2.9")
+        assert trio.current_time() - began <= 12
+        assert unknown < 20
+        nursery.cancel_scope.cancel()
+    assert not table._readers
+
+
+async def test_all_reads_of_one_are_answered_in_order_and_those_of_a_closing_table_too(autojump_clock: Any) -> None:
+    store = OneAtATime({one.key: one for one in (row("c1"), row("c2"))})
+    answers: list[tuple[int, type]] = []
+
+    async def ask(table: ContextTable, number: int) -> None:
+        with pytest.raises(AgentToolsError) as caught:
+            await table.find(ADA, f"none-{number}")
+        answers.append((number, type(caught.value)))
+
+    async with trio.open_nursery() as nursery, open_table(store) as table:
+        for number in range(5):
+            nursery.start_soon(ask, table, number)
+            await wait_all_tasks_blocked()
+        await trio.sleep(3.5)
+        assert answers == [(0, UnknownContext), (1, UnknownContext)]
+        table._open = False
+        while len(answers) < 5:  # noqa: ASYNC110  # virtual time
+            await trio.sleep(0.1)
+        assert answers[2:] == [(2, UnknownContext), (3, Draining), (4, Draining)]
+        table._open = True
+
+
+async def test_a_session_ends_with_those_that_only_the_store_has(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    async with open_table(SqliteContexts(path), gone=0) as table:
+        for id, session in (("a", "s"), ("b", "s"), ("c", "other"), ("d", None), ("s", None)):
+            await table.create(ADA, id, session=session)
+        await table.create(BOB, "a", session="s")
+    table = ContextTable(ContextLimits(), SqliteContexts(path), Budget())
+    async with table.running():
+        assert (await table.find(ADA, "b")).session == "s"
+        with pytest.raises(UnknownContext):
+            await table.end_session(ADA, "none", "over")
+        await table.end_session(ADA, "s", "over")
+        for id in ("a", "b", "s"):
+            with pytest.raises(ContextGone):
+                await table.find(ADA, id)
+        assert (await table.find(ADA, "d")).session == "d"
+        assert (await table.find(BOB, "a")).session == "s"
+        assert table.statistics().stored == 1
+    store = SqliteContexts(path)
+    async with store.opened():
+        assert sorted(await store.ids(ADA)) == ["c", "d"]
+
+
+async def test_a_session_whose_store_cannot_be_read_stays() -> None:
+    async with open_table(store := store_with(row("a", state={"session_id": "s"}))) as table:
+        store.broken = FAILED
+        with pytest.raises(AgentToolsError, match="could not read"):
+            await table.end_session(ADA, "s", "over")
+        store.broken = None
+        await table.end_session(ADA, "s", "over")

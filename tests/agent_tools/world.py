@@ -205,6 +205,7 @@ def make_world(*, limits: trimcp.Limits | None = None, anonymous: bool = False, 
         "registration": RegistrationRules(anonymous_on_loopback=anonymous),
         "authenticate": identify,
         "allow": allow,
+        "anonymous": options.pop("anonymous_agents", None),
         **options,
     }
     world.agent_tools = AgentTools(server, **settings)

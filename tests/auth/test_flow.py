@@ -114,7 +114,10 @@ def test_metadata_of_another_resource_ends_it(resource: str) -> None:
     assert len(authority.asked) == 1
 
 
-@pytest.mark.parametrize("said", [f"{ISSUER}/", "https://honest.example", "HTTPS://auth.example"])
+@pytest.mark.parametrize(
+    "said",
+    ["https://honest.example", "HTTPS://auth.example", f"{ISSUER}//", f"{ISSUER}/a", f"{ISSUER}/?", f"{ISSUER}/#", "/"],
+)
 def test_metadata_of_another_issuer_is_not_used(said: str) -> None:
     authority = Authority(metadata={"issuer": said})
     with pytest.raises(AuthorizationError, match="nothing in it is used"):
@@ -155,7 +158,7 @@ def test_metadata_that_is_none_is_an_error_that_says_so(body: bytes) -> None:
 
 def test_a_client_that_was_registered_by_hand_is_not_registered_again() -> None:
     authority = Authority(metadata={"token_endpoint_auth_methods_supported": ["client_secret_basic"]})
-    authority.walk(login(AuthorizationCode("my id", "a/secret")).begin(None, None))
+    authority.walk(login(AuthorizationCode("my id", "a/secret", ISSUER)).begin(None, None))
     assert not any("register" in url for url in authority.urls)
     assert basic(authority.asked[-1]) == ("my id", "a/secret")
 
@@ -275,7 +278,9 @@ def test_scopes_of_the_programs_own_choice() -> None:
         (None, None, True),
         (True, "https://evil.example", False),
         (None, "https://evil.example", False),
-        (True, f"{ISSUER}/", False),
+        (True, f"{ISSUER}/", True),  # as issuers are compared everywhere
+        (True, f"{ISSUER}//", False),
+        (True, f"{ISSUER}/a", False),
     ],
 )
 def test_who_answers_is_who_was_asked(advertised: bool | None, iss: str | None, good: bool) -> None:
@@ -365,7 +370,7 @@ def test_a_refresh_token_that_is_over_is_no_error() -> None:
 
 def test_a_program_with_a_secret() -> None:
     authority = Authority(metadata={"token_endpoint_auth_methods_supported": ["client_secret_basic"]})
-    result = authority.walk(login(ClientCredentials("robot", "s")).begin(challenge(scope="run"), None))
+    result = authority.walk(login(ClientCredentials("robot", "s", issuer=ISSUER)).begin(challenge(scope="run"), None))
     assert authority.form() == {"grant_type": "client_credentials", "resource": SERVER, "scope": "run"}
     assert basic(authority.asked[-1]) == ("robot", "s")
     assert result.tokens is not None
@@ -388,7 +393,7 @@ def test_a_program_with_a_key() -> None:
 def test_a_workload_with_a_jwt_tries_once() -> None:
     authority = Authority(refuses=[{"error": "invalid_grant"}])
     with pytest.raises(AuthorizationError):
-        authority.walk(login(JwtBearer(lambda issuer: f"jwt for {issuer}")).begin(None, None))
+        authority.walk(login(JwtBearer(lambda issuer: f"jwt for {issuer}", issuer=ISSUER)).begin(None, None))
     assert authority.form() == {
         "grant_type": "urn:ietf:params:oauth:grant-type:jwt-bearer",
         "assertion": f"jwt for {ISSUER}",
@@ -401,7 +406,9 @@ def test_an_employee_of_a_company() -> None:
     jag = "urn:ietf:params:oauth:token-type:id-jag"
     authority = Authority(tokens={"issued_token_type": jag})
     authority.metadata["token_endpoint_auth_methods_supported"] = ["client_secret_basic"]
-    grant = EnterpriseManaged("me", "s", "https://idp.example/token", "me-there", lambda endpoint: "id token")
+    grant = EnterpriseManaged(
+        "me", "s", "https://idp.example/token", "me-there", lambda endpoint: "id token", issuer=ISSUER
+    )
     authority.walk(login(grant).begin(None, None))
     exchange, bearer = authority.form(0), authority.form(1)
     assert (exchange["audience"], exchange["resource"], exchange["subject_token"]) == (ISSUER, SERVER, "id token")

@@ -131,7 +131,7 @@ async def test_in_every_revision(revision: trimcp.Revision) -> None:
 async def test_a_program_and_a_fixed_token_come_in_too() -> None:
     async with protected(also=bearer_tokens({"fixed": "robot"})) as there:
         there.issuer.clients = {"robot": "s3cret"}
-        async with there.connected(OAuth(ClientCredentials("robot", "s3cret"))) as session:
+        async with there.connected(OAuth(ClientCredentials("robot", "s3cret", issuer=there.issuer.url))) as session:
             assert (await session.call_tool("whoami")).text == "robot by robot"
         target = trimcp.http(there.url, headers={"Authorization": "Bearer fixed"})
         async with trimcp.Client("host").connect(target) as session:

@@ -61,6 +61,7 @@ def test_every_pin_is_a_version(tmp_path: Path) -> None:
     assert all(version[0].isdigit() for version in environments.PINS["npm"].values())
 
 
+@pytest.mark.needs("tar")
 def test_an_earlier_trimcp_is_installed_from_its_commit_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

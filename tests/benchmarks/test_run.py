@@ -171,6 +171,7 @@ def tiny(name: str, *peers: str) -> Cell:
     return attrs.evolve(cell(name), seconds=0.3, warm_up=0.1, warm_calls=10, under_way=4, peers=peers)
 
 
+@pytest.mark.needs("taskset")
 @pytest.mark.slow
 def test_a_small_run_finds_figures_of_ours_and_of_the_minimal_server() -> None:
     whole, lines = run(tiny("stdio-2025", OURS, FLOOR), peer(), floor(peer()), rounds=2)
@@ -187,6 +188,7 @@ def test_a_small_run_finds_figures_of_ours_and_of_the_minimal_server() -> None:
     assert found.made["seconds"] > 0
 
 
+@pytest.mark.needs("taskset")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["client-http-2025-64", "client-stdio-64"])
 def test_a_client_is_measured_with_a_server_that_does_not_take_part(name: str) -> None:
@@ -201,6 +203,7 @@ def test_a_client_is_measured_with_a_server_that_does_not_take_part(name: str) -
     assert len(found.values(name, "server", OURS)) == (2 if small.road == "http" else 0)
 
 
+@pytest.mark.needs("taskset")
 @pytest.mark.slow
 def test_a_client_whose_server_answers_wrongly_has_no_figures(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
@@ -215,6 +218,7 @@ def test_a_client_whose_server_answers_wrongly_has_no_figures(tmp_path: Path) ->
     assert not found.values("client-http-2025-64", "cpu", OURS)
 
 
+@pytest.mark.needs("taskset")
 @pytest.mark.slow
 def test_two_cells_take_their_turns_in_the_same_rounds_and_collecting_is_noted() -> None:
     cells = [tiny(f"window-http-{window}", OURS, FLOOR) for window in (16, 256)]
@@ -230,6 +234,7 @@ def test_two_cells_take_their_turns_in_the_same_rounds_and_collecting_is_noted()
             assert all(0 <= share < 1 for share in shares)
 
 
+@pytest.mark.needs("taskset")
 @pytest.mark.slow
 def test_workers_are_measured() -> None:
     one = attrs.evolve(peer(), ways=(Way("http", "2026-07-28", "json"),))
@@ -238,6 +243,7 @@ def test_workers_are_measured() -> None:
     assert found.values("workers-2", "rate", OURS)
 
 
+@pytest.mark.needs("taskset")
 @pytest.mark.slow
 def test_what_fails_is_told_with_its_reason(tmp_path: Path) -> None:
     wrong, dead = tmp_path / "wrong.py", tmp_path / "dead.py"

@@ -16,7 +16,13 @@ def view_on(*, terminal: bool, quiet: bool = False, seconds: float | None = None
     written = io.StringIO()
     screen = Screen(quiet)
     screen.err = Console(
-        file=written, force_terminal=terminal, width=100, markup=False, highlight=False, soft_wrap=True
+        file=written,
+        force_terminal=terminal,
+        width=100,
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+        _environ={"TERM": "xterm"},
     )
     return View(screen, seconds), written
 

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import number_text
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.lifecycle import ProgressParams
 
 
@@ -40,7 +39,7 @@ def test_progress_counts_in_whole_numbers(terminal: bool) -> None:
     screen.end_progress()
     assert "958,464/1,000,000" in written.getvalue()
     assert "a file" in written.getvalue()
-    screen.progress(ProgressParams(progress_token=1, progress=0.25, total=ABSENT))
+    screen.progress(ProgressParams(progress_token=1, progress=0.25, total=None))
     screen.end_progress()
     assert "0.25" in written.getvalue()
 

@@ -22,7 +22,6 @@ from trimcp.errors import ErrorReply, LocalError, RemoteError
 from trimcp.framing.headers import check_params, check_request, find_mirrors
 from trimcp.wire.codes import HEADER_MISMATCH, INTERNAL_ERROR
 from trimcp.wire.content import TextContent, TextResourceContents
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import encode_notification
 from trimcp.wire.methods import METHODS
@@ -61,8 +60,8 @@ class Strict:
             if self.failing:
                 raise ErrorReply(INTERNAL_ERROR, "out of order")
             names = list(self.schemas)
-            at = 0 if params.cursor is ABSENT else int(params.cursor)
-            more = str(at + 1) if at + 1 < len(names) else ABSENT
+            at = 0 if params.cursor is None else int(params.cursor)
+            more = str(at + 1) if at + 1 < len(names) else None
             listed = [Tool(name, self.schemas[name]) for name in names[at : at + 1]]
             return ListToolsResult(listed, more, ttl_ms=self.ttl_ms)
 

@@ -95,25 +95,38 @@ class Robot(auth.UserAgent, auth.Redirect):
         return reply.headers["location"]
 
 
-def authorization(scenario: str) -> auth.OAuth:
+async def issuer_for(url: str) -> str:
+    """Who gives tokens for a server: who has a secret knows from whom, which these scenarios do not say."""
+    async with httpx2.AsyncClient() as web:
+        origin, path = str(httpx2.URL(url).join("/")).rstrip("/"), httpx2.URL(url).path
+        for where in (path, ""):
+            reply = await web.get(f"{origin}/.well-known/oauth-protected-resource{where}")
+            if reply.status_code == 200:
+                return str(reply.json()["authorization_servers"][0])
+    return origin
+
+
+async def authorization(scenario: str, url: str) -> auth.OAuth:
     """How a scenario wants its token to be got."""
     context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
     id, secret = context.get("client_id"), context.get("client_secret")
+    secrets = ("auth/wif-jwt-bearer", "auth/enterprise-managed-authorization")
+    issuer = await issuer_for(url) if secret is not None or scenario in secrets else None
     grant: auth.Grant
     match scenario:
         case "auth/client-credentials-jwt":
             key = auth.SigningKey.from_pem(context["private_key_pem"], context["signing_algorithm"])
             grant = auth.ClientCredentials(id, signing_key=key)
         case "auth/client-credentials-basic":
-            grant = auth.ClientCredentials(id, secret)
+            grant = auth.ClientCredentials(id, secret, issuer=issuer)
         case "auth/wif-jwt-bearer":
-            grant = auth.JwtBearer(lambda issuer: context["valid_jwt"])
+            grant = auth.JwtBearer(lambda issuer: context["valid_jwt"], issuer=issuer)
         case "auth/enterprise-managed-authorization":
             idp = context["idp_token_endpoint"], context["idp_client_id"]
-            grant = auth.EnterpriseManaged(id, secret, *idp, lambda endpoint: context["idp_id_token"])
+            grant = auth.EnterpriseManaged(id, secret, *idp, lambda endpoint: context["idp_id_token"], issuer=issuer)
         case _:
             document = "https://conformance-test.local/client-metadata.json"
-            grant = auth.AuthorizationCode(id, secret, metadata_url=document)
+            grant = auth.AuthorizationCode(id, secret, issuer, metadata_url=document)
     return auth.OAuth(grant, user_agent=Robot(), dpop=scenario.startswith("auth/dpop"))
 
 
@@ -134,7 +147,7 @@ def invent(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 async def main(url: str) -> None:
     name = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
-    oauth = authorization(name) if name.startswith("auth/") else None
+    oauth = await authorization(name, url) if name.startswith("auth/") else None
     async with client.connect(trimcp.http(url, auth=oauth)) as session:
         await SPECIAL.get(name, look_and_call if oauth else use_everything)(session)
 

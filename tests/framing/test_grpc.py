@@ -81,7 +81,7 @@ def test_the_limit_is_that_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("stream", "status"),
     [
-        (b"\x01\0\0\0\x02{}", GrpcStatus.UNIMPLEMENTED),
+        (b"\x01\0\0\0\x02{}", GrpcStatus.INTERNAL),  # without a header that says how
         (b"\0\xff\xff\xff\xff", GrpcStatus.RESOURCE_EXHAUSTED),
         (message_frame(b"\x0a\x05{}"), GrpcStatus.INVALID_ARGUMENT),
         (message_frame(b"\x0b"), GrpcStatus.INVALID_ARGUMENT),

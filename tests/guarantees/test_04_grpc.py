@@ -13,10 +13,10 @@ import trio
 
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
+from tests.peers.http2 import H2Client
 from tests.peers.messages import modern_request
 from tests.peers.processes import MIB
 from tests.peers.servers import ServerPool, ServerProcess
-from tests.transports.http.hypercorn_support import H2Client
 from trimcp.framing.grpc import json_rpc_header
 
 pytestmark = [

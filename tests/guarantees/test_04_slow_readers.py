@@ -15,13 +15,13 @@ from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Home, Homes, World, settled
 from tests.peers.clients import DirectPeer, EventsPeer, WebSocketPeer, on, open_session
 from tests.peers.http1 import HttpWire, http_request, post
+from tests.peers.http2 import H2Client
 from tests.peers.messages import initialize, modern_request, request, text_of
 from tests.peers.processes import MIB, child_server
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import FIN, PING, frame, message
 from tests.stopwatch import Stopwatch
-from tests.transports.http.hypercorn_support import H2Client
 
 pytestmark = pytest.mark.slow
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)

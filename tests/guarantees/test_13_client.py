@@ -362,7 +362,7 @@ sys.path.insert(0, {str(Path(trimcp.__file__).parent.parent)!r})
 import subprocess, trimcp
 from tests.hostile.server_for_attack import make_server
 if "hold" in sys.argv:
-    subprocess.Popen(["sleep", "30"])
+    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)'])
 trimcp.run_stdio(make_server())
 """
 

@@ -12,7 +12,7 @@ import trio
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import WORLDS, Homes, World, settled, worlds
 from tests.peers.clients import on
-from tests.peers.http1 import HttpWire, http_request, post
+from tests.peers.http1 import HttpWire, post
 from tests.peers.http2 import grpc_call
 from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import KIB, MIB
@@ -189,31 +189,6 @@ async def test_results_that_nobody_reads_are_bounded_over_all_websockets(
     most = DEFAULT_MEMORY + 64 * MIB + (0 if host == "own" else MANY * _READ_AHEAD)
     what = f"memory for {MANY} results of 6 MiB that as many WebSockets do not read"
     figure(15, what, spent / MIB, most / MIB, "MiB", f"{path} {host}")
-    assert spent <= most
-
-
-async def test_results_that_nobody_reads_are_bounded_over_all_calls_by_connect(servers: ServerPool) -> None:
-    size = 6 * MIB
-    call = orjson.dumps({"toolName": "big", "requestId": "1", "arguments": {"size": size}})
-    lines = ("Content-Type: application/json", "Connect-Protocol-Version: 1")
-    asked = http_request("POST", "/trimcp.v1.AgentTools/Call", *lines, body=call)
-    async with servers("grpc", fresh=True, agent_tools={}) as server:
-        await server.warm()
-        async with server.wire() as wire:  # imports
-            assert (await wire.ask(asked.replace(b"%d" % size, b"1000000"))).status == 200
-        base = server.forget_peak()
-        async with AsyncExitStack() as stack:
-            for _ in range(MANY):
-                wire = await unread(server, stack)
-                await wire.send(asked)
-                with suppress(trio.BrokenResourceError, EOFError):  # it had to give way
-                    assert (await wire.head()).status == 200
-            await settled(server.pid)
-            spent = server.peak - base
-    most = DEFAULT_MEMORY + 64 * MIB + MANY * _READ_AHEAD
-    figure(
-        15, f"memory for {MANY} results of 6 MiB that nobody reads by Connect", spent / MIB, most / MIB, "MiB", "grpc"
-    )
     assert spent <= most
 
 

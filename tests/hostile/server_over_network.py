@@ -69,14 +69,32 @@ def contexts_of(face: HttpFace) -> dict[str, int]:
 
 
 def make_agent_tools(
-    server: trimcp.Server[Any], registration: dict[str, Any] | None = None, contexts: dict[str, Any] | None = None
+    server: trimcp.Server[Any],
+    registration: dict[str, Any] | None = None,
+    contexts: dict[str, Any] | None = None,
+    store: str | None = None,
+    slow: float | None = None,
+    **options: Any,
 ) -> Any:
-    from trimcp.agent_tools import AgentTools, ContextLimits, RegistrationRules
+    from trimcp.agent_tools import AgentTools, ContextLimits, RegistrationRules, SqliteContexts
 
     rules = RegistrationRules(anonymous_on_loopback=True, **(registration or {}))
     implementations = {"weather": lambda city: {"city": city}}
     limits = ContextLimits(**(contexts or {}))
-    return AgentTools(server, implementations=implementations, registration=rules, contexts=limits)
+    kept = None if store is None else SqliteContexts(store)
+    if slow is not None:
+        from tests.hostile.slow_store import SlowContexts
+
+        kept = SlowContexts(slow)
+    return AgentTools(
+        server,
+        implementations=implementations,
+        registration=rules,
+        contexts=limits,
+        store=kept,
+        anonymous="loopback",
+        **options,
+    )
 
 
 async def main(
@@ -105,7 +123,8 @@ async def main(
         events: a `MemoryEvents`.
         origins: an `Origins`.
         server: options of the `Server`.
-        agent_tools: serve agent tools too; options of `RegistrationRules` and `ContextLimits` in it.
+        agent_tools: serve agent tools too; options of `RegistrationRules` and `ContextLimits` in it, and a store: the
+            path of a file, or `slow`, the seconds that each write takes.
         settings: the rest of `Settings`.
     """
     trimcp.net.HttpFace = NotedFace  # type: ignore[misc]
@@ -122,7 +141,7 @@ async def main(
     how: dict[str, Any] = {"software": software, "limits": HttpLimits(**(limits or {})), "stop": stop, "grace": 1.0}
     serve = trimcp.serve_websocket if alone else trimcp.serve_http
     if software == "grpc":
-        how.update(software="hypercorn", grpc=True)
+        how.update(software="own")
     async with trio.open_nursery() as nursery:
 
         async def listen(task_status: trio.TaskStatus[list[str]]) -> None:

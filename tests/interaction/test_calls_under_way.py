@@ -12,7 +12,6 @@ from tests.interaction.links import Links
 from tests.peers.messages import text_of
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.lifecycle import LoggingMessageParams
 from trimcp.wire.revisions import V2025_03_26
 
@@ -27,7 +26,7 @@ async def test_progress_comes_in_order_and_none_is_lost(links: Links, clock: Any
                 assert text_of(await call.result()) == str(MANY)
             assert [step.progress for step in steps] == list(range(1, MANY + 1))
             assert {step.total for step in steps} == {MANY}
-            assert steps[-1].message == (f"step {MANY}" if links.revision >= V2025_03_26 else ABSENT)
+            assert steps[-1].message == (f"step {MANY}" if links.revision >= V2025_03_26 else None)
 
             async with session.calling("count", {"to": MANY, "wait": False}) as call:
                 latest = [step.progress async for step in call.progress]

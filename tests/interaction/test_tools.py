@@ -40,7 +40,7 @@ async def check_list(links: Links, session: ClientSession) -> None:
         "required": ["word"],
     }
     assert (tools["add"].title == "Addition") is (links.revision >= V2025_06_18)
-    assert (tools["add"].output_schema is not ABSENT) is (links.revision >= V2025_06_18)
+    assert (tools["add"].output_schema is not None) is (links.revision >= V2025_06_18)
     first = await session.list_page("tools/list")
     assert [tool.name for tool in first.tools] == list(tools)[:7]
     assert first.next_cursor

@@ -42,7 +42,7 @@ async def left() -> dict[str, Any]:
         "owners": len(tools.catalog._owned),
         "streams": sum(1 for session in run.server.sessions if session.owed),
         "calls": sum(1 for job in jobs if job.request.verb.name == "tools/call") - 1,
-        "under_way": len(run._under_way),
+        "under_way": run.calls.taken,
     }
 
 

@@ -225,8 +225,9 @@ async def test_a_client_may_be_registered_by_hand(there: Authorities) -> None:
 
 @pytest.mark.parametrize("how", ["secret", "key"])
 async def test_a_program_comes_in_with_a_secret_or_a_key(there: Authorities, how: str) -> None:
-    url, user = there.protected("own", there.issuer().base).http, User()
-    grant = ClientCredentials("robot", "s3cret")
+    issuer = there.issuer().base
+    url, user = there.protected("own", issuer).http, User()
+    grant = ClientCredentials("robot", "s3cret", issuer=issuer)
     if how == "key":
         key = SigningKey.from_pem(there.key.as_pem(private=True), key_id="robot")
         grant = ClientCredentials("signing-robot", signing_key=key)
@@ -234,7 +235,7 @@ async def test_a_program_comes_in_with_a_secret_or_a_key(there: Authorities, how
         assert (await session.call_tool("whoami")).text == grant.client_id
         assert (await session.call_tool("write")).text == "written"
     with pytest.raises(AuthorizationError, match="gave no token"):
-        async with connected(url, user.oauth(ClientCredentials("robot", "wrong"))):
+        async with connected(url, user.oauth(ClientCredentials("robot", "wrong", issuer=issuer))):
             pass
     assert not user.logins
 

@@ -247,7 +247,8 @@ def test_named_tuples_are_objects() -> None:
 def test_generic_classes() -> None:
     assert schema_of(Box[int])["properties"] == {"content": INTEGER, "more": {"type": "array", "items": INTEGER}}
     both = schema_of(tuple[Box[int], Box[str], Box[int]])
-    assert list(both["$defs"]) == ["Box"]
+    assert "$defs" not in both
+    assert both["prefixItems"][0] == both["prefixItems"][2] == schema_of(Box[int])
     assert both["prefixItems"][1]["properties"]["content"] == STRING
 
 
@@ -268,11 +269,22 @@ def test_recursive_classes_and_aliases_stand_in_definitions() -> None:
     assert json["$defs"]["Json"]["anyOf"][1] == {"type": "array", "items": {"$ref": "#/$defs/Json"}}
 
 
-def test_what_repeats_is_shared_and_what_does_not_is_put_in_place() -> None:
+def test_what_repeats_is_written_out() -> None:
     assert "$defs" not in schema_of(list[Pair])
-    shared = schema_of(dict[str, Pair] | list[Pair])
-    assert list(shared["$defs"]) == ["Pair"]
-    assert shared["anyOf"][1] == {"type": "array", "items": {"$ref": "#/$defs/Pair"}}
+    twice = schema_of(dict[str, Pair] | list[Pair])
+    assert "$defs" not in twice
+    assert twice["anyOf"][1] == {"type": "array", "items": schema_of(Pair)}
+
+
+def test_what_would_become_large_by_writing_it_out_stays_shared() -> None:
+    kind: Any = Point
+    for number in range(40):  # written out, the last would have a million million members
+        both = {"left": attrs.field(type=kind), "right": attrs.field(type=kind)}
+        kind = attrs.make_class(f"Both{number}", both)
+    schema = schema_of(kind)
+    assert len(schema["$defs"]) == 40
+    assert schema["properties"]["left"] == schema["properties"]["right"] == {"$ref": "#/$defs/Both38"}
+    check_author_schema(schema)
 
 
 def test_a_description_stays_with_its_use() -> None:
@@ -284,8 +296,9 @@ def test_a_description_stays_with_its_use() -> None:
 def test_two_classes_of_one_name() -> None:
     first, second = (attrs.make_class("Same", {"me": attrs.field(type=kind)}) for kind in (int, str))
     schema = schema_of(tuple[first, first, second, second])  # type: ignore[valid-type]
-    assert set(schema["$defs"]) == {"Same", "Same2"}
-    assert schema["$defs"]["Same2"]["properties"]["me"] == STRING
+    assert [each["properties"]["me"] for each in schema["prefixItems"]] == [INTEGER, INTEGER, STRING, STRING]
+    kinds: list[Any] = [attrs.make_class("Same", {"me": attrs.field(type=list["Same"])}) for _ in range(2)]  # type: ignore[name-defined]  # noqa: F821
+    assert set(schema_of(tuple[kinds[0], kinds[1]])["$defs"]) == {"Same", "Same2"}  # type: ignore[valid-type]
 
 
 def test_output_names_every_field_and_no_default() -> None:
@@ -380,5 +393,4 @@ def test_fields_further_down_keep_their_words_and_bounds() -> None:
     assert schema_of(Dive) == {"type": "object", "properties": dive, "required": required}
     assert schema_of(list[Dive])["items"]["properties"] == dive
     shared = schema_of(tuple[Deep, Annotated[Deep, Arg("the second")]])
-    assert shared["$defs"]["Deep"] == {**deep, "description": "How deep."}
-    assert shared["prefixItems"][1] == {"$ref": "#/$defs/Deep", "description": "the second"}
+    assert shared["prefixItems"] == [{**deep, "description": "How deep."}, {**deep, "description": "the second"}]

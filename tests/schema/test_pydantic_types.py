@@ -165,43 +165,35 @@ async def test_a_model_as_argument_and_result(autojump_clock: Any) -> None:
     assert "must be at most 5 @ basket.items[0].howMany" in text_of(await called(pack, many))
 
 
-def test_the_schema_of_models_is_shared_and_has_no_made_up_titles() -> None:
+def test_the_schema_of_models_is_written_out_and_has_no_made_up_titles() -> None:
     def pack(basket: Basket, other: Item) -> None: ...
 
+    item = {
+        "type": "object",
+        "description": "One thing in a basket.",
+        "properties": {
+            "name": {"type": "string", "minLength": 1},
+            "howMany": {"type": "integer", "minimum": 1, "maximum": 5, "default": 1, "description": "pieces"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["name"],
+    }
     assert schema_of(pack) == {
         "type": "object",
         "properties": {
             "basket": {
                 "type": "object",
                 "properties": {
-                    "items": {"type": "array", "items": {"$ref": "#/$defs/Item"}},
-                    "gift": {"anyOf": [{"$ref": "#/$defs/Item"}, {"type": "null"}], "default": None},
+                    "items": {"type": "array", "items": item},
+                    "gift": {"anyOf": [item, {"type": "null"}], "default": None},
                     "on": {"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}], "default": None},
                 },
                 "required": ["items"],
             },
-            "other": {"$ref": "#/$defs/Item"},
+            "other": item,
         },
         "required": ["basket", "other"],
         "additionalProperties": False,
-        "$defs": {
-            "Item": {
-                "type": "object",
-                "description": "One thing in a basket.",
-                "properties": {
-                    "name": {"type": "string", "minLength": 1},
-                    "howMany": {
-                        "type": "integer",
-                        "minimum": 1,
-                        "maximum": 5,
-                        "default": 1,
-                        "description": "pieces",
-                    },
-                    "tags": {"type": "array", "items": {"type": "string"}},
-                },
-                "required": ["name"],
-            }
-        },
     }
 
 

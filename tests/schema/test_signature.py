@@ -244,7 +244,11 @@ def test_local_names_are_found_in_the_closure() -> None:
         itself()
 
     assert describe(closes).bind({"a": "a"}) == {"a": Local.A}
-    with pytest.raises(TypeError, match="'Local'"):
+    assert describe(does_not).bind({"a": "a"}) == {"a": Local.A}  # found in the function that defines both
+    does_not.__annotations__["a"] = "Elsewhere"
+    with pytest.raises(
+        TypeError, match=r"does_not\(\): an annotation names 'Elsewhere', which .*test_signature does not"
+    ):
         describe(does_not)
     assert describe(itself).name == "itself"
 
@@ -285,16 +289,28 @@ class Content:
     pass
 
 
+class Shown:
+    def __str__(self) -> str:
+        return "as it is shown"
+
+
 @pytest.mark.parametrize(
     "annotation",
     [
         *(inspect.Signature.empty, None, type(None), Any, object, str, bytes, str | None, str | bytes | None),
         *(Content, list[Content], list[str | Content], Content | None, dict[str, int] | Content, tuple[Content, ...]),
-        *(Annotated[str, "a text"], Untold, list[Untold], Callable[[], int]),
+        Annotated[str, "a text"],
+        Shown,
     ],
 )
 def test_plain_content_has_no_shape(annotation: Any) -> None:
     assert describe_result(annotation, is_content=lambda hint: hint is Content) is None
+
+
+@pytest.mark.parametrize("annotation", [Untold, list[Untold], Shown | None, Callable[[], int], complex])
+def test_what_has_no_json_form_is_refused_as_a_result(annotation: Any) -> None:
+    with pytest.raises(TypeError, match="has no JSON form; use builtins"):
+        describe_result(annotation)
 
 
 def test_objects_are_results_as_they_are() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.server.calling import check_options
+from trimcp.server.options import check_options
 from trimcp.server.server import Server
 from trimcp.server.tools import ToolOptions
 

@@ -15,7 +15,6 @@ from trimcp.session.context import Context
 from trimcp.testing.connect import connected, every_revision
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
 from trimcp.wire.content import ImageContent, TextContent
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.prompts import CompleteResult, Completion, GetPromptResult, PromptMessage
 from trimcp.wire.revisions import V2025_06_18, Revision
 
@@ -81,7 +80,7 @@ async def test_the_listing_follows_from_the_function(revision: Revision) -> None
         first, second = listed.arguments
         assert (first.name, first.description, first.required) == ("path", "Which file", True)
         assert (second.name, second.required) == ("style", False)
-        assert first.title == ("File" if revision >= V2025_06_18 else ABSENT)
+        assert first.title == ("File" if revision >= V2025_06_18 else None)
         result = await session.get_prompt("named", {"path": "x", "style": "b"})
         assert result.messages == [user("x b prompts/get")]
 
@@ -187,7 +186,7 @@ async def test_completion_is_offered_only_where_something_completes(revision: Re
         with pytest.raises(RemoteError) as refused:
             await session.complete_prompt("plain", "path", "")
         assert refused.value.code == METHOD_NOT_FOUND
-        assert session.server_capabilities.completions is ABSENT
+        assert session.server_capabilities.completions is None
 
     @server.complete(plain, "path")
     def paths(value: str, ctx: Context) -> list[str]:

@@ -12,7 +12,6 @@ from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.connection import Encoded
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
 KEY = (LATEST, None)
@@ -37,14 +36,14 @@ def encoder() -> tuple[list[Any], Callable[[list[str], Any], Encoded]]:
     return made, encode
 
 
-def pages(registry: Registry[str], size: int | None, cursor: Any = ABSENT) -> list[bytes]:
+def pages(registry: Registry[str], size: int | None, cursor: Any = None) -> list[bytes]:
     found = []
     while True:
         made, encode = encoder()
         registry._pages.clear()
         found.append(registry.page(cursor, size, KEY, encode).data)
         [(_, cursor)] = made
-        if cursor is ABSENT:
+        if cursor is None:
             return found
 
 
@@ -80,7 +79,7 @@ def test_an_empty_list_is_one_empty_page() -> None:
 
 def test_a_cursor_survives_changes_elsewhere_and_fails_where_its_place_is_gone(registry: Registry[str]) -> None:
     made, encode = encoder()
-    registry.page(ABSENT, 2, KEY, encode)
+    registry.page(None, 2, KEY, encode)
     [(_, cursor)] = made  # after a
     registry.remove("c", live=True)
     registry.add("e", "E", live=True)
@@ -108,7 +107,7 @@ def test_a_cursor_survives_changes_elsewhere_and_fails_where_its_place_is_gone(r
 )
 def test_a_cursor_of_somebody_elses_is_refused(registry: Registry[str], cursor: str) -> None:
     _, encode = encoder()
-    registry.page(ABSENT, 2, KEY, encode)
+    registry.page(None, 2, KEY, encode)
     with pytest.raises(ErrorReply) as refused:
         registry.page(cursor, 2, KEY, encode)
     assert refused.value.code == INVALID_PARAMS
@@ -116,23 +115,23 @@ def test_a_cursor_of_somebody_elses_is_refused(registry: Registry[str], cursor: 
 
 def test_pages_are_encoded_once_until_the_list_changes(registry: Registry[str]) -> None:
     made, encode = encoder()
-    first = registry.page(ABSENT, 2, KEY, encode)
-    assert registry.page(ABSENT, 2, KEY, encode) is first
+    first = registry.page(None, 2, KEY, encode)
+    assert registry.page(None, 2, KEY, encode) is first
     assert len(made) == 1
-    registry.page(ABSENT, 2, (LATEST_LEGACY, None), encode)
-    registry.page(ABSENT, 2, (LATEST, "ada"), encode)
+    registry.page(None, 2, (LATEST_LEGACY, None), encode)
+    registry.page(None, 2, (LATEST, "ada"), encode)
     assert len(made) == 3, "each revision and each principal has its own"
     registry.add("e", "E", live=False)
-    assert registry.page(ABSENT, 9, KEY, encode).data == b"CABDE"
+    assert registry.page(None, 9, KEY, encode).data == b"CABDE"
     registry.remove("c", live=False)
-    assert registry.page(ABSENT, 9, KEY, encode).data == b"ABDE"
+    assert registry.page(None, 9, KEY, encode).data == b"ABDE"
     assert len(made) == 5
 
 
 def test_what_is_kept_is_bounded(registry: Registry[str]) -> None:
     _, encode = encoder()
     for number in range(1_000):
-        registry.page(ABSENT, 2, (LATEST, f"principal {number}"), encode)
+        registry.page(None, 2, (LATEST, f"principal {number}"), encode)
     assert len(registry._pages) <= 64
 
 
@@ -175,12 +174,12 @@ def test_an_entry_is_replaced_in_its_place(registry: Registry[str]) -> None:
     assert list(registry) == ["C", "X", "B", "D"]
     assert told == [Change.TOOLS]
     made, encode = encoder()
-    registry.page(ABSENT, None, (LATEST, frozenset()), encode)
-    assert made == [(["C", "B", "D"], ABSENT)]
+    registry.page(None, None, (LATEST, frozenset()), encode)
+    assert made == [(["C", "B", "D"], None)]
     registry.replace("a", "Y", live=True)  # without scopes everybody sees it again
     made, encode = encoder()
-    registry.page(ABSENT, None, (LATEST, frozenset()), encode)
-    assert made == [(["C", "Y", "B", "D"], ABSENT)]
+    registry.page(None, None, (LATEST, frozenset()), encode)
+    assert made == [(["C", "Y", "B", "D"], None)]
     with pytest.raises(KeyError, match="no tool named 'x'"):
         registry.replace("x", "X", live=True)
 

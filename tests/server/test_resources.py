@@ -17,7 +17,6 @@ from trimcp.session.context import Context
 from trimcp.testing.connect import connected, every_revision
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.revisions import LATEST, Revision
 
@@ -76,7 +75,7 @@ def test_whatever_a_function_returns_becomes_contents(value: Any, expected: Any)
 def test_the_declared_type_is_told_and_a_whole_result_is_left_alone() -> None:
     assert contents_of("a", "text/html")[0].mime_type == "text/html"
     assert contents_of(b"a", "image/png")[0].mime_type == "image/png"
-    assert contents_of("a")[0].mime_type is ABSENT
+    assert contents_of("a")[0].mime_type is None
     whole = ReadResourceResult(contents=[])
     assert read_result(whole, "x://y", None, 5, "public") is whole
     kept = read_result("a", "x://y", None, 5, "public")
@@ -96,8 +95,8 @@ async def test_fixed_text_bytes_and_files_are_read_each_time(revision: Revision,
     async with connected(server, revision=revision) as session:
         listed = await session.list_resources()
         assert [(resource.name, resource.size) for resource in listed] == [
-            ("page.txt", ABSENT),
-            ("raw", ABSENT),
+            ("page.txt", None),
+            ("raw", None),
             ("nothing", 0),
         ]
         assert await text(session, "file:///page.txt") == "first"

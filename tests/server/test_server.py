@@ -26,7 +26,6 @@ from trimcp.testing.connect import connected, every_revision
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.content import TextContent
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
 from trimcp.wire.tools import CallToolResult
 
@@ -217,7 +216,7 @@ async def test_a_server_announces_what_it_has(revision: Revision) -> None:
         assert capabilities.tools.list_changed is True
         assert capabilities.resources.subscribe is True
         assert session.instructions == "Read."
-        assert capabilities.extensions == ({"example.org/x": {"a": 1}} if revision.modern else ABSENT)
+        assert capabilities.extensions == ({"example.org/x": {"a": 1}} if revision.modern else None)
 
 
 @both_eras

@@ -15,12 +15,12 @@ from trimcp.errors import CannotAsk, ConnectionLost, LocalError, RemoteError
 from trimcp.protocol.request_state import Sealer
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
-from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, SamplingCapability
+from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, RootsCapability, SamplingCapability
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, MISSING_CAPABILITY
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import CreateMessageParams, SamplingMessage
-from trimcp.wire.jsonrpc import encode_request
-from trimcp.wire.revisions import REVISIONS, V2024_11_05, V2025_03_26, V2026_07_28
+from trimcp.wire.jsonrpc import encode, encode_request
+from trimcp.wire.revisions import REVISIONS, V2024_11_05, V2025_03_26, V2025_11_25, V2026_07_28
 from trimcp.wire.tools import Tool
 
 LEGACY_THAT_ASK = [r for r in REVISIONS if not r.modern and r not in (V2024_11_05, V2025_03_26)]
@@ -235,6 +235,32 @@ async def test_the_same_question_twice_is_two_questions() -> None:
         second = (await client.send(first["requestState"], _accept(first, "a")))["result"]
         assert set(first["inputRequests"]).isdisjoint(second["inputRequests"])
         assert _text(await client.send(second["requestState"], _accept(second, "b"))) == "a b"
+
+
+ROOTS = {"roots": [{"uri": "file:///a"}, {"name": "bad"}, {"uri": "file:///b", "name": "b"}]}
+
+
+@pytest.mark.parametrize("revision", [V2025_11_25, V2026_07_28])
+async def test_a_root_that_cannot_be_read_hides_no_other(revision: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async def run(ctx: Any) -> str:
+        return " ".join(root.uri for root in await ctx.list_roots())
+
+    async with served({"run": run}, revision) as (wire, session):
+        if revision.modern:
+            client = Rounds(wire, {"roots": {}})
+            first = (await client.send())["result"]
+            answers = dict.fromkeys(first["inputRequests"], ROOTS)
+            assert _text(await client.send(first["requestState"], answers)) == "file:///a file:///b"
+        else:
+            session.engine.legacy.capabilities = ClientCapabilities(roots=RootsCapability())
+            wire.feed(call(1))
+            await wait_all_tasks_blocked()
+            [question] = wire.take()
+            wire.feed(encode({"jsonrpc": "2.0", "id": question["id"], "result": ROOTS}))
+            await wait_all_tasks_blocked()
+            assert _text(wire.take()[0]) == "file:///a file:///b"
+    [warning] = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert "roots[1] is missing @ $.uri" in warning
 
 
 async def test_questions_of_siblings_are_gathered() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from tests.session.support import call, cancel, linked, modern_meta, served
@@ -52,10 +54,12 @@ async def test_without_a_token_nothing_is_sent_but_it_still_yields() -> None:
 
 
 @pytest.mark.parametrize("value", [1, 0.5, float("nan"), -1])
-async def test_progress_has_to_increase(value: float) -> None:
+async def test_progress_that_does_not_increase_is_not_sent(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "trimcp.session")
+
     async def run(ctx: Any) -> str:
         await ctx.report_progress(1)
-        with pytest.raises(ValueError, match="increase"):
+        with trio.testing.assert_checkpoints():
             await ctx.report_progress(value)
         ctx.report_progress_nowait(value)
         await ctx.report_progress(2)
@@ -67,6 +71,8 @@ async def test_progress_has_to_increase(value: float) -> None:
         sent = wire.take()
         assert _progress(sent) == [1, 2]
         assert "result" in sent[-1]
+    said = [record for record in caplog.records if "must increase" in record.getMessage()]
+    assert [record.levelname for record in said] == ["DEBUG", "DEBUG"]
 
 
 async def test_reporting_is_a_cancel_point_each_time_and_a_schedule_point_at_least_every_64th() -> None:

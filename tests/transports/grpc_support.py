@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
 import trio
 
 from tests.transports.http.asgi_support import DummyFace
-from tests.transports.http.hypercorn_support import Served, serving
 from tests.transports.websocket_support import Meeting
 from trimcp.transports.grpc.client import GrpcServer
-from trimcp.transports.grpc.server import GrpcApp
-from trimcp.transports.http.seams import Head, HttpResponse, Upgrade
-from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.grpc.server import GrpcRoutes, refused_call
+from trimcp.transports.http.h1.listener import serve_http1
+from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Upgrade
 
 AnswerT = TypeVar("AnswerT")
 
@@ -33,31 +33,29 @@ class MeetingFace(DummyFace):
         self.draining = trio.Event()
         self.max_calls = 100
         self.refused: HttpResponse | None = None
+        self.grpc = GrpcRoutes(self, {})
 
-    async def authorize(self, head: Head) -> HttpResponse | None:
-        return self.refused
+    async def admit(self, head: Head) -> Admitted:
+        return self.grpc.admit(head) if self.refused is None else refused_call(self.refused)
 
     def upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade:
         return self.meeting.upgrade(None)
 
 
 @asynccontextmanager
-async def meeting_served(meeting: Meeting, **options: Any) -> AsyncIterator[tuple[Served, MeetingFace]]:
-    """Serve the tunnel for a meeting on Hypercorn; options are those of `serve_hypercorn`."""
+async def meeting_served(meeting: Meeting, **options: Any) -> AsyncIterator[tuple[str, MeetingFace]]:
+    """Serve the tunnel for a meeting, and yield the address; options are those of `serve_http1`."""
     face = MeetingFace(meeting)
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[MeetingFace]:
-        yield face
-
-    limits = options.get("limits") or HttpLimits()
-    async with serving(GrpcApp(running, limits=limits), **options) as served:
-        yield served, face
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(face.deadlines.run)
+        urls = await nursery.start(partial(serve_http1, face, port=0, **options))
+        yield urls[0], face
         meeting.done.set()
+        nursery.cancel_scope.cancel()
 
 
-def target_at(served: Served, **options: Any) -> GrpcServer:
-    return GrpcServer(served.address.replace("http", "grpc", 1), **options)
+def target_at(url: str, **options: Any) -> GrpcServer:
+    return GrpcServer(url.replace("http", "grpc", 1), **options)
 
 
 async def foreign(url: str, use: Callable[[grpc.Channel], AnswerT]) -> AnswerT:

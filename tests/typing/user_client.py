@@ -98,7 +98,7 @@ async def use(session: trimcp.ClientSession) -> None:
     assert_type(session.server_info, trimcp.wire.Implementation | None)
     assert_type(session.instructions, str | None)
     tools = await session.list_tools()
-    assert_type(tools, list[trimcp.Tool])
+    assert_type(tools, trimcp.Listing[trimcp.Tool])
     assert_type(tools[0].input_schema, dict[str, Any])
     assert_type(tools[0].description or "", str)
 
@@ -114,15 +114,15 @@ async def use(session: trimcp.ClientSession) -> None:
                 print(f"{step.progress}/{step.total}")
             assert_type(await call.result(), trimcp.CallToolResult)
 
-    assert_type(await session.list_resources(fresh=True), list[trimcp.wire.Resource])
-    assert_type(await session.list_resource_templates(), list[trimcp.wire.ResourceTemplate])
+    assert_type(await session.list_resources(fresh=True), trimcp.Listing[trimcp.wire.Resource])
+    assert_type(await session.list_resource_templates(), trimcp.Listing[trimcp.wire.ResourceTemplate])
     assert_type((await session.read_resource("notes://today")).text, str)
     for contents in (await session.read_resource("notes://today")).contents:
         if isinstance(contents, trimcp.wire.TextResourceContents):
             assert_type(contents.text, str)
         else:
             assert_type(contents, trimcp.wire.BlobResourceContents)
-    assert_type(await session.list_prompts(), list[trimcp.wire.Prompt])
+    assert_type(await session.list_prompts(), trimcp.Listing[trimcp.wire.Prompt])
     prompt = await session.get_prompt("review", {"path": "a.py"})
     assert_type(prompt, trimcp.wire.GetPromptResult)
     assert_type(prompt.messages[0], trimcp.PromptMessage)
@@ -194,7 +194,7 @@ async def keep_upstreams(client: trimcp.Client, server: trimcp.Server[None]) -> 
     async with trimcp.supervise(client, target, when_down="fail", breaker=None, restarts=restarts) as upstream:
         assert_type(upstream, trimcp.Upstream)
         assert_type(await upstream.call_tool("x", idempotent=True), trimcp.CallToolResult)
-        assert_type(await upstream.use(lambda session: session.list_tools()), list[trimcp.Tool])
+        assert_type(await upstream.use(lambda session: session.list_tools()), trimcp.Listing[trimcp.Tool])
         async with upstream.calling("x") as call:
             assert_type(await call.result(), trimcp.CallToolResult)
         async with upstream.listen(tools=True) as changes:

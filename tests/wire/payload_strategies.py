@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from functools import cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import trimcp.wire
 from trimcp.wire import common
 from trimcp.wire.common import RESULT_INPUT_REQUIRED
-from trimcp.wire.fields import ABSENT, attributes, facts_of, is_payload, is_union, members
+from trimcp.wire.fields import ABSENT, attributes, facts_of, is_payload, is_union, member_types, members
 from trimcp.wire.input_requests import ElicitResult, InputRequiredResult
 from trimcp.wire.revisions import V2025_11_25, Revision
 
@@ -68,10 +68,14 @@ def _member(cls: Any, attribute: attrs.Attribute[Any], revision: Revision) -> st
     if cls is ElicitResult and attribute.name == "content":
         return st.dictionaries(TEXT, _answers(revision), max_size=2)
     if said.required_from is not None and said.required_at(revision) and get_origin(attribute.type) is not Literal:
-        return values(attribute.type, revision)
-    found = values(attribute.type, revision)
-    optional = attribute.default is ABSENT
-    return found | st.just(ABSENT) if optional else found
+        return _of_types(member_types(attribute), revision)
+    found = _of_types(member_types(attribute), revision)
+    optional = attribute.default is None or attribute.default is ABSENT
+    return found | st.just(attribute.default) if optional else found
+
+
+def _of_types(kinds: tuple[Any, ...], revision: Revision) -> st.SearchStrategy[Any]:
+    return values(kinds[0] if len(kinds) == 1 else Union[kinds], revision)  # noqa: UP007 - a tuple of members
 
 
 def _answers(revision: Revision) -> st.SearchStrategy[Any]:
@@ -86,7 +90,7 @@ def values(tp: Any, revision: Revision) -> st.SearchStrategy[Any]:
         options = [option for option in members(tp) if _fits(option, revision)]
         return st.one_of([values(option, revision) for option in options])
     if is_payload(tp):
-        return st.deferred(lambda: payloads_of(tp, revision)) if _fits(tp, revision) else st.just(ABSENT)
+        return st.deferred(lambda: payloads_of(tp, revision)) if _fits(tp, revision) else st.just(None)
     origin, inner = get_origin(tp), get_args(tp)
     if origin is Literal:
         return st.sampled_from(inner)

@@ -129,7 +129,7 @@ class TestRevisions:
         assert "elicitationId" not in converter_for(V2026_07_28).dump(url)
         without = {"mode": "url", "message": "m", "url": "https://example.com"}
         assert problems_of(without, ElicitURLParams, V2025_11_25) == ['must have "elicitationId" @ $']
-        assert LOADED(without, ElicitURLParams).elicitation_id is ABSENT
+        assert LOADED(without, ElicitURLParams).elicitation_id is None
 
 
 class TestPrimitives:
@@ -472,8 +472,8 @@ class TestNull:
         page = {"tools": [tool, {**tool, "icons": None, "title": None}], "nextCursor": None, "ttlMs": 0}
         page |= {"cacheScope": "public", "resultType": "complete"}
         found = load(page, ListToolsResult)
-        assert found.next_cursor is ABSENT
-        assert [tool.annotations for tool in found.tools] == [ABSENT, ABSENT]
+        assert found.next_cursor is None
+        assert [tool.annotations for tool in found.tools] == [None, None]
         assert found.tools[0].input_schema == {"type": "object", "x": None}  # their author's, and never touched
         assert "null" not in json.dumps(converter_for(revision).dump(found)).replace('"x": null', "")
 
@@ -490,7 +490,7 @@ class TestNull:
         result = {"content": [], "structuredContent": None, "isError": None, "resultType": "complete"}
         loaded = converter_for(revision).load(result, CallToolResult)
         assert loaded.structured_content is (None if revision.modern else ABSENT)
-        assert loaded.is_error is ABSENT
+        assert loaded.is_error is None
 
 
 def test_structured_content_is_read_as_data() -> None:

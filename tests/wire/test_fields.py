@@ -22,8 +22,8 @@ class Thing:
     """A payload for these tests."""
 
     snake_case_name: str
-    meta: dict[str, object] = field(default=ABSENT)
-    given: int = field(default=ABSENT, since=V2025_06_18, until=V2025_11_25, name="$given")
+    meta: dict[str, object] | None = field(default=None)
+    given: int | None = field(default=None, since=V2025_06_18, until=V2025_11_25, name="$given")
     required: bool = field(default=False, required_from=V2025_06_18)
 
 

@@ -33,10 +33,11 @@ def test_they_are_ordered_by_age() -> None:
 
 
 @pytest.mark.parametrize("compare", [operator.lt, operator.le, operator.gt, operator.ge])
-def test_a_name_is_no_revision(compare: Any) -> None:
-    assert V2025_03_26 != "2025-03-26"
-    with pytest.raises(TypeError, match="not supported between instances of 'Revision' and 'str'"):
-        compare(V2025_03_26, "2025-06-18")
+def test_a_name_compares_as_its_revision_and_nothing_else_does(compare: Any) -> None:
+    assert V2025_03_26 == "2025-03-26"
+    assert compare(V2025_03_26, "2025-06-18") is compare(V2025_03_26, V2025_06_18)
+    with pytest.raises(TypeError, match="a revision is compared with a revision or a date"):
+        compare(V2025_03_26, "newest")
 
 
 def test_names_find_them() -> None:

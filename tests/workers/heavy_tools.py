@@ -191,7 +191,7 @@ def print_both() -> str:
     print("on standard output")
     print("on standard error", file=sys.stderr)
     os.system("echo from a child")
-    return "printed"
+    return str(os.getpid())
 
 
 def leave_a_thread(*, ctx: trimcp.ThreadContext) -> str:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import sys
 import time
+from typing import Any
 
 import trio
 
 import trimcp
+from tests.programs import works
+from trimcp.workers.programs import worker_loads
 
 server = trimcp.Server("loaded in a sandbox")
-LISTING = trimcp.Command(["ls", "/"])
-if sys.platform == "linux" and not os.environ.get("TRIMCP_NO_BWRAP"):
+LISTING: Any = None  # where no test uses it
+if worker_loads() or (works("bwrap") and works("coreutils")):
     LISTING = trimcp.Command(["ls", "/"], isolation="bwrap")
     server.add_command("listing", ["ls", "/"], isolation="bwrap", read=["/usr/bin"])
 

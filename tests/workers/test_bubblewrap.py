@@ -18,7 +18,6 @@ import pytest
 import trio
 
 import trimcp
-from tests.sandboxes import require_bwrap
 from tests.workers.test_commands import NASTY, _running, out_of_time
 from tests.workers.test_pool import until
 from trimcp.testing import connected
@@ -27,17 +26,12 @@ from trimcp.workers import bubblewrap
 from trimcp.workers.commands import Command
 from trimcp.workers.programs import bounded_by
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("bwrap", "coreutils")]
 
 HOME = os.path.expanduser("~")
 ROOT = Path(trimcp.__file__).parent.parent
 PYTHON = sorted({sys.prefix, sys.base_prefix, os.path.dirname(os.path.realpath(sys.executable))})
 """Where this interpreter is: seldom where a sandbox shows it by itself."""
-
-
-@pytest.fixture(scope="module")
-def bwrap() -> None:
-    require_bwrap()
 
 
 async def call(

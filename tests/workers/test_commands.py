@@ -177,6 +177,7 @@ async def test_one_argument_is_the_input(told: list[str]) -> None:
     assert said["stdin"] == "-line\n" * 50_000
 
 
+@pytest.mark.needs("coreutils")
 async def test_a_program_need_not_read_its_input() -> None:
     assert not (await call(["true"], {"text": "x" * 1_000_000}, stdin="{text}")).is_error
 
@@ -217,6 +218,7 @@ async def test_each_call_has_a_directory_of_its_own(told: list[str]) -> None:
     assert first["session"]
 
 
+@pytest.mark.needs("coreutils")
 async def test_a_directory_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
     """Files, links to what is elsewhere, and directories that it may not be looked into."""
     elsewhere = tmp_path / "elsewhere"
@@ -261,12 +263,14 @@ async def test_a_given_directory_stays(told: list[str], tmp_path: Path) -> None:
 # Results
 
 
+@pytest.mark.needs("coreutils")
 async def test_text_is_a_result_as_it_is() -> None:
     result = await call(["printf", "%s", "{text}"], {"text": " a\n\n"})
     assert (result.text, result.is_error) == (" a\n\n", False)
     assert result.structured_content is ABSENT
 
 
+@pytest.mark.needs("coreutils")
 async def test_json_is_parsed_and_checked() -> None:
     promised = {"type": "object", "properties": {"a": {"type": "integer"}}}
     result = await call(["cat"], {"a": 5}, input_schema=EVERYTHING, output="json", output_schema=promised)
@@ -280,10 +284,12 @@ async def test_json_is_parsed_and_checked() -> None:
     assert result.text.startswith("the output of echo is no JSON: ")
 
 
+@pytest.mark.needs("coreutils")
 async def test_bytes_that_are_no_text_are_shown_as_such() -> None:
     assert (await call(["printf", r"a\377b"])).text == "a\N{REPLACEMENT CHARACTER}b"
 
 
+@pytest.mark.needs("coreutils")
 async def test_a_failure_tells_status_and_the_end_of_standard_error() -> None:
     result = await call(["sh", "-c", r"yes wrong | head -c 100000 >&2; printf '\033[2Jlast' >&2; echo out; exit 7"])
     assert result.is_error
@@ -292,11 +298,13 @@ async def test_a_failure_tells_status_and_the_end_of_standard_error() -> None:
     assert len(result.text) < 2_200
 
 
+@pytest.mark.needs("coreutils")
 async def test_a_failure_without_words_on_standard_error_shows_the_output() -> None:
     assert (await call(["sh", "-c", "echo 1 failed; exit 1"])).text == "sh failed with exit status 1: 1 failed"
     assert (await call(["false"])).text == "false failed with exit status 1"
 
 
+@pytest.mark.needs("grep")
 async def test_statuses_that_are_no_errors(tmp_path: Path) -> None:
     """As grep's, which found nothing."""
     (tmp_path / "f").touch()
@@ -313,6 +321,7 @@ async def test_a_signal_is_named() -> None:
 # Bounds
 
 
+@pytest.mark.needs("coreutils")
 async def test_output_is_bounded() -> None:
     with trio.fail_after(30):
         result = await call(["yes"], max_output=100_000)
@@ -321,12 +330,13 @@ async def test_output_is_bounded() -> None:
     assert (await call(["head", "-c", "100001", "/dev/zero"], max_output=100_000)).is_error
 
 
+@pytest.mark.needs("coreutils")
 async def test_errors_are_read_without_end_and_kept_in_part() -> None:
     result = await call(["sh", "-c", "head -c 50000000 /dev/zero | tr '\\0' x >&2; exit 1"])
     assert len(result.text) < 2_200
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+@pytest.mark.needs("prlimit")
 async def test_memory_and_processor_time_are_bounded(tmp_path: Path) -> None:
     result = await call(script(tmp_path, "bytearray(2**30)"), memory=2**29)
     assert result.is_error
@@ -445,6 +455,7 @@ async def test_a_tree_that_forks_and_forks_dies(tmp_path: Path) -> None:
     assert not any(map(lives, family))
 
 
+@pytest.mark.needs("coreutils")
 async def test_cancelling_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     """At every moment of the first milliseconds."""
     before = set(os.listdir("/proc/self/fd"))
@@ -469,6 +480,7 @@ def _running(word: str) -> list[int]:
     return found
 
 
+@pytest.mark.needs("coreutils")
 async def test_in_virtual_time_it_runs_in_real_time(autojump_clock: trio.testing.MockClock, told: list[str]) -> None:
     """The test's clock would jump to the timeout meanwhile."""
     began = trio.current_time()
@@ -480,6 +492,7 @@ async def test_in_virtual_time_it_runs_in_real_time(autojump_clock: trio.testing
 # What is refused when it is added
 
 
+@pytest.mark.needs("coreutils")
 @pytest.mark.parametrize(
     ("command", "options", "kind", "text"),
     [
@@ -514,6 +527,7 @@ def test_what_cannot_be_a_command(command: Any, options: dict[str, Any], kind: t
     assert len(server.tools) == 0
 
 
+@pytest.mark.needs("coreutils")
 def test_bounds_need_a_program_to_set_them(monkeypatch: pytest.MonkeyPatch) -> None:
     which = shutil.which
     monkeypatch.setattr(shutil, "which", lambda name, **options: None if name == "prlimit" else which(name, **options))

@@ -111,6 +111,7 @@ async def seconds_to_kill_a_family() -> float:
         return time.perf_counter() - begun
 
 
+@pytest.mark.needs("coreutils")
 async def test_a_cancelled_call_takes_its_process_and_its_descendants_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

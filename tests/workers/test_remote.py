@@ -217,7 +217,7 @@ async def test_the_end_of_a_worker_is_a_tool_error_that_says_how(
     words = {"leave": "these were my last words", "segfault": "Fatal Python error", "eat": "MemoryError"}
     assert words.get(function.__name__, "") in record.getMessage()
     if function is heavy_tools.eat:
-        had = re.search(r"^had (\d+) MiB$", record.getMessage(), re.MULTILINE)
+        had = re.search(r"^    \| had (\d+) MiB$", record.getMessage(), re.MULTILINE)
         assert had is not None
         assert 10 < int(had[1]) < 512
 

@@ -15,19 +15,13 @@ import trio
 import trio.testing
 
 import trimcp
-from tests.sandboxes import require_bwrap
 from tests.workers import sandboxed_tools as tools
 from tests.workers.test_bubblewrap import names
 from tests.workers.test_commands import _running
 from tests.workers.test_pool import counted, until
 from trimcp.testing import connected
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("bwrap")]
-
-
-@pytest.fixture(scope="module")
-def bwrap() -> None:
-    require_bwrap()
+pytestmark = [pytest.mark.slow, pytest.mark.needs("bwrap", "coreutils")]
 
 
 def offering(*functions: Callable[..., object], **options: Any) -> trimcp.Server:

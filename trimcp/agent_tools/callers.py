@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from trimcp.agent_tools.errors import NotAllowed
+from trimcp.budget import owner_of
 from trimcp.principal import Principal
 
 Owner: TypeAlias = tuple[str, str]
@@ -28,17 +29,20 @@ class AgentCaller:
         agent: the agent's id, from the token.
         address: what identifies the peer, such as its address without the port; None if the transport cannot tell.
         loopback: whether the request was sent to a loopback address or a Unix socket.
+        owner: whose its contexts and tools are.
+        account: whose share its calls count into: its principal's, else its address's; see `trimcp.budget.owner_of`.
     """
 
     principal: Principal | None = None
     agent: str = ANONYMOUS
     address: str | None = None
     loopback: bool = False
+    owner: Owner = attrs.field(init=False)
+    account: str = attrs.field(init=False)
 
-    @property
-    def owner(self) -> Owner:
-        """Whose its contexts and tools are."""
-        return ("" if self.principal is None else self.principal.id, self.agent)
+    def __attrs_post_init__(self) -> None:
+        self.owner = "" if self.principal is None else self.principal.id, self.agent
+        self.account = owner_of(self.principal, self.address)
 
 
 def agent_of(principal: Principal | None, claim: str | None = None, said: str | None = None) -> str:

@@ -60,7 +60,7 @@ OnInput: TypeAlias = Callable[[dict[str, Any]], Awaitable[Mapping[str, JSON]] | 
 _GRACE: Final = 2.0  # seconds beyond a call's timeout: the service's own answer says more
 _CLOSING: Final = 2.0  # seconds to destroy a context when its block is left
 _PROGRESS_KEPT: Final = 1_024  # as `Limits.progress_kept`
-_MAX_ROUNDS: Final = 10
+MAX_ROUNDS: Final = 10
 _LONGEST_REASON: Final = 500
 
 _log = logging.getLogger("trimcp.agent_tools")
@@ -94,7 +94,7 @@ async def connect(
     token: str | None = None,
     headers: Mapping[str, str] | None = None,
     on_input: OnInput | None = None,
-    max_rounds: int = _MAX_ROUNDS,
+    max_rounds: int = MAX_ROUNDS,
     uds: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
     auth: ClientAuth | None = None,
@@ -264,7 +264,12 @@ class AgentConnection:
 
     @asynccontextmanager
     async def context(
-        self, id: str | None = None, *, state: Mapping[str, JSON] | None = None, ttl: float | None = None
+        self,
+        id: str | None = None,
+        *,
+        state: Mapping[str, JSON] | None = None,
+        ttl: float | None = None,
+        session: str | None = None,
     ) -> AsyncIterator[ContextHandle]:
         """Make a context and yield it; leaving the block destroys it, with the calls under way in it.
 
@@ -275,9 +280,10 @@ class AgentConnection:
             id: None for one that the service makes.
             state: its first state.
             ttl: seconds after which it ends; at most what the service allows.
+            session: the user's session that it belongs to; `end_session` ends all contexts of one.
         """
         first = None if state is None else dict(state)
-        created = await self.ask(ContextCreate(context_id=id, state=first, ttl=ttl))
+        created = await self.ask(ContextCreate(context_id=id, state=first, ttl=ttl, session_id=session))
         assert isinstance(created, ContextState)
         context = ContextHandle(self, created.context_id)
         reason = "its block was left"
@@ -297,6 +303,10 @@ class AgentConnection:
     def existing_context(self, id: str) -> ContextHandle:
         """Return a context by its id, without asking the service; it is not destroyed at the end."""
         return ContextHandle(self, id)
+
+    async def end_session(self, id: str, reason: str | None = None) -> None:
+        """End all contexts of this agent that belong to a session. Raises `UnknownContext` if there is none."""
+        await self.ask(ContextDestroy(session_id=id, reason=reason))
 
     # Messages
 
@@ -527,7 +537,7 @@ class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
             self._version = self._version if message.version is None else message.version
             return ContextEvent("update", message.context_id, self._version, message.updates)
         assert isinstance(message, ContextDestroyed)
-        return ContextEvent("destroyed", message.context_id, self._version, reason=message.reason)
+        return ContextEvent("destroyed", message.context_id or "", self._version, reason=message.reason)
 
     async def aclose(self) -> None:
         """Receive no more; the block around it ends the watch."""

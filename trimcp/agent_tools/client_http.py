@@ -350,8 +350,9 @@ def _sent(message: AgentMessage) -> _Sent:
                 headers["if-match"] = f'"{message.version}"'
             return _Sent("PATCH", f"/contexts/{_part(message.context_id)}", encode(message.updates), headers)
         case ContextDestroy():
-            path = f"/contexts/{_part(message.context_id)}"
-            return _Sent("DELETE", path + _query(reason=message.reason), repeatable=True)
+            path = "/contexts" if message.context_id is None else f"/contexts/{_part(message.context_id)}"
+            query = _query(session_id=message.session_id, reason=message.reason)
+            return _Sent("DELETE", path + query, repeatable=True)
         case ListTools():
             path = "/tools" if message.name is None else f"/tools/{_part(message.name)}"
             return _Sent("GET", path + _query(version=message.version), repeatable=True)

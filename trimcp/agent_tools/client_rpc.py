@@ -57,6 +57,7 @@ from trimcp.agent_tools.messages import (
     ToolsRegistered,
     as_json,
 )
+from trimcp.agent_tools.struct_values import at_once
 from trimcp.channel import Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
@@ -127,7 +128,7 @@ class GrpcWire:
 
     async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
         """See `AgentWire.call`."""
-        asked = fill(PB.ToolRequest(), as_json(request), both=False).SerializeToString()
+        asked = at_once(fill(PB.ToolRequest(), as_json(request), both=False)).SerializeToString()
         try:
             if progressed is None:
                 return response_in(_tagged(ToolResponse, await self._unary("Call", asked, PB.ToolResponse)))
@@ -157,7 +158,7 @@ class GrpcWire:
         if method is None:
             raise LocalError(f"{message.type} has no method of gRPC")
         name, asked, answer, cls = method
-        request = fill(getattr(PB, asked)(), as_json(message), both=False).SerializeToString()
+        request = at_once(fill(getattr(PB, asked)(), as_json(message), both=False)).SerializeToString()
         try:
             reply = await self._unary(name, request, getattr(PB, answer))
         except CallFailed as failure:
@@ -225,7 +226,7 @@ def _decoded(cls: Any, payload: bytes) -> Any:
 def _tagged(cls: type[AgentMessage], message: Any) -> dict[str, Any]:
     """Return a protobuf message as the JSON message that it is."""
     try:
-        return {"type": cls.type, **members_of(message)}
+        return {"type": cls.type, **at_once(members_of(message))}
     except MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
 
@@ -299,12 +300,12 @@ class GrpcProviderStream(ProviderStream):
         """
         message = PB.FromProvider()
         message.provide_tools.SetInParent()
-        fill(message.provide_tools, as_json(offer), both=False)
+        at_once(fill(message.provide_tools, as_json(offer), both=False))
         await self._call.send(message_frame(message.SerializeToString()))
         found: Any = await self._next()
         name = found and found.WhichOneof("message")
         if name == "refused":
-            raise error_from(members_of(found.refused).get("error"))
+            raise error_from(at_once(members_of(found.refused)).get("error"))
         if name != "tools_registered":
             raise InvalidReply("the service does not say what it makes of the tools")
         answer = answer_in(_tagged(ToolsRegistered, found.tools_registered), offer)
@@ -367,5 +368,5 @@ def _from_provider(text: bytes) -> bytes:
     if field is None:
         return b""
     field.SetInParent()
-    fill(field, members, both=False)
+    at_once(fill(field, members, both=False))
     return message_frame(message.SerializeToString())

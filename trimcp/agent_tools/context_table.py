@@ -13,15 +13,9 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_limits import ContextLimits, refuse_server_members
 from trimcp.agent_tools.context_shares import ContextShare, ShareKey, share_of
-from trimcp.agent_tools.contexts import (
-    OF_MEMBER,
-    SERVER_MEMBERS,
-    ContextActor,
-    ContextLimits,
-    ContextsShared,
-    refuse_server_members,
-)
+from trimcp.agent_tools.contexts import OF_MEMBER, ContextActor, ContextsShared
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
@@ -52,7 +46,7 @@ _MINTED_LENGTH: Final = len(_MINTED) + 22  # as text
 _LONGEST_ID: Final = 256
 _SWEEP: Final = 60.0  # seconds between two looks for contexts in the store that nobody used
 _LAST_WRITE: Final = 30.0  # seconds for the store at the end
-_SHARES: Final = 16  # of the largest are looked at for a context that was never used
+_READS: Final = 4  # contexts read from the store at once, each for another account
 _LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
 
 
@@ -129,10 +123,12 @@ class ContextTable:
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
         self._shared = ContextsShared(limits, self._bounds, store.durable, self._end, Saver(store))
         self._owners: dict[Owner, _OwnerContexts] = {}
-        self._shares: dict[ShareKey, ContextShare[ContextActor]] = {}  # by budget owner and agent
+        self._shares: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
         self._count = 0
         self._stored: dict[Owner, int] = {}  # contexts in the store that are not in memory
         self._loading: dict[ContextKey, trio.Event] = {}
+        self._readers: dict[str, trio.Lock] = {}  # by account, which reads one at a time
+        self._reads = trio.Semaphore(_READS)
         self._ending: dict[ContextKey, ContextActor] = {}
         self._gone: dict[ContextKey, _GoneId] = {}  # the oldest first
         self._gone_queue = DeadlineQueue(self._shared.deadlines, limits.gone)
@@ -179,7 +175,8 @@ class ContextTable:
 
     def get(self, owner: Owner, id: str) -> ContextActor | None:
         """Return a context in memory, which pushes its idle deadline on; None if it has ended or is not in memory."""
-        actor = self._find(owner, id)
+        contexts = self._owners.get(owner)
+        actor = None if contexts is None else contexts.actors.get(id)
         if actor is not None:
             actor.used()
         return actor
@@ -188,8 +185,13 @@ class ContextTable:
         contexts = self._owners.get(owner)
         return None if contexts is None else contexts.actors.get(id)
 
-    async def find(self, owner: Owner, id: str) -> ContextActor:
+    async def find(self, owner: Owner, id: str, *, address: str | None = None) -> ContextActor:
         """Return a context.
+
+        Args:
+            owner: whose it is.
+            id: its id.
+            address: of whoever looks for it, as for `create`.
 
         Raises:
             UnknownContext: this owner has none with this id.
@@ -197,7 +199,7 @@ class ContextTable:
             AgentToolsError: the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        actor = self.get(owner, id) or await self._seek(owner, id)
+        actor = self.get(owner, id) or await self._seek(owner, id, address)
         if actor is None:
             raise UnknownContext("there is no such context")
         return actor
@@ -221,11 +223,11 @@ class ContextTable:
             AgentToolsError: the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        actor = self.get(owner, id) or await self._seek(owner, id)
+        actor = self.get(owner, id) or await self._seek(owner, id, address)
         if actor is None:
             if is_minted(id):
                 raise UnknownContext("there is no such context")
-            actor = self._make(owner, checked_id(id), None, None, permissions, address)
+            actor = self._make(owner, checked_id(id), None, None, None, permissions, address)
         return actor
 
     async def create(
@@ -235,6 +237,7 @@ class ContextTable:
         state: Mapping[str, Any] | None = None,
         ttl: float | None = None,
         *,
+        session: str | None = None,
         permissions: Sequence[str] = (),
         address: str | None = None,
     ) -> ContextActor:
@@ -245,6 +248,7 @@ class ContextTable:
             id: as the agent chose it; None for a new one that nobody can guess.
             state: its first state; without members that are null.
             ttl: seconds after which it ends (greater than 0), if that is sooner than `ContextLimits.lifetime`.
+            session: the session that it belongs to; None for one of its own, with the same id.
             permissions: that member of its state.
             address: of whoever makes it, in whose share it counts if the owner has no principal.
 
@@ -264,9 +268,9 @@ class ContextTable:
             while (ending := self._ending.get((owner, id))) is not None:
                 await ending.wait_over()
             self._forget_gone((owner, id))
-            if (self._find(owner, id) or await self._seek(owner, id)) is not None:
+            if (self._find(owner, id) or await self._seek(owner, id, address)) is not None:
                 raise NameTaken("there is a context with this id")
-        actor = self._make(owner, id, state, ttl, permissions, address)
+        actor = self._make(owner, id, state, ttl, session, permissions, address)
         if self.durable:
             try:
                 await actor.save()
@@ -275,7 +279,7 @@ class ContextTable:
                 raise
         return actor
 
-    async def _seek(self, owner: Owner, id: str) -> ContextActor | None:
+    async def _seek(self, owner: Owner, id: str, address: str | None) -> ContextActor | None:
         """Return a context, from the store if need be, or None. Raises ContextGone if it has ended."""
         key = (owner, id)
         while True:
@@ -292,20 +296,40 @@ class ContextTable:
                 continue
             if not self._stored.get(owner) or not _is_id(id):
                 return None
-            return await self._load(owner, id)
+            return await self._load(owner, id, share_of(owner, address)[0])
 
-    async def _load(self, owner: Owner, id: str) -> ContextActor | None:
+    @asynccontextmanager
+    async def _reading(self, account: str) -> AsyncIterator[None]:
+        """Let the block read from the store once it is this account's turn: it reads one thing at a time.
+
+        Raises:
+            AgentToolsError: the block raised something else, which is logged once, as failed writes are.
+        """
+        turns = self._readers.get(account)
+        if turns is None:
+            turns = self._readers[account] = trio.Lock()
+        try:
+            async with turns, self._reads:
+                if not self._open:
+                    raise Draining("the service is shutting down")
+                try:
+                    yield
+                except Exception as error:  # whatever the store raises
+                    if not self._unreadable:
+                        self._unreadable = True
+                        log_crash(log, error, "the store of contexts cannot be read")
+                    raise AgentToolsError("the service could not read the context") from error
+                self._unreadable = False
+        finally:
+            if not turns.locked():
+                self._readers.pop(account, None)
+
+    async def _load(self, owner: Owner, id: str, account: str) -> ContextActor | None:
         key = (owner, id)
         event = self._loading[key] = trio.Event()
         try:
-            try:
+            async with self._reading(account):
                 kept = await self._store.load(owner, id)
-            except Exception as error:  # whatever the store raises
-                if not self._unreadable:  # logged once, as failed writes are
-                    self._unreadable = True
-                    log_crash(log, error, "the store of contexts cannot be read")
-                raise AgentToolsError("the service could not read the context") from error
-            self._unreadable = False
             if kept is None or min(kept.until, kept.ends) <= time.time():
                 return None
             return self._revive(kept)
@@ -339,6 +363,7 @@ class ContextTable:
         id: str,
         state: Mapping[str, Any] | None,
         ttl: float | None,
+        session: str | None,
         permissions: Sequence[str],
         address: str | None,
     ) -> ContextActor:
@@ -355,8 +380,12 @@ class ContextTable:
         size = EMPTY_OBJECT
         if state:
             refuse_server_members(state)
-        if state or permissions:
-            patch = {**(state or {}), **({SERVER_MEMBERS[0]: list(permissions)} if permissions else {})}
+        patch: dict[str, Any] = dict(state or {})
+        if permissions:
+            patch["permissions"] = list(permissions)
+        if session is not None:
+            patch["session_id"] = session
+        if patch:
             result = patched(first, size, patch, self._bounds)
             first, size = result.value, StateSize(result.size, result.members)
         lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
@@ -373,15 +402,11 @@ class ContextTable:
             raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
         if self._count + sum(self._stored.values()) < limits.max_contexts:
             return
-        # One that was never used gives way, of whoever has most, but of nobody who has less than the newcomer.
-        shares = [each for each in self._shares.values() if each.live > own or each is share]
-        shares.sort(key=lambda each: -each.live)
-        found = next((actor for each in shares[:_SHARES] if (actor := each.never_used()) is not None), None)
+        found = self._shared.shares.make_way(key[0], "context")
         if found is None:
             security_event("flood_refused", what="context", owner=key[0], why="contexts")
             raise TooMuch("there are too many contexts", retry_after=_LATER)
-        security_event("gave_way", what="context", owner=found.share.key[0], held=found.share.live, used=False)
-        self._end(found, "there are too many contexts, and it was never used")
+        self._end(found, "its place is needed: it was never used" if found.fresh else "its place is needed by others")
 
     def _add(
         self,
@@ -412,11 +437,42 @@ class ContextTable:
         actor.hold(memory)
         contexts.actors[id] = actor
         share.live += 1
-        share.fresh[actor] = None
+        self._shared.shares.add(actor)
         self._count += 1
         return actor
 
     # Ending
+
+    async def end_session(self, owner: Owner, session: str, reason: str, *, address: str | None = None) -> None:
+        """End all contexts of an owner that belong to a session, those that only the store has too, and wait for that.
+
+        Raises:
+            UnknownContext: there is none.
+            AgentToolsError: the store failed.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._stored.get(owner):
+            await self._load_session(owner, session, address)
+        contexts = self._owners.get(owner)
+        found = [] if contexts is None else [each for each in contexts.actors.values() if each.session == session]
+        if not found:
+            raise UnknownContext("there is no context of such a session")
+        for actor in found:
+            self._end(actor, reason)
+        for actor in found:
+            await actor.wait_over()
+
+    async def _load_session(self, owner: Owner, session: str, address: str | None) -> None:
+        """Load the contexts of a session that only the store has."""
+        account = share_of(owner, address)[0]
+        async with self._reading(account):
+            ids = await self._store.ids(owner)
+        for id in ids:
+            if self._find(owner, id) is None:
+                async with self._reading(account):
+                    kept = await self._store.load(owner, id)
+                if kept is not None and kept.state.get("session_id", id) == session:
+                    await self._seek(owner, id, address)
 
     def _end(self, actor: ContextActor, reason: str, *, keep: bool = False) -> None:
         """End a context, in memory only with `keep`; no effect if it has ended."""
@@ -430,7 +486,7 @@ class ContextTable:
         contexts.ending += 1
         actor.share.live -= 1
         actor.share.ending += 1
-        actor.share.fresh.pop(actor, None)
+        self._shared.shares.remove(actor)
         if keep:
             actor.stop(reason, None)
         else:

@@ -20,82 +20,39 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_limits import ContextLimits, refuse_server_members
 from trimcp.agent_tools.context_shares import ContextShare
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
     Draining,
-    MalformedMessage,
     RequestUnderWay,
     TooMuch,
     VersionConflict,
 )
-from trimcp.agent_tools.history import HistoryArguments, ToolHistory, history_entry
+from trimcp.agent_tools.history import GivenAnswers, KeptAnswer, ToolHistory, history_entry
 from trimcp.agent_tools.merging import Patched, StateBounds, StateSize, patched
 from trimcp.agent_tools.saving import Applied, Saver, UnsavedUpdate
 from trimcp.agent_tools.stores import ContextKey, KeptContext
 from trimcp.agent_tools.watching import WatchChannel
-from trimcp.bounds import checked
 from trimcp.containment import named
 from trimcp.errors import LocalError
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.transports.http.deadlines import Deadline, Deadlines
-from trimcp.values import valued
+from trimcp.transports.http.shares import Shares
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
-
-SERVER_MEMBERS: Final = ("permissions", "session_id", "tool_history")
-"""Members of a context's state that no agent can write."""
 
 CleanUp: TypeAlias = Callable[[], Awaitable[object] | object]
 
 OF_MEMBER: Final = 100
 """Bytes of memory that a member of a state takes beside its text."""
 
+_COPIES: Final = 2  # of a state's objects beside it, while updates wait for the store: as it is written, and the newest
+_OF_UNSAVED: Final = 8 * 1024  # bytes that an update which waits takes beside its patch, with the request and its task
+
 _UPDATES_PER_CHECKPOINT: Final = 64  # a checkpoint takes as long as the update itself
-
-
-@attrs.frozen(field_transformer=checked(zero=("history", "gone", "max_gone")))
-@valued
-class ContextLimits:
-    """How much contexts may hold, and how long they live. Sizes are in bytes, times in seconds.
-
-    Attributes:
-        max_contexts: contexts of all owners together.
-        max_per_owner: contexts of one principal and agent.
-        max_state: JSON text of a state, and of one update. In memory a state also takes 100 bytes per member.
-        max_depth: levels of objects and arrays in a state.
-        max_members: members and elements on all levels of a state.
-        idle: how long a context lives without use. A request that names it and a call under way are use; watchers and
-            tasks that were started in it are not.
-        lifetime: how long a context lives at most.
-        history: calls kept in its `tool_history`; 0 for none.
-        max_history: memory of its history; beyond it fewer calls are kept.
-        history_arguments: how the history shows arguments: "shapes" names, kinds and sizes; "masked" the values, with
-            secrets masked by name and long texts cut; "whole" all values; "none" nothing.
-        max_watchers: channels that watch one context.
-        gone: how long an ended context's id is answered with "gone"; after that it is unknown.
-        max_gone: ended ids remembered.
-        cleanup: how long calls and tasks of an ended context may take to unwind, and each of its clean-ups.
-    """
-
-    max_contexts: int = 10_000
-    max_per_owner: int = 1_000
-    max_state: int = 256 * 1024
-    max_depth: int = 32
-    max_members: int = 10_000
-    idle: float = 1_800.0
-    lifetime: float = 86_400.0
-    history: int = 100
-    max_history: int = 4 * 1024
-    history_arguments: HistoryArguments = attrs.field(
-        default="shapes", validator=attrs.validators.in_(("none", "shapes", "masked", "whole"))
-    )
-    max_watchers: int = 100
-    gone: float = 300.0
-    max_gone: int = 10_000
-    cleanup: float = 5.0
 
 
 class CallOfContext(Protocol):
@@ -115,6 +72,7 @@ class ContextsShared:
         end: ends a context for a reason; the table does.
         saver: writes to the store.
         deadlines: watches their times.
+        shares: how many each principal or address has, and which of them gives way to a newcomer's.
         nursery: runs their tasks, while the table runs.
         updates: how many updates were applied.
         replaced: updates that slow watchers got as part of a whole state.
@@ -126,6 +84,7 @@ class ContextsShared:
     end: Callable[[ContextActor, str], object]
     saver: Saver
     deadlines: Deadlines = attrs.field(factory=Deadlines)
+    shares: Shares[ContextActor] = attrs.field(factory=lambda: Shares(owner_of=lambda actor: actor.share.key[0]))
     nursery: trio.Nursery | None = attrs.field(init=False, default=None)
     updates: int = attrs.field(init=False, default=0)
     replaced: int = attrs.field(init=False, default=0)
@@ -141,25 +100,29 @@ class ContextActor:
         created: when it was made, in seconds since 1970.
         share: what it counts into.
         calls: the calls under way in it, by their `request_id`; changed by `begin_call` and `end_call`.
+        answers: what calls that are over were answered.
         fresh: whether nobody has used it since it was made.
     """
 
     owner: Owner
     id: str
     _shared: ContextsShared
-    share: ContextShare[ContextActor]
+    share: ContextShare
     _state: dict[str, Any]
     _size: StateSize
     _ends: float  # when its lifetime is over, on Trio's clock
     created: float
     version: int = 0
     _history: ToolHistory | None = None
+    answers: GivenAnswers = attrs.field(init=False, factory=GivenAnswers)
     calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
     fresh: bool = attrs.field(init=False, default=True)
     _used: float = attrs.field(init=False, factory=trio.current_time)
     _held: int = attrs.field(init=False, default=0)
     _deadline: Deadline = attrs.field(init=False)
     _unsaved: deque[UnsavedUpdate] | None = attrs.field(init=False, default=None)
+    _newest: dict[str, Any] | None = attrs.field(init=False, default=None)  # the state with all of these
+    _waiting: int = attrs.field(init=False, default=0)  # bytes of memory counted for them
     _watches: list[WatchChannel] | None = attrs.field(init=False, default=None)
     _scopes: set[trio.CancelScope] | None = attrs.field(init=False, default=None)
     _clean_ups: list[CleanUp] | None = attrs.field(init=False, default=None)
@@ -198,6 +161,18 @@ class ContextActor:
         """Why it has ended, or None while it lives."""
         return self._ended
 
+    @property
+    def session(self) -> str:
+        """The session that it belongs to; without one it is one of its own."""
+        found: str = self._state.get("session_id", self.id)
+        return found
+
+    @property
+    def permissions(self) -> list[str] | None:
+        """What may be called in it, as `AgentRun` reads that; None for everything."""
+        found: list[str] | None = self._state.get("permissions")
+        return found
+
     def snapshot(self) -> dict[str, Any]:
         """Return the state: a new object, whose values are shared. Do not change them."""
         history = self._history
@@ -211,8 +186,18 @@ class ContextActor:
 
     def used(self) -> None:
         """Push the idle deadline on."""
-        self.fresh = False
+        if self.fresh:
+            self._begin_use()
         self._used = trio.current_time()
+
+    def _begin_use(self) -> None:
+        self.fresh = False
+        self._shared.shares.use(self)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing happens in it."""
+        return not (self.calls or self._unsaved or self._watches or self._scopes)
 
     # Changing
 
@@ -265,73 +250,88 @@ class ContextActor:
         return await self._change_soon(updates, version).kept()
 
     def _change_soon(self, updates: Mapping[str, Any], version: int | None) -> UnsavedUpdate:
-        waiting = self._unsaved
-        if waiting:
-            newest = waiting[-1].result
-            result = self._merged(newest.value, StateSize(newest.size, newest.members), updates, version)
-        else:
-            result = self._merged(self._state, self._size, updates, version)
-            waiting = self._unsaved = deque()
-        return self._save(UnsavedUpdate(Applied(updates, self.newest_version + 1), result))
+        unsaved, before = self._unsaved or (), self._newest_size
+        if len(unsaved) >= self._shared.limits.max_unsaved:
+            raise TooMuch(f"{len(unsaved):,} updates of the context wait for the store", retry_after=1)
+        result = self._merged(self._state if self._newest is None else self._newest, before, updates, version)
+        memory = _OF_UNSAVED + result.patch + OF_MEMBER * result.patch_members
+        copied = _COPIES * OF_MEMBER * (result.members - (0 if self._newest is None else before.members))
+        self._admit(result, before, memory + copied)
+        self._waiting += memory + copied
+        self._newest = result.value
+        size = StateSize(result.size, result.members)
+        return self._save(UnsavedUpdate(Applied(updates, self.newest_version + 1), size, result.patch, memory))
 
     def _update_now(self, updates: Mapping[str, Any], version: int | None) -> Applied:
         result = self._merged(self._state, self._size, updates, version)
-        return self._commit(Applied(updates, self.version + 1), result)
+        self._admit(result, self._size)
+        self._state = result.value
+        self._size = StateSize(result.size, result.members)
+        return self._applied(Applied(updates, self.version + 1), result.patch)
 
     @property
     def newest_version(self) -> int:
         """The version with the updates that the store does not have yet."""
         return self._unsaved[-1].applied.version if self._unsaved else self.version
 
+    @property
+    def _newest_size(self) -> StateSize:
+        return self._unsaved[-1].size if self._unsaved else self._size
+
     def _merged(
         self, state: dict[str, Any], size: StateSize, updates: Mapping[str, Any], version: int | None
     ) -> Patched:
-        """Return what an update leads to, after all checks, and count its memory."""
+        """Return what an update leads to, after all checks but that of memory."""
         if self._ended is not None:
             raise self._gone()
         if version is not None and version != self.newest_version:
             newest = self.newest_version
             raise VersionConflict(f"the context has version {newest}", {"version": newest})
-        shared = self._shared
-        result = patched(state, size, updates, shared.bounds)
-        growth = result.size - size.size + OF_MEMBER * (result.members - size.members)
+        return patched(state, size, updates, self._shared.bounds)
+
+    def _admit(self, result: Patched, before: StateSize, more: int = 0) -> None:
+        """Count the memory of an update's result in place of that of the state before, and so many bytes more."""
+        growth = result.size - before.size + OF_MEMBER * (result.members - before.members) + more
         if growth > 0 and not self.share.holding.fits(growth):
             self.share.holding.refuse("context")
-            raise TooMuch("the server has no memory for a larger state", retry_after=shared.limits.idle)
+            raise TooMuch("the server has no memory for a larger state", retry_after=self._shared.limits.idle)
         self.hold(growth)
         self.used()
-        return result
 
-    def _commit(self, applied: Applied, result: Patched) -> Applied:
-        """Make an update's result the state, and tell the watchers."""
-        self._state = result.value
-        self._size = StateSize(result.size, result.members)
+    def _applied(self, applied: Applied, patch: int) -> Applied:
+        """Count an update whose result is the state now, and tell the watchers."""
         self.version = version = applied.version
         self._shared.updates += 1
         if self._watches:
             event = ContextEvent("update", self.id, version, applied.updates)
             for watch in self._watches:
-                watch.add(event, result.patch)
+                watch.add(event, patch)
         return applied
 
-    def record(self, entry: Mapping[str, Any]) -> None:
+    def record(self, entry: Mapping[str, Any], asked: bytes | None = None, answer: KeptAnswer | None = None) -> None:
         """Add a call to the tool history; no effect once the context has ended. The version stays.
 
         Args:
-            entry: `{"request_id", "tool", "version", "arguments", "status", "at"}` as JSON values; the arguments as
-                received: they are kept as the limits say.
+            entry: `{"request_id", "tool", "version", "arguments", "status", "at"}`, with the arguments as received.
+            asked: what was asked, in a form that compares.
+            answer: given again for the same request, or None.
         """
         limits = self._shared.limits
-        if self._ended is not None or not limits.history:
+        if self._ended is not None:
             return
-        history = self._history
-        if history is None:
-            history = self._history = ToolHistory()
-        before = history.held
-        history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
-        self.hold(history.held - before)
-        if self._shared.durable:
-            self._shared.saver.save(self)
+        grown = 0
+        if asked is not None and answer is not None:
+            grown = self.answers.add(entry["request_id"], asked, answer, limits.answers)
+        if limits.history:
+            history = self._history
+            if history is None:
+                history = self._history = ToolHistory()
+            before = history.held
+            history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
+            grown += history.held - before
+            if self._shared.durable:
+                self._shared.saver.save(self)
+        self.hold(grown)
 
     def hold(self, change: int) -> None:
         """Count so many more bytes of memory for it."""
@@ -342,18 +342,14 @@ class ContextActor:
     # Calls
 
     def begin_call(self, request_id: str, call: CallOfContext) -> None:
-        """Add a call, which is cancelled when the context ends.
-
-        Raises:
-            RequestUnderWay: the context has a call with this id.
-            ContextGone: the context has ended.
-        """
+        """Add a call, which is cancelled when the context ends. Raises RequestUnderWay, ContextGone."""
         if self._ended is not None:
             raise self._gone()
         if request_id in self.calls:
             raise RequestUnderWay("a request with this request_id is under way in the context")
-        self.calls[request_id] = call
-        self.used()
+        self.calls[request_id] = call  # while it is under way, the context is in use
+        if self.fresh:
+            self._begin_use()
 
     def end_call(self, request_id: str) -> None:
         """Remove a call that is over; no effect if it is not there."""
@@ -388,7 +384,8 @@ class ContextActor:
         if len(watches) >= self._shared.limits.max_watchers:
             raise TooMuch(f"the context has {len(watches)} watchers")
         watches.append(watch)
-        self.fresh = False
+        if self.fresh:
+            self._begin_use()
 
     def detach(self, watch: WatchChannel) -> None:
         """Have a channel watch it no longer; no effect if it does not."""
@@ -528,27 +525,25 @@ class ContextActor:
     # For the store
 
     async def save(self) -> None:
-        """Wait until the store has the context as it is.
-
-        Raises:
-            AgentToolsError: the store failed.
-        """
-        if self._unsaved is None:
-            self._unsaved = deque()
-        unchanged = Patched(self._state, self._size.size, self._size.members, 0)
-        newest = self._unsaved[-1].result if self._unsaved else unchanged
-        await self._save(UnsavedUpdate(Applied({}, self.newest_version), newest)).kept()
+        """Wait until the store has the context as it is. Raises AgentToolsError: the store failed."""
+        self._waiting += _OF_UNSAVED
+        self.hold(_OF_UNSAVED)
+        await self._save(UnsavedUpdate(Applied({}, self.newest_version), self._newest_size, 0, _OF_UNSAVED)).kept()
 
     def _save(self, mine: UnsavedUpdate) -> UnsavedUpdate:
-        assert self._unsaved is not None
+        if self._unsaved is None:
+            self._unsaved = deque()
         self._unsaved.append(mine)
         self._shared.saver.save(self)
         return mine
 
+    @property
+    def text_size(self) -> int:
+        return self._newest_size.size + (0 if self._history is None else self._history.held)
+
     def to_keep(self) -> KeptContext:
         """Return its newest state, for the store."""
-        unsaved, limits = self._unsaved, self._shared.limits
-        state = unsaved[-1].result.value if unsaved else self._state
+        limits, state = self._shared.limits, self._state if self._newest is None else self._newest
         now, trio_now = time.time(), trio.current_time()
         ends = now + self._ends - trio_now
         # It is saved again before half of that is over: `_time_passed` comes after `idle` seconds at the latest.
@@ -556,16 +551,29 @@ class ContextActor:
         history = () if self._history is None else tuple(self._history.entries)
         return KeptContext(self.owner, self.id, self.newest_version, state, history, self.created, ends, until)
 
-    def kept(self, version: int) -> None:
+    def kept(self, one: KeptContext) -> None:
         """Make the updates up to this version the state: the store has them."""
         unsaved = self._unsaved
-        while unsaved and unsaved[0].applied.version <= version:
-            one = unsaved.popleft()
-            if one.applied.version > self.version:
-                self._commit(one.applied, one.result)
-            one.done.set()
         if not unsaved:
-            self._unsaved = None
+            return
+        if one.version > self.version:
+            state: Any = one.state  # as `to_keep` returned it
+            self._state = state
+        while unsaved and unsaved[0].applied.version <= one.version:
+            update = unsaved.popleft()
+            self._size = update.size
+            if update.applied.version > self.version:
+                self._applied(update.applied, update.patch)
+            self._waiting -= update.memory
+            self.hold(-update.memory)
+            update.done.set()
+        if not unsaved:
+            self._none_waits()
+
+    def _none_waits(self) -> None:
+        self._unsaved = self._newest = None
+        self.hold(-self._waiting)
+        self._waiting = 0
 
     def not_kept(self) -> bool:
         """Forget the updates that the store does not have: it failed. Return whether to write the context again."""
@@ -573,23 +581,15 @@ class ContextActor:
         return self._ended is None
 
     def _fail_unsaved(self, error: Callable[[], AgentToolsError]) -> None:
-        unsaved, self._unsaved = self._unsaved, None
-        if unsaved:
-            newest = unsaved[-1].result
-            self.hold(self._size.size - newest.size + OF_MEMBER * (self._size.members - newest.members))
-            for one in unsaved:
-                one.error = error()
-                one.done.set()
+        newest, unsaved = self._newest_size, self._unsaved
+        self._none_waits()
+        self.hold(self._size.size - newest.size + OF_MEMBER * (self._size.members - newest.members))
+        for one in unsaved or ():
+            one.error = error()
+            one.done.set()
 
 
 async def _call(function: CleanUp) -> None:
     result = function()
     if inspect.isawaitable(result):
         await result
-
-
-def refuse_server_members(updates: Mapping[str, Any]) -> None:
-    """Raise MalformedMessage if an agent's update writes a member of `SERVER_MEMBERS`."""
-    for name in SERVER_MEMBERS:
-        if name in updates:
-            raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})

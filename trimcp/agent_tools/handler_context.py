@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from trimcp.agent_tools.contexts import SERVER_MEMBERS, ContextActor
+from trimcp.agent_tools.context_limits import SERVER_MEMBERS
+from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import MalformedMessage
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode, parse_value
@@ -40,6 +41,11 @@ class ActorContext:
         for name in SERVER_MEMBERS[1:]:
             if name in copy:
                 raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})
+        permissions = copy.get(SERVER_MEMBERS[0])
+        if permissions is not None and not (
+            isinstance(permissions, list) and all(isinstance(each, str) for each in permissions)
+        ):
+            raise MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
         return (await self._actor.change(copy, version)).version
 
     @asynccontextmanager

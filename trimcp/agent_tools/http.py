@@ -7,7 +7,7 @@
 | /tools, /tools/NAME | GET | `list_tools` |
 | /tools/register | POST | `register_tool`, its manifest |
 | /tools/NAME | DELETE | `remove_tool` |
-| /contexts | POST | `context_create` |
+| /contexts | POST, DELETE | `context_create`, `context_destroy` of the contexts of `?session_id=` |
 | /contexts/ID | GET, PATCH, DELETE | `context_read`, `context_update` (the merge patch), `context_destroy` |
 | /contexts/ID/events | GET | `context_watch`: a stream of events |
 | /schemas | GET | the JSON Schemas of all messages |
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
@@ -35,12 +35,10 @@ from trimcp.agent_tools.errors import (
     AgentToolsError,
     Draining,
     MalformedMessage,
-    NotAllowed,
     NothingHere,
-    TooLargeMessage,
     TooMuch,
-    Unauthenticated,
 )
+from trimcp.agent_tools.exchanges import AGENT_HEADER, ENDS, AgentExchange, AgentPort, is_local, refusal_error
 from trimcp.agent_tools.messages import (
     MAX_ID,
     AgentMessage,
@@ -59,42 +57,30 @@ from trimcp.agent_tools.messages import (
     read_as,
     read_message,
 )
-from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
-from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.agent_tools.service import AgentCall
+from trimcp.channel import MessageChannel
 from trimcp.cleaning import harmless
-from trimcp.security import security_event
+from trimcp.errors import LocalError
 from trimcp.transports.http.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
-from trimcp.transports.http.sessions import Shared
-from trimcp.transports.http.streams import EventStream, StreamSink
+from trimcp.transports.http.streams import EventStream
 from trimcp.transports.trace import traced
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
-AGENT_HEADER: Final = "agent-id"
-"""The header that may repeat the agent's id."""
-
 _SUBPROTOCOL: Final = "agent-tools"
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
 _PATCH: Final = "application/merge-patch+json"
 _ANY_VERSION: Final = "*"
-_ENDS: Final = "the server is shutting down"
 
 Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], AgentMessage]
 """Returns the message that a head and a body's object are, perhaps in strict mode. Raises `MalformedMessage`."""
 
-_PROXIED: Final = frozenset(("forwarded", "x-forwarded-for", "x-real-ip", "via"))
-"""Headers of a request that came through a proxy, so that its client may be anywhere."""
-
 
 @attrs.define(eq=False)
-class AgentHttp:
+class AgentHttp(AgentPort):
     """Agent tools on one port. A `CompanionFace`."""
-
-    run: AgentRun
-    shared: Shared
-    _open: set[AgentExchange] = attrs.field(init=False, factory=set)  # requests that tasks answer
 
     # Called by the face
 
@@ -110,7 +96,7 @@ class AgentHttp:
         if head.path == "/schemas":
             return True
         registers = (head.method, head.path) in _REGISTERING
-        return registers and self.run.catalog.rules.anonymous_on_loopback and _is_local(head)
+        return registers and self.run.catalog.rules.anonymous_on_loopback and is_local(head)
 
     def take(self, head: Head, body: bytes, value: Any) -> Handler | None:
         """Return what answers a body at the endpoint of MCP: an object with a `type` and no `jsonrpc`."""
@@ -118,46 +104,32 @@ class AgentHttp:
             ours = "type" in value and "jsonrpc" not in value
         else:
             ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
-        return AgentExchange(self, head, _read_typed, value) if ours else None
+        return JsonExchange(self, head, None, _read_typed, value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
-        kinds: dict[int, type[AgentToolsError]] = {400: MalformedMessage, 401: Unauthenticated, 403: NotAllowed}
-        response = self.failure(kinds.get(status, AgentToolsError)(why))
+        response = failure(refusal_error(status, why))
         response.status, response.headers = status, (*JSON_HEADERS, *headers)
         return response
 
     def grpc_services(self) -> Mapping[str, Any]:
-        """Return the services of gRPC, by the beginning of their paths. Raises LocalError without `trimcp[grpc]`."""
-        from trimcp.agent_tools.reflection import PATHS, reflect
-        from trimcp.agent_tools.rpc import AgentRpc
-        from trimcp.agent_tools.rpc_messages import SERVICE
+        """See `CompanionFace`. Without `trimcp[grpc]` each call is answered with what is missing."""
+        try:
+            from trimcp.agent_tools.reflection import PATHS, Reflection
+            from trimcp.agent_tools.rpc import SERVICE, AgentRpc
+        except LocalError as error:
+            from trimcp.transports.grpc.server import MissingService
 
-        return {SERVICE: AgentRpc(self.run, self.shared, self.caller), **dict.fromkeys(PATHS, reflect)}
-
-    def end(self) -> None:
-        """End every stream and every request that is still answered."""
-        for exchange in list(self._open):
-            exchange.end()
-
-    def caller(self, head: Head) -> AgentCaller:
-        """Return who sends a request. Raises `NotAllowed` if its header names another agent than its token."""
-        said = head.headers.get(AGENT_HEADER)
-        address = head.peer.rpartition(":")[0] or None
-        return self.run.caller(head.principal, address, said, loopback=_is_local(head))
+            return {"/trimcp.v1.AgentTools/": MissingService(str(error))}
+        return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection())}
 
     # Responses
-
-    def failure(self, error: AgentToolsError, request_id: str | None = None) -> HttpResponse:
-        """Return the response that consists of an error."""
-        body = encode_message(ErrorMessage(request_id=request_id, error=error.body()))
-        return HttpResponse(error.http_status, (*JSON_HEADERS, *_headers_of(error)), body)
 
     async def _admit(self, head: Head) -> Admitted:
         try:
             return self._find(head)
         except AgentToolsError as error:
-            return self.failure(error)
+            return failure(error)
 
     def _find(self, head: Head) -> Admitted:
         path, method = head.path, head.method
@@ -181,18 +153,19 @@ class AgentHttp:
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
-        exchange = self._exchange(reader, head)
+        exchange = self._exchange(reader, None, head)
         if exchange is None:
-            security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
-            raise TooMuch("too much is under way; try again later", retry_after=1)
-        if self.shared.judged_by_head:
-            head.again = partial(self._exchange, reader)
+            raise self.too_much(head)
+        if self.shared.judged_by_head and AGENT_HEADER not in head.headers:
+            head.again = partial(self._exchange, reader, self.caller(head))
         return exchange
 
-    def _exchange(self, reader: Reader, head: Head) -> AgentExchange | None:
-        """Return the handler of an admitted request, or None if too much is under way."""
-        shared = self.shared
-        return AgentExchange(self, head, reader) if shared.exchanges < shared.settings.max_exchanges else None
+    def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> JsonExchange | None:
+        """Return the handler of an admitted request, or None if too much is under way.
+
+        The caller is given if it is known from another request with the same head.
+        """
+        return JsonExchange(self, head, caller, reader) if self.has_room(head) else None
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -201,7 +174,7 @@ class AgentHttp:
         if not is_websocket_key(head.headers.get("sec-websocket-key")):
             raise MalformedMessage("the header Sec-WebSocket-Key is no 16 bytes in base64")
         if self.shared.draining:
-            raise Draining(_ENDS)
+            raise Draining(ENDS)
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
         serve, most = partial(self._serve, head, self.caller(head)), self.shared.service.max_message
@@ -229,24 +202,14 @@ class AgentHttp:
 
     def _refusal(self, status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
         """Return the response to a request that is none of the protocol's."""
-        response = self.failure(MalformedMessage(why))
+        response = failure(MalformedMessage(why))
         return HttpResponse(status, (*response.headers, *headers), response.body)
 
-    def opened(self, exchange: AgentExchange) -> None:
-        """Note that a task answers a request."""
-        self._open.add(exchange)
-        self.shared.exchanges += 1
 
-    def closed(self, exchange: AgentExchange) -> None:
-        """Note that the task has ended."""
-        self._open.discard(exchange)
-        self.shared.exchanges -= 1
-
-
-def _is_local(head: Head) -> bool:
-    """Return whether a request was sent from this machine, as far as its head and its connection tell."""
-    here = head.peer == "unix" or head.peer.startswith(("127.", "::1", "[::1]", "::ffff:127.", "[::ffff:127."))
-    return here and head.loopback and _PROXIED.isdisjoint(head.headers)
+def failure(error: AgentToolsError, request_id: str | None = None) -> HttpResponse:
+    """Return the response that consists of an error."""
+    body = encode_message(ErrorMessage(request_id=request_id, error=error.body()))
+    return HttpResponse(error.http_status, (*JSON_HEADERS, *_headers_of(error)), body)
 
 
 def _headers_of(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
@@ -258,60 +221,35 @@ def _headers_of(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
 
 
 @attrs.define(eq=False)
-class AgentExchange(Handler, StreamSink):
-    """One request and its response: the `Handler`, and the `Sink` of the progress of its call."""
+class JsonExchange(AgentExchange):
+    """A request whose messages are JSON."""
 
-    http: AgentHttp
-    head: Head
     reader: Reader
     value: Any = None  # that of the body, if it was parsed
-    _reply: HttpReply | None = attrs.field(init=False, default=None)
-    _stream: EventStream | None = attrs.field(init=False, default=None)
-    _call: AgentCall | None = attrs.field(init=False, default=None)  # while it is under way
-    _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of the task that answers
     _request: ToolRequest | None = attrs.field(init=False, default=None)
     _request_id: str | None = attrs.field(init=False, default=None)
-    _takes_events: bool = attrs.field(init=False, default=False)
     _takes_json: bool = attrs.field(init=False, default=True)
 
     # Called by the host
 
-    @property
-    def max_body(self) -> int:
-        return self.http.shared.service.max_message
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether no handler of a tool is running for it."""
-        return self._call is None or self._call.at_rest
-
     def start(self, body: bytes, reply: HttpReply) -> None:
         """Begin to answer: a call at once, anything else in a task."""
         self._reply = reply
-        head, http = self.head, self.http
         value: dict[str, Any] = {}
         try:
             value = self._object(body)
-            message = self.reader(head, value, http.run.strict)
+            message = self.reader(self.head, value, self.port.run.strict)
             self._request_id = message.request_id
-            if isinstance(message, ToolRequest):
-                self._request = message
-            if http.shared.draining:
-                raise Draining(_ENDS)
-            caller = http.caller(head)
-            if isinstance(message, ToolRequest):
-                context = http.run.context_now(caller, message.context_id)
-                if context is not None or message.context_id is None:
-                    self._begin(message, caller, context, len(body))
-                    return
+            self._request = message if isinstance(message, ToolRequest) else None
+            if self._request is not None:
+                accept = self.head.headers.get("accept", "")
+                if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
+                    self._takes_json, self.progress = accepts(accept)
+            self.take(message, len(body))
         except AgentToolsError as error:
             if self._request_id is None and self.reader in (_read_typed, _read_call):
                 self._name(value)
-            self._fail(error)
-            return
-        self._scope = trio.CancelScope()
-        http.opened(self)
-        http.run.server.nursery.start_soon(self._answer, message, caller, len(body), self._scope)
+            self.fail(error)
 
     def _name(self, value: dict[str, Any]) -> None:
         """Note what a malformed message says of itself, so that its answer can repeat it."""
@@ -324,14 +262,14 @@ class AgentExchange(Handler, StreamSink):
 
     def _object(self, body: bytes) -> dict[str, Any]:
         """Return the body as an object; what has no body is an empty one."""
-        shared, value = self.http.shared, self.value
+        shared, value = self.port.shared, self.value
         if value is None:
             if self.head.method in ("GET", "DELETE"):
                 return {}
             value = parse_value(body, shared.settings.limits) if body else {}
         else:
             self.value = None
-        if body:
+        if shared.tracer is not None and body:
             shared.show("<--", body)
         if type(value) is Malformed:
             raise MalformedMessage(value.message)
@@ -340,62 +278,18 @@ class AgentExchange(Handler, StreamSink):
         return value
 
     def too_large(self, beginning: bytes) -> HttpResponse:
-        most = self.max_body
-        security_event("oversize", most=most, peer=self.head.peer, principal=self.head.principal)
-        return self.http.failure(TooLargeMessage(f"a message may have {most} bytes"))
-
-    def disconnected(self, slow: str | None = None) -> None:
-        """Cancel what is answered: nobody reads it."""
-        if self._stream is not None:
-            self._stream.detach()
-        self._cancel(slow or "the client closed its request", slow=slow is not None)
-
-    def end(self) -> None:
-        """End what a task answers, because the port is closed or the caller's token has expired."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.end()
-        else:
-            self._fail(Draining(_ENDS))
-        self._cancel(_ENDS)
-
-    def _cancel(self, why: str, *, slow: bool = False) -> None:
-        self._reply = None
-        call = self._call
-        if call is not None:
-            self._count_out()
-            call.disconnected(why, slow=slow)
-        if self._scope is not None:
-            self._scope.cancel(reason=why)
-
-    def timed_out(self) -> None:
-        """Become a stream, because nothing was sent for the time `silence`."""
-        if self._call is not None:
-            self._become_stream()
+        return failure(self.oversize())
 
     # Called by the call
 
-    def post(self, outgoing: Outgoing) -> None:
-        stream = self._become_stream()
-        if stream is not None:
-            stream.post(outgoing)
+    def new_stream(self) -> EventStream:
+        return EventStream(self.port.shared.open_streams, event="tool_progress")
 
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        stream = self._become_stream()
-        if stream is not None:
-            stream.post_latest(key, outgoing)
-
-    def _become_stream(self) -> EventStream | None:
-        if self._stream is None and self._reply is not None and self._takes_events:
-            stream = self._stream = EventStream(self.http.shared.open_streams, event="tool_progress")
-            stream.open(self._reply, self.head.reply_headers)
-        return self._stream
-
-    def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
-        self._count_out()
+    def answered(self, call: AgentCall, answer: CallAnswer) -> None:
+        self.count_out()
         error = answer.error
         status = 200 if error is None else error.http_status
-        stream = self._stream if self._takes_json or status != 200 else self._become_stream()
+        stream = self._stream if self._takes_json or status != 200 else self.become_stream()
         reply, self._reply = self._reply, None
         if reply is None:
             return
@@ -404,83 +298,18 @@ class AgentExchange(Handler, StreamSink):
             stream.name_events("tool_response")
             stream.end(data)
             return
-        self.http.shared.show("-->", data)
+        self.port.shared.show("-->", data)
         extra = () if error is None else _headers_of(error)
         reply.send(HttpResponse(status, (*JSON_HEADERS, *extra, *self.head.reply_headers), data))
 
-    # Private
+    # Called by the task that answers
 
-    def _begin(self, request: ToolRequest, caller: AgentCaller, context: Any, size: int) -> None:
-        http, head = self.http, self.head
-        shared = http.shared
-        accept = head.headers.get("accept", "")
-        if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
-            self._takes_json, self._takes_events = accepts(accept)
-        shared.exchanges += 1
-        if self._takes_events:
-            shared.silent.add(self)
-        try:
-            call = http.run.begin(
-                request,
-                caller,
-                context,
-                self,
-                self._answered,
-                headers=head.headers,
-                size=size,
-                holding=head.holding,
-                via=shared.sessions,
-                progress=self._takes_events,
-            )
-        except AgentToolsError:
-            self._count_out()
-            raise
-        if not call.over:
-            self._call = call
+    async def event(self, message: AgentMessage) -> bytes:
+        if self._stream is not None:
+            self._stream.name_events(message.type)
+        return encode_message(message)
 
-    def _count_out(self) -> None:
-        """Note that the call is over, or was not started. Leaves no cycle of references."""
-        self._call, shared = None, self.http.shared
-        shared.exchanges -= 1
-        shared.silent.remove(self)
-
-    async def _answer(self, message: AgentMessage, caller: AgentCaller, size: int, scope: trio.CancelScope) -> None:
-        """Answer a message that may have to wait. A task of the server's run."""
-        http = self.http
-        try:
-            with scope:
-                if isinstance(message, ToolRequest):
-                    assert message.context_id is not None
-                    context = await http.run.context(caller, message.context_id)
-                    if self._reply is not None:
-                        self._begin(message, caller, context, size)
-                elif isinstance(message, ContextWatch):
-                    await self._watch(message, caller)
-                else:
-                    answer = await http.run.answer(message, caller)
-                    self._send(message, answer)
-        except AgentToolsError as error:
-            self._fail(error)
-        except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
-            self._fail(crashed(error, message))
-        finally:
-            http.closed(self)
-
-    async def _watch(self, message: ContextWatch, caller: AgentCaller) -> None:
-        async with self.http.run.watch(message.context_id, caller) as events:
-            reply = self._reply
-            if reply is None:
-                return
-            stream = self._stream = EventStream(self.http.shared.open_streams)
-            stream.until, stream.on_lapse = self.head.until, self.end
-            stream.open(reply, self.head.reply_headers)
-            async for event in events:
-                await stream.room()
-                stream.name_events(event.type)
-                stream.post(Outgoing(encode_message(event), Kind.NOTIFICATION))
-            stream.end()
-
-    def _send(self, asked: AgentMessage, answer: AgentMessage) -> None:
+    async def send(self, asked: AgentMessage, answer: AgentMessage) -> None:
         reply, self._reply = self._reply, None
         if reply is None:
             return
@@ -490,10 +319,10 @@ class AgentExchange(Handler, StreamSink):
             headers = (*headers, ("ETag", f'"{version}"'))
         status = 201 if isinstance(asked, ContextCreate) else 200
         data = encode_message(answer)
-        self.http.shared.show("-->", data)
+        self.port.shared.show("-->", data)
         reply.send(HttpResponse(status, headers, data))
 
-    def _fail(self, error: AgentToolsError) -> None:
+    def fail(self, error: AgentToolsError) -> None:
         """Respond with an error: that of a call is its `tool_response`. A stream that has begun only ends."""
         reply, self._reply = self._reply, None
         if self._stream is not None:
@@ -501,11 +330,11 @@ class AgentExchange(Handler, StreamSink):
             return
         if reply is None:
             return
-        response = self.http.failure(error, self._request_id)
+        response = failure(error, self._request_id)
         if self._request is not None:
             response.body = CallAnswer(error=error).encode(self._request)
         response.headers = (*response.headers, *self.head.reply_headers)
-        self.http.shared.show("-->", response.body)
+        self.port.shared.show("-->", response.body)
         reply.send(response)
 
 
@@ -557,7 +386,9 @@ def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage
 
 
 def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
+    query, id = _query(head), _name(head) or None
+    session = query.get("session_id") if id is None else None
+    return read_as(ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")}))
 
 
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
@@ -586,7 +417,7 @@ _PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_end},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}

@@ -76,13 +76,14 @@ class Patched(NamedTuple):
     Attributes:
         value: the new state.
         size, members: its size.
-        patch: bytes of the patch.
+        patch, patch_members: bytes and members of the patch.
     """
 
     value: dict[str, Any]
     size: int
     members: int
     patch: int
+    patch_members: int
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -134,7 +135,7 @@ def patched(state: Mapping[str, Any], kept: StateSize, patch: Mapping[str, Any],
         raise too_large("size", bounds.size)
     if members > bounds.members:
         raise too_large("members", bounds.members)
-    return Patched(value, size, members, merge.patch)
+    return Patched(value, size, members, merge.patch, merge.seen)
 
 
 def too_large(what: str, most: int) -> TooLargeMessage:
@@ -192,25 +193,25 @@ class _Merge:
 
     Attributes:
         size, members: what the state grows by; negative if it shrinks.
-        patch: bytes of the patch.
+        patch, seen: bytes and members of the patch.
     """
 
-    __slots__ = ("_bounds", "_seen", "members", "patch", "size")
+    __slots__ = ("_bounds", "members", "patch", "seen", "size")
 
     def __init__(self, bounds: StateBounds) -> None:
         self.size: int = 0
         self.members: int = 0
         self.patch: int = 0
         self._bounds: StateBounds = bounds
-        self._seen: int = 0
+        self.seen: int = 0
 
     def into(self, target: Mapping[str, Any], patch: Mapping[str, Any], depth: int) -> dict[str, Any]:
         """Return the merged object."""
         bounds = self._bounds
         if depth > bounds.depth:
             raise too_large("depth", bounds.depth)
-        self._seen += len(patch)
-        if self._seen > bounds.members:
+        self.seen += len(patch)
+        if self.seen > bounds.members:
             raise too_large("members", bounds.members)
         result = dict(target)
         size = members = written = 0
@@ -236,7 +237,7 @@ class _Merge:
             else:
                 measure = _Measure(bounds)
                 new = StateSize(measure.size_of(value, depth + 1), measure.members)
-                self._seen += new.members
+                self.seen += new.members
                 result[key] = value
                 written += of_key + new.size
             if old is _ABSENT:

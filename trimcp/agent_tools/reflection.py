@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from google.protobuf import struct_pb2
+from google.protobuf import descriptor_pb2, struct_pb2
 
-from trimcp.agent_tools.rpc_messages import PB
-from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, text_field, texts_of
-from trimcp.transports.grpc.server import GrpcApp, GrpcFace, answer_each, end_call
-from trimcp.transports.http.asgi.request import Receive, Scope, Send
-from trimcp.transports.http.seams import Head
+from trimcp.agent_tools.rpc_messages import generated
+from trimcp.framing.grpc import GrpcStatus, text_field, texts_of
+from trimcp.transports.grpc.server import GrpcRoutes, answer_each, refused_call, status_response
+from trimcp.transports.http.seams import Admitted, Head, HttpResponse
 
 PATHS: Final = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
 
-_FILES: Final = {file.name: file for file in (PB.DESCRIPTOR, struct_pb2.DESCRIPTOR)}
-_SERVICES: Final = sorted(f"{PB.DESCRIPTOR.package}.{name}" for name in PB.DESCRIPTOR.services_by_name)
 _MOST: Final = 4_096  # bytes of a request: it is a name
 
 # Fields of the request and of the response.
@@ -27,13 +24,49 @@ _BY_NAME, _BY_SYMBOL, _LIST = 3, 4, 7
 _ORIGINAL, _FOUND, _LISTED, _FAILED = 2, 4, 6, 7
 
 
-async def reflect(app: GrpcApp, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer `ServerReflectionInfo`, each request of its stream. A `GrpcService`."""
-    if head.path.endswith("/ServerReflectionInfo"):
-        await answer_each(app, face, head, receive, send, GrpcDecoder(_MOST), answer_to)
-    else:
-        await end_call(send, GrpcStatus.UNIMPLEMENTED, "there is no such method")
-        face.done(head, 404, 0)
+class Reflection:
+    """A `GrpcService`."""
+
+    def admit(self, routes: GrpcRoutes, head: Head) -> Admitted:
+        """Return how to answer `ServerReflectionInfo`, each request of its stream."""
+        if head.path.endswith("/ServerReflectionInfo"):
+            return answer_each(answer_to, _MOST, head)
+        return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
+
+    def refused(self, refused: HttpResponse) -> HttpResponse:
+        """See `GrpcService.refused`."""
+        return refused_call(refused)
+
+
+def _health() -> Any:
+    """Return the file of `grpc.health.v1.Health`, as others have it. It is in no pool."""
+    file = descriptor_pb2.FileDescriptorProto(name="grpc/health/v1/health.proto", package="grpc.health.v1")
+    file.syntax = "proto3"
+    asked = file.message_type.add(name="HealthCheckRequest")
+    asked.field.add(name="service", number=1, label="LABEL_OPTIONAL", type="TYPE_STRING", json_name="service")
+    told = file.message_type.add(name="HealthCheckResponse")
+    kind = told.enum_type.add(name="ServingStatus")
+    for number, name in enumerate(("UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")):
+        kind.value.add(name=name, number=number)
+    status = told.field.add(name="status", number=1, label="LABEL_OPTIONAL", type="TYPE_ENUM", json_name="status")
+    status.type_name = ".grpc.health.v1.HealthCheckResponse.ServingStatus"
+    service = file.service.add(name="Health")
+    for name, streams in (("Check", False), ("Watch", True)):
+        method = service.method.add(name=name, server_streaming=streams)
+        method.input_type = ".grpc.health.v1.HealthCheckRequest"
+        method.output_type = ".grpc.health.v1.HealthCheckResponse"
+    return file
+
+
+def _files() -> dict[str, Any]:
+    """Return the files of all services and those that they import, by name."""
+    written = (generated().DESCRIPTOR.serialized_pb, struct_pb2.DESCRIPTOR.serialized_pb, _health().SerializeToString())
+    files = (descriptor_pb2.FileDescriptorProto.FromString(text) for text in written)
+    return {file.name: file for file in files}
+
+
+_FILES: Final = _files()
+_SERVICES: Final = sorted(f"{file.package}.{service.name}" for file in _FILES.values() for service in file.service)
 
 
 def answer_to(request: bytes) -> bytes:
@@ -47,9 +80,9 @@ def answer_to(request: bytes) -> bytes:
         services = b"".join(text_field(1, text_field(1, service.encode())) for service in _SERVICES)
         answer = text_field(_LISTED, services)
     elif kind == _BY_NAME:
-        answer = _files([text] if text in _FILES else [])
+        answer = _found(text if text in _FILES else None)
     elif kind == _BY_SYMBOL:
-        answer = _files([file for file, descriptor in _FILES.items() if _defines(descriptor, text)])
+        answer = _found(next((name for name, file in _FILES.items() if _defines(file, text)), None))
     else:
         answer = _failure(GrpcStatus.UNIMPLEMENTED, "this is not answered")
     return text_field(_ORIGINAL, request) + answer
@@ -57,18 +90,18 @@ def answer_to(request: bytes) -> bytes:
 
 def _defines(file: Any, symbol: str) -> bool:
     """Whether a file defines a message, a service or one of their members."""
-    package = file.package
-    first = symbol.removeprefix(f"{package}.").partition(".")[0]
-    known = {*file.message_types_by_name, *file.services_by_name, *file.enum_types_by_name}
-    return symbol.startswith(f"{package}.") and first in known
+    package = f"{file.package}."
+    first = symbol.removeprefix(package).partition(".")[0]
+    known = {each.name for each in (*file.message_type, *file.service, *file.enum_type)}
+    return symbol.startswith(package) and first in known
 
 
-def _files(names: list[str]) -> bytes:
-    """Return the files and those that they import."""
-    if not names:
+def _found(name: str | None) -> bytes:
+    """Return a file and those that it imports."""
+    if name is None:
         return _failure(GrpcStatus.NOT_FOUND, "there is no such file or symbol")
-    wanted = [PB.DESCRIPTOR.name, struct_pb2.DESCRIPTOR.name] if PB.DESCRIPTOR.name in names else names
-    return text_field(_FOUND, b"".join(text_field(1, _FILES[name].serialized_pb) for name in wanted))
+    names = (name, *_FILES[name].dependency)
+    return text_field(_FOUND, b"".join(text_field(1, _FILES[each].SerializeToString()) for each in names))
 
 
 def _failure(status: GrpcStatus, message: str) -> bytes:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import attrs
 import trio
 
 from trimcp.agent_tools.errors import AgentToolsError
-from trimcp.agent_tools.merging import Patched
+from trimcp.agent_tools.merging import StateSize
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
 from trimcp.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+
+_AT_ONCE: Final = 16 * 1024 * 1024  # bytes of text from which the rest waits for the next write
 
 
 class Applied(NamedTuple):
@@ -26,15 +28,20 @@ class Applied(NamedTuple):
 
 @attrs.define(eq=False, repr=False)
 class UnsavedUpdate:
-    """An update that the store does not have yet, and the state that it leads to.
+    """An update that the store does not have yet. It keeps no state: that with all of them is the context's newest.
 
     Attributes:
+        size: of the state that it leads to.
+        patch: bytes of its patch.
+        memory: bytes counted for it while it waits.
         done: set once the store has it, or has failed.
         error: why it is not kept, or None.
     """
 
     applied: Applied
-    result: Patched
+    size: StateSize
+    patch: int
+    memory: int
     done: trio.Event = attrs.field(init=False, factory=trio.Event)
     error: AgentToolsError | None = attrs.field(init=False, default=None)
 
@@ -49,12 +56,17 @@ class UnsavedUpdate:
 class Saved(Protocol):
     """A context that is written."""
 
+    @property
+    def text_size(self) -> int:
+        """About how many bytes it takes as text."""
+        ...
+
     def to_keep(self) -> KeptContext:
         """Return its newest state."""
         ...
 
-    def kept(self, version: int) -> None:
-        """Note that the store has this version. Must not raise."""
+    def kept(self, one: KeptContext) -> None:
+        """Note that the store has this. Must not raise."""
         ...
 
     def not_kept(self) -> bool:
@@ -64,7 +76,7 @@ class Saved(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class Saver:
-    """One task that writes to a store; while it writes, what changes waits for the next write together.
+    """One task that writes to a store; while it writes, what changes waits for the next write, most of it together.
 
     Attributes:
         writes: number of writes so far.
@@ -131,8 +143,14 @@ class Saver:
         self._scope.cancel(reason="the store takes too long")
 
     async def _write(self) -> None:
+        changed, size = [], 0
+        while self._changed and size < _AT_ONCE:
+            context = next(iter(self._changed))
+            del self._changed[context]
+            changed.append(context)
+            size += context.text_size
+        rest = list(self._changed)  # with the next write
         self._wanted = False
-        changed, self._changed = list(self._changed), {}
         deleted, self._deleted = self._deleted, {}
         kept = [context.to_keep() for context in changed]
         # A context that is made again under the id of one that was deleted: the new one takes its row.
@@ -140,9 +158,11 @@ class Saver:
         try:
             await self._store.write(kept, [key for key in deleted if key not in made_again])
         except BaseException as error:  # whatever the store raises, or the end
-            for context in changed:
+            for context in (*changed, *rest):
                 if context.not_kept():
                     self._changed.setdefault(context)
+                else:
+                    self._changed.pop(context, None)
             for key, event in deleted.items():
                 event.set()
                 self._deleted.setdefault(key, event)
@@ -151,11 +171,12 @@ class Saver:
             self._failed(error)
             return
         self.writes += 1
+        self._wanted |= bool(rest)
         if self._failing:
             self._failing = False
             log.warning("the store of contexts works again")
         for context, one in zip(changed, kept, strict=True):
-            context.kept(one.version)
+            context.kept(one)
         for event in deleted.values():
             event.set()
 

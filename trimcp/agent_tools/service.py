@@ -12,24 +12,26 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
-from trimcp.agent_tools.answers import CallAnswer, answer_to, progress_of
+from trimcp.agent_tools.answers import CallAnswer, answer_to, asked_by
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
 from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.entries import shown, version_of
+from trimcp.agent_tools.entries import hidden, shown, version_of
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     InvalidArguments,
     MalformedMessage,
+    NotAllowed,
     RequestCancelled,
     RequestUnderWay,
     ToolCrashed,
     TooMuch,
+    Unauthenticated,
     UnknownTool,
 )
 from trimcp.agent_tools.handler_context import ActorContext
@@ -51,15 +53,17 @@ from trimcp.agent_tools.messages import (
 )
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
-from trimcp.cleaning import harmless, log_crash
+from trimcp.cleaning import digest, harmless, log_crash
 from trimcp.containment import contained
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
+from trimcp.security import security_event
 from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
 from trimcp.session.agent_context import AgentContext, ContextEvent
 from trimcp.session.push import Pushed
 from trimcp.session.session import Session
+from trimcp.transports.http.shares import Places
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST
@@ -75,8 +79,8 @@ _PLAIN: Final = {META_PROTOCOL_VERSION: LATEST.name, META_CLIENT_INFO: _INFO, ME
 _ASKABLE: Final = {**_PLAIN, META_CLIENT_CAPABILITIES: {"elicitation": {"form": {}}}}
 """The envelope of a call whose agent takes questions as an answer (`"statuses": "extended"`)."""
 
-_MAX_UNDER_WAY: Final = 10_000
-"""Calls under way without a context, over all callers; each is known by its id."""
+MAX_CALLS: Final = 10_000
+"""Default of the calls under way, over all callers."""
 
 
 @attrs.define(eq=False, repr=False)
@@ -89,6 +93,10 @@ class AgentRun:
         catalog: the tools and who registered them.
         agent_claim: the claim of a token that names the agent; None for the client that it was issued to.
         strict: whether messages with members that the protocol does not have are refused.
+        bind_permissions: whether a context's `permissions` decide which tools are called in it.
+        anonymous_anywhere: whether callers without a token are served who are not on this machine.
+        max_calls: calls under way, over all callers.
+        calls: those under way, by the account of their callers.
     """
 
     server: Running
@@ -96,11 +104,24 @@ class AgentRun:
     catalog: Catalog
     agent_claim: str | None = None
     strict: bool = False
+    max_calls: int = MAX_CALLS
+    bind_permissions: bool = True
+    anonymous_anywhere: bool = False
+    calls: Places[AgentCall] = attrs.field(init=False)
     _last_id: int = attrs.field(init=False, default=0)
-    _under_way: dict[tuple[int, str], AgentCall] = attrs.field(init=False, factory=dict)  # without a context
+
+    def __attrs_post_init__(self) -> None:
+        self.calls = Places(self.max_calls, "call")
 
     def caller(self, principal: Any, address: str | None, said: str | None = None, *, loopback: bool) -> AgentCaller:
-        """Return who sends a request; raises `NotAllowed` as `agent_of` does."""
+        """Return who sends a request.
+
+        Raises:
+            Unauthenticated: nobody knows who, and it does not come from this machine.
+            NotAllowed: as `agent_of` does.
+        """
+        if principal is None and not loopback and not self.anonymous_anywhere:
+            raise Unauthenticated("this service has no check of tokens, so it serves callers on its own machine only")
         return AgentCaller(principal, agent_of(principal, self.agent_claim, said), address, loopback)
 
     def find(self, request: ToolRequest, caller: AgentCaller) -> tuple[str, ToolEntry]:
@@ -110,6 +131,8 @@ class AgentRun:
             UnknownTool, InvalidArguments: there is none, or they do not fit its schema.
         """
         key, entry = self.catalog.find(request.tool_name, request.version)
+        if hidden(entry, caller.principal):
+            raise UnknownTool(f"there is no tool named {harmless(request.tool_name, 100)}")
         arguments = request.arguments or {}
         # Who may not see the tool learns nothing of its schema: the session refuses the call.
         if not entry.validator.is_valid(arguments) and shown(entry, caller.principal):
@@ -145,7 +168,7 @@ class AgentRun:
         size: int = 0,
         holding: Holding | None = None,
         via: object = None,
-        progress: bool = False,
+        translate: Callable[[bytes, str], bytes] | None = None,
         transport: str = "http",
     ) -> AgentCall:
         """Start a call, which ends with one call of `on_answer`, perhaps before this returns.
@@ -160,30 +183,49 @@ class AgentRun:
             headers, size: of the request, see `Incoming`.
             holding: counts the memory of a session of its own.
             via: the part of the program whose `drain` ends it.
-            progress: whether to send progress.
+            translate: returns what is sent of a progress notification and a `request_id`; None sends no progress.
             transport: the transport's name in records.
 
         Raises:
-            UnknownTool, InvalidArguments, RequestUnderWay, TooMuch: it was not started.
+            UnknownTool, InvalidArguments, NotAllowed, RequestUnderWay, TooMuch: it was not started.
         """
         key, entry = self.find(request, caller)
+        asked = None
+        if context is not None:
+            if self.bind_permissions and (permissions := context.permissions) is not None:
+                self._check_permissions(permissions, request.tool_name, entry, caller)
+            asked = asked_by(request)
+            given = context.answers.by_id.get(request.request_id)
+            if given is not None:
+                if given[0] != asked:
+                    raise RequestUnderWay("this request_id was another request's in the context: choose a new one")
+                call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, None, transport)
+                on_answer(call, cast(CallAnswer, given[1]).again())
+                return call
         own = None
         if session is None:
             own = self.server.open_brief(holding, via)
             session = own.session
         self._last_id += 1
-        call = AgentCall(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, transport)
+        call = AgentCall(
+            *(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
+        )
+        call.asked = asked
         try:
             if context is not None:
                 context.begin_call(request.request_id, call)
-            else:
-                self._begin_call(call)
+            elif self.calls.find(caller.account, call.key) is not None:
+                raise RequestUnderWay("a request with this request_id is under way")
+            if not self.calls.admit(caller.account, call.key, call):
+                if context is not None:
+                    context.end_call(request.request_id)
+                raise TooMuch("too much is under way; try again later", retry_after=1)
         except AgentToolsError:
             if own is not None:
                 own.close()
             raise
         meta: dict[str, Any] = dict(_PLAIN if request.statuses is None else _ASKABLE)
-        if progress:
+        if translate is not None:
             meta["progressToken"] = self._last_id
         if request.timeout is not None:
             meta[META_TIMEOUT] = request.timeout
@@ -196,33 +238,42 @@ class AgentRun:
         session.deliver((Incoming(message, size, call, headers, caller.principal),))
         return call
 
-    def _begin_call(self, call: AgentCall) -> None:
-        """Note a call without a context."""
-        under_way = self._under_way
-        if len(under_way) >= _MAX_UNDER_WAY:
-            raise TooMuch("too much is under way; try again later", retry_after=1)
-        if call.key in under_way:
-            raise RequestUnderWay("a request with this request_id is under way")
-        under_way[call.key] = call
+    def _check_permissions(self, permissions: Sequence[str], name: str, entry: ToolEntry, caller: AgentCaller) -> None:
+        """Raise NotAllowed unless a context's permissions include a tool.
+
+        They include one that they name, and one all of whose scopes they have. One that needs no scope they include if
+        they are scopes only: what the caller's token has or some tool needs. So a name that has become unknown still
+        excludes the rest.
+        """
+        needed = frozenset[str]() if entry.permission is None else entry.permission.scopes
+        if name in permissions or (needed and needed.issubset(permissions)):
+            return
+        if not needed and permissions:
+            principal = caller.principal
+            others = set(permissions).difference(() if principal is None else principal.scopes or ())
+            if not others or others <= self.server.server.tools.scopes:
+                return
+        who = caller.principal
+        security_event("not_allowed", method="tools/call", name=name, principal=who, why="permissions of the context")
+        raise NotAllowed(f"the permissions of the context do not include {name}")
 
     def call_of(
         self, caller: AgentCaller, context_id: str | None, request_id: str, session: Session
     ) -> AgentCall | None:
         """Return a call that is under way, or None: in a context of this caller, or without one on this connection."""
         if context_id is None:
-            return self._under_way.get((id(session), request_id))
+            return self.calls.find(caller.account, (id(session), request_id))
         context = self.contexts.get(caller.owner, context_id)
         found = None if context is None else context.calls.get(request_id)
         return found if isinstance(found, AgentCall) else None
 
-    def call_is_over(self, call: AgentCall, status: str) -> None:
-        """Forget a call, and note it in its context's history."""
+    def call_is_over(self, call: AgentCall, status: str, answer: CallAnswer | None) -> None:
+        """Forget a call, and note it in its context's history, with an answer that the same request gets again."""
+        self.calls.leave(call.caller.account, call.key)
         context = call.agent_actor
-        if context is None:
-            self._under_way.pop(call.key, None)
-        else:
+        if context is not None:
             context.end_call(call.request.request_id)
-            context.record(self._remembered(call, status))
+            context.record(self._remembered(call, status), call.asked, answer)
 
     async def answer(self, message: AgentMessage, caller: AgentCaller) -> AgentMessage:
         """Carry out a message that is no call and opens no stream, and return the answer to it.
@@ -259,33 +310,41 @@ class AgentRun:
             message.context_id,
             message.state,
             message.ttl,
+            session=message.session_id,
             permissions=_permissions(caller),
             address=caller.address,
         )
         return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
     async def _read(self, message: ContextRead, caller: AgentCaller) -> AgentMessage:
-        context = await self.contexts.find(caller.owner, message.context_id)
+        context = await self.contexts.find(caller.owner, message.context_id, address=caller.address)
         context.used()
         return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
     async def _update(self, message: ContextUpdate, caller: AgentCaller) -> AgentMessage:
         # An update of a version that is there begins no context.
-        found = self.contexts.find(caller.owner, message.context_id) if message.version else None
+        found = (
+            self.contexts.find(caller.owner, message.context_id, address=caller.address) if message.version else None
+        )
         context = await (self.context(caller, message.context_id) if found is None else found)
         applied = await context.update(message.updates, message.version)
         return ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
 
     async def _destroy(self, message: ContextDestroy, caller: AgentCaller) -> AgentMessage:
-        context = await self.contexts.find(caller.owner, message.context_id)
+        id, session, contexts = message.context_id, message.session_id, self.contexts
         reason = message.reason or "the agent ended the context"
-        await context.destroy(reason)
-        return ContextDestroyed(context_id=context.id, reason=reason)
+        if (id is None) == (session is None):
+            raise MalformedMessage("context_destroy: it has `context_id` or `session_id`")
+        if id is not None:
+            await (await contexts.find(caller.owner, id, address=caller.address)).destroy(reason)
+        elif session is not None:
+            await contexts.end_session(caller.owner, session, reason, address=caller.address)
+        return ContextDestroyed(context_id=id, session_id=session, reason=reason)
 
     @asynccontextmanager
     async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[AgentMessage]]:
         """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
-        context = await self.contexts.find(caller.owner, id)
+        context = await self.contexts.find(caller.owner, id, address=caller.address)
         async with context.watch() as events:
             yield _EventMessages(events)
 
@@ -303,17 +362,17 @@ class AgentRun:
 
     def statistics(self) -> dict[str, int]:
         """Return the numbers of contexts in memory, of calls under way and of tools that agents registered."""
-        contexts = self.contexts.statistics()
         return {
-            "agent_contexts": contexts.contexts,
-            "agent_calls": contexts.calls + len(self._under_way),
+            "agent_contexts": self.contexts.statistics().contexts,
+            "agent_calls": self.calls.taken,
             "agent_tools": self.catalog.registered,
         }
 
     def end(self) -> None:
         """Cancel the calls that belong to no context; contexts end theirs."""
-        for call in list(self._under_way.values()):
-            call.cancel("the server is shutting down")
+        for call in self.calls:
+            if call.agent_actor is None:
+                call.cancel("the server is shutting down")
 
 
 def crashed(error: Exception, message: object) -> ToolCrashed:
@@ -361,6 +420,10 @@ _CARRY_OUT: Final[dict[type[AgentMessage], Callable[[AgentRun, Any, AgentCaller]
 }
 
 
+def _cancelled(id: int, reason: str) -> Notification:
+    return Notification("notifications/cancelled", {"requestId": id, "reason": reason})
+
+
 @attrs.define(eq=False, repr=False)
 class AgentCall(Sink):
     """One `tool_request` under way: the origin and the sink of its `tools/call`.
@@ -371,7 +434,8 @@ class AgentCall(Sink):
         agent_actor: the context that it belongs to, or None.
         entry: the tool.
         transport: the transport's name in records.
-        key: by what it is known among the calls without a context.
+        key: by what it is known among the calls of its account.
+        asked: what the request asks for, in a form that compares; None without a context.
         explicit_errors: wrong arguments and crashes are answered with errors that have data.
     """
 
@@ -385,14 +449,17 @@ class AgentCall(Sink):
     _session: Session | None  # None once the call is over
     _own: Pushed | None  # the same, if it is for this call alone
     _id: int
+    _translate: Callable[[bytes, str], bytes] | None
     transport: str
-    key: tuple[int, str] = attrs.field(init=False)
+    key: Hashable = attrs.field(init=False)
+    asked: bytes | None = attrs.field(init=False, default=None)
     explicit_errors: bool = attrs.field(init=False, default=True)
     _why: str | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        # An id is one of its connection; over HTTP, where each request is alone, of nothing.
-        self.key = (self._id if self._own is not None else id(self._session), self.request.request_id)
+        # An id is one of its context, else of its connection; over HTTP, where each request is alone, of nothing.
+        named = self._own is None and self.agent_actor is None
+        self.key = (id(self._session), self.request.request_id) if named else self._id
 
     @property
     def version(self) -> str:
@@ -413,11 +480,10 @@ class AgentCall(Sink):
         """Cancel the call, which is answered with the reason."""
         if self._session is not None and self._why is None:
             self._why = reason
-            cancelled = {"requestId": self._id, "reason": reason}
-            self._session.deliver((Incoming(Notification("notifications/cancelled", cancelled)),))
+            self._session.deliver((Incoming(_cancelled(self._id, reason)),))
 
-    def disconnected(self, why: str, *, slow: bool = False) -> None:
-        """End the call because nobody can read its answer any more. Its handler is cancelled."""
+    def disconnected(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
+        """End the call because nobody can read its answer any more, or the server ends. Its handler is cancelled."""
         own, self._own = self._own, None
         if self._session is None:
             return
@@ -425,7 +491,19 @@ class AgentCall(Sink):
             self.cancel(why)
             return
         self._finish("cancelled")
-        own.disconnect(why, slow=slow)
+        own.disconnect(why, slow=slow, ending=ending)
+
+    def give_way(self, why: str) -> None:
+        """Answer the call at once as cancelled; its handler unwinds after that."""
+        session, own = self._session, self._own
+        if session is None:
+            return
+        self._own = None  # else it would be taken back while its handler runs
+        self._answer(CallAnswer(error=RequestCancelled(why)))
+        if own is not None:
+            own.disconnect(why)
+        else:
+            session.deliver((Incoming(_cancelled(self._id, why)),))
 
     # The origin of its messages
 
@@ -496,8 +574,10 @@ class AgentCall(Sink):
     def audited(self) -> dict[str, str]:
         """What a record of it has beside, or instead of, that of its `tools/call`."""
         found = {"transport": self.transport, "request_id": self.request.request_id, "agent": self.caller.agent}
-        if self.request.context_id is not None:
-            found["context"] = self.request.context_id
+        id = self.request.context_id
+        if id is not None:
+            # Without a principal the id is all that protects the context.
+            found["context"] = digest(id) if self.caller.principal is None else id
         return found
 
     def _translated(self, outgoing: Outgoing) -> Outgoing | None:
@@ -505,18 +585,18 @@ class AgentCall(Sink):
         if self._session is None:
             return None
         lane = lane_of(outgoing)
-        if lane != "progress":
+        if lane != "progress" or self._translate is None:
             self._session.counts.drop(lane)
             return None
-        return Outgoing(progress_of(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
+        return Outgoing(self._translate(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
 
     def _answer(self, answer: CallAnswer) -> None:
-        self._finish(answer.status(extended=True))
+        self._finish(answer.status(extended=True), None if self.asked is None else answer.lasting())
         own, self._own = self._own, None
         if own is not None:
             own.close()
         self._on_answer(self, answer)
 
-    def _finish(self, status: str) -> None:
+    def _finish(self, status: str, answer: CallAnswer | None = None) -> None:
         self._session = None
-        self.run.call_is_over(self, status)
+        self.run.call_is_over(self, status, answer)

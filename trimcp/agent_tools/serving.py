@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
 from trimcp.agent_tools.callers import agent_of
 from trimcp.agent_tools.catalog import Catalog
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.entries import Implemented, version_of
 from trimcp.agent_tools.errors import NotAllowed
 from trimcp.agent_tools.rules import RegistrationRules
-from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.service import MAX_CALLS, AgentCall, AgentRun
 from trimcp.agent_tools.stores import ContextStore, MemoryContexts
+from trimcp.bounds import check_number
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.guard.permission import AccessRequest, Decision, judge
 from trimcp.principal import Principal
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from trimcp.transports.http.identity import Authenticate
     from trimcp.transports.http.seams import CompanionFace
     from trimcp.transports.http.sessions import Shared
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 
 @attrs.frozen
@@ -66,7 +70,14 @@ class AgentTools:
         store: keeps contexts; by default in memory, so that they end with the server.
         agent_claim: the claim of a token that names the agent; by default the client that it was issued to.
         authenticate: identifies callers on a port that has no check of its own: `bearer_tokens({...})`.
+        anonymous: what happens on a port without any check, where all callers are the agent `anonymous` and share their
+            contexts: they are served on this machine only, with a warning at the start; "loopback" is the same without
+            the warning, and "anywhere" serves everybody, as behind a gateway that checks.
         strict: refuse messages with members that the protocol does not have.
+        bind_permissions: whether a call in a context that has `permissions` is refused unless they include the tool: by
+            its name, or by all scopes that it needs. False leaves that to `allow`.
+        max_calls: calls under way, of all callers. When there are so many, whoever has 16 times as many as a newcomer
+            loses the oldest of them to it; else the newcomer is refused.
 
     Attributes:
         catalog: the tools and who registered them.
@@ -83,7 +94,10 @@ class AgentTools:
         store: ContextStore | None = None,
         agent_claim: str | None = None,
         authenticate: Authenticate | None = None,
+        anonymous: Literal["loopback", "anywhere"] | None = None,
         strict: bool = False,
+        bind_permissions: bool = True,
+        max_calls: int = MAX_CALLS,
     ) -> None:
         if LATEST not in server.profile.revisions:
             raise LocalError(f"agent tools are served by calls of {LATEST.name}, which this server does not speak")
@@ -94,7 +108,13 @@ class AgentTools:
         self.store: ContextStore = MemoryContexts() if store is None else store
         self.agent_claim: str | None = agent_claim
         self.authenticate: Authenticate | None = authenticate
+        if anonymous not in (None, "loopback", "anywhere"):
+            raise ValueError(f"anonymous is 'loopback', 'anywhere' or None, not {anonymous!r:.60}")
+        self.anonymous: str | None = anonymous
         self.strict: bool = strict
+        check_number("max_calls", max_calls, whole=True)
+        self.max_calls: int = max_calls
+        self.bind_permissions: bool = bind_permissions
         rules = RegistrationRules() if registration is None else registration
         self.catalog: Catalog = Catalog(server, implementations or {}, rules)
         self._allow = allow
@@ -107,7 +127,16 @@ class AgentTools:
     async def _beside(self, running: Running) -> AsyncIterator[None]:
         """Keep an `AgentRun` for a run of the server while the block runs."""
         async with ContextTable(self.contexts, self.store, self.server.budget).running() as table:
-            run = AgentRun(running, table, self.catalog, self.agent_claim, self.strict)
+            run = AgentRun(
+                running,
+                table,
+                self.catalog,
+                self.agent_claim,
+                self.strict,
+                self.max_calls,
+                self.bind_permissions,
+                self.anonymous == "anywhere",
+            )
             self._runs[running] = run
             running.hosts.append(run.statistics)
             try:
@@ -127,6 +156,12 @@ class AgentTools:
         """Return what serves it on one port of a run of the server; `shared` is what the port's requests share."""
         from trimcp.agent_tools.http import AgentHttp
 
+        settings = shared.settings
+        if (settings.authenticate or settings.auth or self.authenticate or self.anonymous) is None:
+            log.warning(
+                "agent tools are served without a check of tokens: all callers on this machine are one agent, and "
+                "others are refused; pass authenticate=, or AgentTools(anonymous='loopback') if that is meant"
+            )
         return AgentHttp(self.run_of(running), shared)
 
     def _agent_of(self, principal: Principal | None) -> str:

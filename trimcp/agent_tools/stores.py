@@ -72,6 +72,13 @@ class ContextStore(ABC):
     async def counts(self) -> Mapping[Owner, int]:
         """Return how many contexts each owner has. Called once, after the store was opened."""
 
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        """Return the ids of an owner's contexts. Asked when a session ends: those of it that are not in memory end too.
+
+        A store that does not have this leaves them to their time.
+        """
+        return ()
+
     @abstractmethod
     async def load(self, owner: Owner, id: str) -> KeptContext | None:
         """Return a context as last written, or None if there is none. The caller looks at its times.

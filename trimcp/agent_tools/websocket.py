@@ -17,7 +17,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.agent_tools.answers import CallAnswer
+from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import (
@@ -202,7 +202,7 @@ class AgentChannel(WrappedChannel):
             session=self.session,
             headers=incoming.headers,
             size=incoming.size,
-            progress=request.progress is True,
+            translate=progress_of if request.progress is True else None,
             transport="websocket",
         )
 
@@ -266,20 +266,26 @@ class AgentChannel(WrappedChannel):
             self._watches.open(context, message.request_id)
 
     async def _watch_found(self, message: ContextWatch) -> None:
-        self._watches.open(await self.run.contexts.find(self._owner, message.context_id), message.request_id)
+        self._watches.open(await self._found(message.context_id), message.request_id)
 
     def _unwatch(self, message: ContextUnwatch, incoming: Incoming) -> None:
         self._watches.close(message.context_id)
 
     def _destroy(self, message: ContextDestroy, incoming: Incoming) -> None:
-        context = self.run.contexts.get(self._owner, message.context_id)
-        if context is None:
-            self._in_turn(self._destroy_found, message)
+        id = message.context_id
+        context = None if id is None else self.run.contexts.get(self._owner, id)
+        if id is None or message.session_id is not None:
+            self._in_turn(self._answer, message)
+        elif context is None:
+            self._in_turn(self._destroy_found, id, message)
         else:
             self._end(context, message)
 
-    async def _destroy_found(self, message: ContextDestroy) -> None:
-        self._end(await self.run.contexts.find(self._owner, message.context_id), message)
+    async def _destroy_found(self, id: str, message: ContextDestroy) -> None:
+        self._end(await self._found(id), message)
+
+    async def _found(self, id: str) -> ContextActor:
+        return await self.run.contexts.find(self._owner, id, address=self.caller.address)
 
     def _end(self, context: ContextActor, message: ContextDestroy) -> None:
         if context.ended is not None:
@@ -328,10 +334,10 @@ class AgentChannel(WrappedChannel):
 
     # Messages that take time
 
-    def _in_turn(self, carry_out: Callable[..., Awaitable[object]], message: AgentMessage, *more: Any) -> None:
-        """Carry out a message in a task, before those that come after it."""
+    def _in_turn(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
+        """Carry out a message, which is one of these, in a task, before those that come after it."""
         self.session.busy = True
-        self.session.background.start_soon(self._carried_out_in_turn, carry_out, message, *more)
+        self.session.background.start_soon(self._carried_out_in_turn, carry_out, *of)
 
     async def _carried_out_in_turn(self, *of: Any) -> None:
         try:

@@ -12,11 +12,11 @@ import attrs
 _MAX_HEADER: Final = 16 * 1024
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 # What may come next: a parameter (name=token or name="text"), the beginning of a challenge (a scheme, perhaps with a
-# token68), or a comma.
+# token68), or a comma. Some servers forget it between parameters, write a semicolon, or leave a URL without quotes.
 _NEXT: Final = re.compile(
-    rf"[ \t]*(?:(?P<name>{_TOKEN})[ \t]*=[ \t]*(?:\"(?P<text>(?:[^\"\\]|\\.)*)\"|(?P<token>{_TOKEN}))[ \t]*(?=,|\Z)"
-    rf"|(?P<scheme>{_TOKEN})(?:[ \t]+(?P<token68>[A-Za-z0-9._~+/-]+=*)[ \t]*(?=,|\Z))?(?=[ \t,]|\Z)"
-    r"|(?P<comma>,))",
+    rf"[ \t]*(?:(?P<name>{_TOKEN})[ \t]*=[ \t]*(?:\"(?P<text>(?:[^\"\\]|\\.)*)\"|(?P<token>[^ \t,;\"]+))"
+    rf"|(?P<scheme>{_TOKEN})(?:[ \t]+(?P<token68>[A-Za-z0-9._~+/-]+=*)[ \t]*(?=,|\Z))?(?=[ \t,;]|\Z)"
+    r"|(?P<comma>[,;]))",
     re.ASCII | re.DOTALL,
 )
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)

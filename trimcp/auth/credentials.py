@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import attrs
 import cattrs
 
 from trimcp.auth.metadata import canonical_url
 
+_LATEST: Final = 1e12  # seconds since 1970
+_KINDS: Final = ("bearer", "dpop")
+
+
+def _strictly(kind: type[Any]) -> Callable[[Any, Any], Any]:
+    """Return a hook that takes what it is, and nothing that could be turned into it."""
+
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise TypeError
+        if kind is float and not abs(value) < _LATEST:  # no infinity, and no number that is none
+            raise ValueError
+        return kind(value)
+
+    return structure
+
+
+def _texts(value: Any, _: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError
+    return tuple(value)
+
+
 _converter = cattrs.Converter(omit_if_default=True)
+for _kind in (str, float, bool):
+    _converter.register_structure_hook(_kind, _strictly(_kind))
+_converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], _texts)
 
 
 @attrs.frozen
@@ -85,12 +112,14 @@ class Credentials:
     """A login as it is kept, tied to the issuer that gave it and the resource it is for.
 
     Attributes:
-        resource: what the tokens are for, as the authorization server was told (RFC 8707).
+        resource: what the tokens are for (RFC 8707).
         issuer: who gave them.
         registration: what the client is known as there.
         tokens: the newest ones, or None: registered, not logged in.
         asked: every scope that was asked for so far.
         proof_key: the private key that the tokens are bound to, as a JWK, or None. Secret.
+        names_resource: whether the authorization server was told the resource.
+        found_at: where the issuer's metadata lies, if not at its own address.
     """
 
     resource: str
@@ -99,6 +128,8 @@ class Credentials:
     tokens: Tokens | None = None
     asked: tuple[str, ...] = ()
     proof_key: dict[str, Any] | None = attrs.field(default=None, repr=False)
+    names_resource: bool = True
+    found_at: str | None = None
 
     @property
     def bound(self) -> bool:
@@ -117,6 +148,14 @@ class Credentials:
             ValueError: it is no such text. It does not quote it.
         """
         try:
-            return _converter.structure(json.loads(text), cls)
-        except (ValueError, TypeError, KeyError, RecursionError, cattrs.BaseValidationError):
-            raise ValueError("these are no credentials that trimcp kept") from None
+            found = _converter.structure(json.loads(text), cls)
+            if (tokens := found.tokens) is None or (sendable(tokens.access_token) and tokens.token_type in _KINDS):
+                return found
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, cattrs.BaseValidationError):
+            pass
+        raise ValueError("these are no credentials that trimcp kept")
+
+
+def sendable(token: str) -> bool:
+    """Return whether a text can be sent as an access token, in a header."""
+    return bool(token) and token.isascii() and token.isprintable()

@@ -14,32 +14,25 @@ import base64
 import hashlib
 import hmac
 import json
+import logging
 import secrets
-from collections.abc import Callable, Generator, Mapping
-from typing import Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 from urllib.parse import parse_qs, quote_plus, urlencode, urlsplit
 
 import attrs
 
 from trimcp.auth.challenges import AuthChallenge
-from trimcp.auth.credentials import Credentials, Registration, Tokens
+from trimcp.auth.credentials import Credentials, Registration, Tokens, sendable
+from trimcp.auth.discovery import Discovery, Flow, TokenSource, check_url
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import ProofKey
-from trimcp.auth.metadata import (
-    AuthorizationServer,
-    ProtectedResource,
-    canonical_url,
-    covers,
-    issuer_metadata_urls,
-    origin_of,
-    read_json,
-    resource_metadata_urls,
-    secure_url,
-)
-from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Step, Visit
+from trimcp.auth.metadata import AuthorizationServer, origin_of, same_issuer, secure_url
+from trimcp.auth.replies import code_of, failed, hint, object_in, refusal, shown
+from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit
 from trimcp.errors import AuthorizationError
 
-T = TypeVar("T")
+_log = logging.getLogger("trimcp.auth")
 
 _JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
@@ -47,30 +40,10 @@ _TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"
 _ID_JAG: Final = "urn:ietf:params:oauth:token-type:id-jag"
 _ID_TOKEN: Final = "urn:ietf:params:oauth:token-type:id_token"
 _FORM: Final = {"content-type": "application/x-www-form-urlencoded", "accept": "application/json"}
-_LONGEST: Final = 200
 _LONGEST_LIFE: Final = 1e10  # seconds; beyond that a lifetime is none
 _OFFLINE: Final = "offline_access"
-
-
-Flow: TypeAlias = Generator[Step, Any, T]
-"""Yields what is to be done, is sent what came of it, and returns a T."""
-
-
-@attrs.frozen
-class TokenSource:
-    """Who is to be asked for a token.
-
-    Attributes:
-        resource: what the token is for.
-        server: who gives it.
-        scopes: what basic use needs, or None where nothing was said.
-        guessed: whether the endpoints are those of 2025-03-26 for servers that publish no metadata.
-    """
-
-    resource: str
-    server: AuthorizationServer
-    scopes: tuple[str, ...] | None = None
-    guessed: bool = False
+_FORGOTTEN: Final = ("invalid_client", "unauthorized_client")
+_PASSING: Final = ("slow_down", "temporarily_unavailable", "server_error")
 
 
 @attrs.define(eq=False)
@@ -83,6 +56,10 @@ class Login:
         now: returns the seconds since 1970.
         scopes: what to ask for, whatever the server suggests; None to go by the server.
         proof_key: a key that tokens are to be bound to, or None.
+        resource: whether the authorization server is told what the token is for.
+
+    Attributes:
+        forgotten: whether the authorization server does not know the registration that was kept any more.
     """
 
     server: str
@@ -90,6 +67,8 @@ class Login:
     now: Callable[[], float]
     scopes: tuple[str, ...] | None = None
     proof_key: ProofKey | None = None
+    resource: bool = True
+    forgotten: bool = attrs.field(init=False, default=False)
 
     def begin(self, challenge: AuthChallenge | None, known: Credentials | None) -> Flow[Credentials]:
         """Find out who gives tokens, and get one.
@@ -102,14 +81,31 @@ class Login:
         Raises:
             AuthorizationError: there is no token to be had.
         """
-        found = yield from self.discover(challenge)
+        discovery = self._discovery()
+        found = yield from discovery.find(challenge)
+        try:
+            return (yield from self._begin(found, challenge, known))
+        except AuthorizationError as error:
+            if found.guessed and discovery.notes:  # it may be why the guess was wrong
+                raise AuthorizationError(f"{error} ({'; '.join(discovery.notes)})", error.code) from None
+            raise
+
+    def _begin(
+        self, found: TokenSource, challenge: AuthChallenge | None, known: Credentials | None
+    ) -> Flow[Credentials]:
         issuer, grant = found.server.issuer, self.grant
-        if grant.issuer is not None and grant.issuer != issuer:
+        if grant.issuer is not None and not same_issuer(grant.issuer, issuer):
             raise AuthorizationError(
-                f"the server now names the authorization server {_shown(issuer)}, but the client is registered with "
-                f"{_shown(grant.issuer)}: register it with the new one"
+                f"the server now names the authorization server {shown(issuer)}, but the client is registered with "
+                f"{shown(grant.issuer)}: register it with the new one"
             )
-        known = known if known is not None and known.issuer == issuer else None
+        if grant.issuer is None and _shows_secret(grant):
+            raise AuthorizationError(
+                f"the server names the authorization server {shown(issuer)}: the secret of a client is shown only to "
+                f"who is named with it, issuer={issuer!r:.200} (trimcp login --issuer {shown(issuer)})"
+            )
+        if known is not None and not (same_issuer(known.issuer, issuer) and known.found_at == found.found_at):
+            known = None
         asked = self._scopes(found, challenge, known)
         if isinstance(grant, AuthorizationCode):
             return (yield from self._authorization_code(grant, found, known, asked))
@@ -123,7 +119,7 @@ class Login:
         else:
             registration = Registration(grant.client_id, grant.client_secret)
             form = {"grant_type": _JWT_BEARER, "assertion": (yield from self._identity_assertion(grant, found, asked))}
-        tokens = yield from self._tokens(found.server, registration, form, found.resource, asked)
+        tokens = yield from self._tokens(found.server, registration, form, self._resource(found), asked)
         return self._kept(found, registration, tokens, asked)
 
     def refresh(self, known: Credentials) -> Flow[Credentials | None]:
@@ -132,15 +128,17 @@ class Login:
         Raises:
             AuthorizationError: it could not be tried, so that it may be good later.
         """
-        tokens = known.tokens
-        if tokens is None or tokens.refresh_token is None:
+        tokens, pinned = known.tokens, self.grant.issuer
+        if tokens is None or tokens.refresh_token is None or not (pinned is None or same_issuer(pinned, known.issuer)):
             return None
-        server = yield from self._issuer_metadata(known.issuer)
+        server = yield from self._discovery().issuer_metadata(known.issuer, known.found_at)
         form = {"grant_type": "refresh_token", "refresh_token": tokens.refresh_token}
+        resource = known.resource if self.resource and known.names_resource else None
         try:
-            new = yield from self._tokens(server, known.registration, form, known.resource, ())
+            new = yield from self._tokens(server, known.registration, form, resource, ())
         except AuthorizationError as error:
-            if error.code in ("invalid_grant", "invalid_client", "unauthorized_client", "invalid_request"):
+            self.forgotten = error.code in _FORGOTTEN
+            if error.code and error.code not in _PASSING:
                 return None
             raise
         # What is not said anew stays as it was: the scopes, and a refresh token that is not rotated.
@@ -149,83 +147,14 @@ class Login:
         )
         return attrs.evolve(known, tokens=new, proof_key=self._key_of(new))
 
-    # Discovery
+    def _discovery(self) -> Discovery:
+        grant = self.grant
+        secret = _shows_secret(grant) or getattr(grant, "signing_key", None) is not None
+        return Discovery(self.server, grant.issuer, secret, isinstance(grant, AuthorizationCode))
 
-    def discover(self, challenge: AuthChallenge | None) -> Flow[TokenSource]:
-        """Find out who gives tokens for the server."""
-        resource = yield from self._resource_metadata(challenge)
-        if resource is None:
-            return (yield from self._without_metadata())
-        if not resource.authorization_servers:
-            raise AuthorizationError("the server's metadata names no authorization server")
-        wanted = self.grant.issuer
-        issuer = wanted if wanted in resource.authorization_servers else resource.authorization_servers[0]
-        assert issuer is not None
-        server = yield from self._issuer_metadata(issuer)
-        return TokenSource(resource.resource, server, resource.scopes_supported)
-
-    def _resource_metadata(self, challenge: AuthChallenge | None) -> Flow[ProtectedResource | None]:
-        """Return what the server says of itself, or None if it does not (2025-03-26)."""
-        named = None if challenge is None else challenge.parameters.get("resource_metadata")
-        for url in resource_metadata_urls(self.server) if named is None else (named,):
-            self._check(url, "the server's metadata")
-            reply: Fetched = yield Fetch(url)
-            if reply.status == 200:
-                found = read_json(ProtectedResource, reply.body, f"the metadata at {_shown(url)}")
-                if not covers(found.resource, self.server):
-                    raise AuthorizationError(
-                        f"the metadata at {_shown(url)} is about {_shown(found.resource)}, not about "
-                        f"{_shown(canonical_url(self.server))}"
-                    )
-                return found
-            if named is not None or not 400 <= reply.status < 500:
-                raise AuthorizationError(f"the server's metadata at {_shown(url)} {_came(reply)}")
-        return None
-
-    def _issuer_metadata(self, issuer: str) -> Flow[AuthorizationServer]:
-        self._check(issuer, "the authorization server")
-        found = yield from self._first(issuer_metadata_urls(issuer))
-        if found is None:
-            raise AuthorizationError(f"the authorization server {_shown(issuer)} publishes no metadata")
-        if found.issuer != issuer:  # RFC 8414 section 3.3: character by character
-            raise AuthorizationError(
-                f"the metadata of {_shown(issuer)} says that it is of {_shown(found.issuer)}; nothing in it is used"
-            )
-        if "S256" not in (found.code_challenge_methods_supported or ()) and isinstance(self.grant, AuthorizationCode):
-            raise AuthorizationError(f"the authorization server {_shown(issuer)} does not support PKCE with S256")
-        return self._checked(found)
-
-    def _without_metadata(self) -> Flow[TokenSource]:
-        """Ask at the server's own origin, as in 2025-03-26 ("Server Metadata Discovery", and its fallbacks)."""
-        origin = origin_of(self.server)
-        self._check(origin, "the server")
-        found = yield from self._first(issuer_metadata_urls(origin)[:1])
-        resource = canonical_url(self.server)
-        if found is not None:
-            if origin_of(found.issuer) != origin:
-                raise AuthorizationError(f"the metadata of {_shown(origin)} says that it is of {_shown(found.issuer)}")
-            return TokenSource(resource, self._checked(found))
-        server = AuthorizationServer(origin, f"{origin}/authorize", f"{origin}/token", f"{origin}/register")
-        return TokenSource(resource, server, guessed=True)
-
-    def _first(self, urls: tuple[str, ...]) -> Flow[AuthorizationServer | None]:
-        for url in urls:
-            reply: Fetched = yield Fetch(url)
-            if reply.status == 200:
-                return read_json(AuthorizationServer, reply.body, f"the metadata at {_shown(url)}")
-            if not 400 <= reply.status < 500:
-                raise AuthorizationError(f"the metadata at {_shown(url)} {_came(reply)}")
-        return None
-
-    def _checked(self, server: AuthorizationServer) -> AuthorizationServer:
-        for name in ("authorization_endpoint", "token_endpoint", "registration_endpoint", "revocation_endpoint"):
-            if url := getattr(server, name):
-                self._check(url, f"the {name.replace('_', ' ')} of {_shown(server.issuer)}")
-        return server
-
-    def _check(self, url: str, what: str) -> None:
-        if not secure_url(url):
-            raise AuthorizationError(f"{what} is at {_shown(url)}, which is neither https nor on this machine")
+    def _resource(self, found: TokenSource) -> str | None:
+        """Return what the authorization server is told that the token is for (RFC 8707)."""
+        return found.resource if self.resource else None
 
     # Scopes
 
@@ -256,10 +185,31 @@ class Login:
     ) -> Flow[Credentials]:
         server = found.server
         if not server.authorization_endpoint or not server.token_endpoint:
-            raise AuthorizationError(f"the authorization server {_shown(server.issuer)} offers no login with a browser")
+            raise AuthorizationError(f"the authorization server {shown(server.issuer)} offers no login with a browser")
         earlier = None if known is None else known.registration
         redirect_uri: str = yield Listen(None if earlier is None else earlier.redirect_uri)
-        registration = yield from self._registration(grant, server, earlier, redirect_uri, asked)
+        if earlier is not None and not self.forgotten:
+            registration = yield from self._registration(grant, server, earlier, redirect_uri, asked)
+            try:
+                return (yield from self._code(found, registration, asked, trying=registration is earlier))
+            except AuthorizationError as error:
+                if error.code not in _FORGOTTEN or registration is not earlier or not server.registration_endpoint:
+                    raise
+                self.forgotten = True
+        if self.forgotten and grant.client_id is None and server.registration_endpoint:
+            _log.warning("%s does not know this client any more: it is registered once more", shown(server.issuer))
+        registration = yield from self._registration(grant, server, None, redirect_uri, asked)
+        return (yield from self._code(found, registration, asked))
+
+    def _code(
+        self, found: TokenSource, registration: Registration, asked: tuple[str, ...], *, trying: bool = False
+    ) -> Flow[Credentials]:
+        """Let a person log in, and exchange the code that they come back with.
+
+        Args:
+            trying: whether the registration is one of an earlier login, of which the server may know nothing any more.
+        """
+        server, resource, redirect_uri = found.server, self._resource(found), registration.redirect_uri or ""
         verifier, state = secrets.token_urlsafe(48), secrets.token_urlsafe(24)
         query = {
             "response_type": "code",
@@ -268,8 +218,9 @@ class Login:
             "code_challenge": _b64(hashlib.sha256(verifier.encode()).digest()),
             "code_challenge_method": "S256",
             "state": state,
-            "resource": found.resource,
         }
+        if resource is not None:
+            query["resource"] = resource
         if asked:
             query["scope"] = " ".join(asked)
         if _OFFLINE in asked:
@@ -278,7 +229,13 @@ class Login:
             assert self.proof_key is not None
             query["dpop_jkt"] = self.proof_key.thumbprint
         separator = "&" if urlsplit(server.authorization_endpoint).query else "?"
-        came: str = yield Visit(f"{server.authorization_endpoint}{separator}{urlencode(query)}", state)
+        url = f"{server.authorization_endpoint}{separator}{urlencode(query)}"
+        if trying and server.registration_endpoint:
+            # A server that knows no such client sends nobody back: the person would be left at a page that says so.
+            page: Fetched = yield Fetch(url, headers={"accept": "text/html"})
+            if page.status in (400, 401):
+                raise refusal(f"{shown(server.issuer)} refused the client", page, {"error": _FORGOTTEN[0]})
+        came: str = yield Visit(url, state)
         code = authorization_code(came, state, server)
         form = {
             "grant_type": "authorization_code",
@@ -286,7 +243,7 @@ class Login:
             "redirect_uri": redirect_uri,
             "code_verifier": verifier,
         }
-        tokens = yield from self._tokens(server, registration, form, found.resource, ())
+        tokens = yield from self._tokens(server, registration, form, resource, ())
         return self._kept(found, registration, tokens, asked)
 
     def _registration(
@@ -312,7 +269,7 @@ class Login:
             return earlier
         if not server.registration_endpoint:
             raise AuthorizationError(
-                f"{_shown(server.issuer)} does not register clients by itself: register one there, and pass its "
+                f"{shown(server.issuer)} does not register clients by itself: register one there, and pass its "
                 "client_id (trimcp login --client-id)"
             )
         methods = server.token_endpoint_auth_methods_supported or ("none",)
@@ -331,14 +288,15 @@ class Login:
             about["dpop_bound_access_tokens"] = True
         headers = {"content-type": "application/json", "accept": "application/json"}
         reply: Fetched = yield Fetch(server.registration_endpoint, "POST", headers, json.dumps(about).encode())
-        said = _object(reply)
-        if reply.status not in (200, 201) or said is None:
-            raise _refused(f"{_shown(server.issuer)} did not register this client", reply, said)
+        said = object_in(reply)
+        if failed(reply, said, 200, 201):
+            raise refusal(f"{shown(server.issuer)} did not register this client", reply, said)
+        assert said is not None
         client_id, secret = said.get("client_id"), said.get("client_secret")
         ends, named = said.get("client_secret_expires_at"), said.get("token_endpoint_auth_method")
         limit = said.get("scope")  # RFC 7591 section 2: the client may ask for no others
         if not isinstance(client_id, str) or not client_id or not (secret is None or isinstance(secret, str)):
-            raise AuthorizationError(f"what {_shown(server.issuer)} registered has no client_id")
+            raise AuthorizationError(f"what {shown(server.issuer)} registered has no client_id")
         return Registration(
             client_id,
             secret,
@@ -354,24 +312,26 @@ class Login:
     def _identity_assertion(self, grant: EnterpriseManaged, found: TokenSource, asked: tuple[str, ...]) -> Flow[str]:
         """Exchange the person's ID token for one that the server's authorization server takes (RFC 8693)."""
         endpoint = grant.idp_token_endpoint
-        self._check(endpoint, "the identity provider's token endpoint")
+        check_url(endpoint, "the identity provider's token endpoint")
         form = {
             "grant_type": _TOKEN_EXCHANGE,
             "requested_token_type": _ID_JAG,
             "audience": found.server.issuer,
-            "resource": found.resource,
             "subject_token": (yield Obtain(grant.id_token, endpoint)),
             "subject_token_type": _ID_TOKEN,
             "client_id": grant.idp_client_id,
         }
+        if (resource := self._resource(found)) is not None:
+            form["resource"] = resource
         if asked:
             form["scope"] = " ".join(asked)
         if grant.idp_client_secret is not None:
             form["client_secret"] = grant.idp_client_secret
         reply: Fetched = yield Fetch(endpoint, "POST", _FORM, urlencode(form).encode())
-        said = _object(reply)
-        if reply.status != 200 or said is None:
-            raise _refused("the identity provider gave no assertion for the server", reply, said)
+        said = object_in(reply)
+        if failed(reply, said):
+            raise refusal("the identity provider gave no assertion for the server", reply, said)
+        assert said is not None
         assertion = said.get("access_token")
         if said.get("issued_token_type") != _ID_JAG or not isinstance(assertion, str):
             raise AuthorizationError("the identity provider gave something else than an identity assertion")
@@ -384,16 +344,16 @@ class Login:
         server: AuthorizationServer,
         registration: Registration,
         form: Mapping[str, str],
-        resource: str,
+        resource: str | None,
         scopes: tuple[str, ...],
     ) -> Flow[Tokens]:
         """Ask the token endpoint (RFC 6749 section 4 and 5)."""
-        fields = {**form, "resource": resource}
+        fields = {**form} if resource is None else {**form, "resource": resource}
         if scopes:
             fields["scope"] = " ".join(scopes)
         endpoint = server.token_endpoint
         if not endpoint:
-            raise AuthorizationError(f"the authorization server {_shown(server.issuer)} has no token endpoint")
+            raise AuthorizationError(f"the authorization server {shown(server.issuer)} has no token endpoint")
         bound = self._bound(server)
         reply, said = yield from self._ask(server, registration, fields, bound)
         nonce = reply.headers.get("dpop-nonce")
@@ -401,8 +361,9 @@ class Login:
             assert self.proof_key is not None
             self.proof_key.nonces[origin_of(endpoint)] = nonce  # RFC 9449 section 8
             reply, said = yield from self._ask(server, registration, fields, bound)
-        if reply.status != 200 or said is None:
-            raise _refused(f"{_shown(server.issuer)} gave no token", reply, said)
+        if failed(reply, said):
+            raise refusal(f"{shown(server.issuer)} gave no token", reply, said)
+        assert said is not None
         return self._taken(said, scopes, bound, server.issuer)
 
     def _ask(
@@ -413,8 +374,8 @@ class Login:
         if bound:
             assert self.proof_key is not None
             headers["dpop"] = self.proof_key.proof("POST", server.token_endpoint)
-        reply: Fetched = yield Fetch(server.token_endpoint, "POST", headers, urlencode(fields).encode())
-        return reply, _object(reply)
+        reply: Fetched = yield Fetch(server.token_endpoint, "POST", headers, urlencode(fields).encode(), once=True)
+        return reply, object_in(reply)
 
     def _client_authentication(
         self, server: AuthorizationServer, registration: Registration, fields: dict[str, str]
@@ -446,12 +407,12 @@ class Login:
 
     def _taken(self, said: dict[str, Any], scopes: tuple[str, ...], bound: bool, issuer: str) -> Tokens:
         token, kind = said.get("access_token"), said.get("token_type")
-        if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
-            raise AuthorizationError(f"{_shown(issuer)} gave no access token")
+        if not isinstance(token, str) or not sendable(token):
+            raise AuthorizationError(f"{shown(issuer)} gave no access token")
         kind = kind.lower() if isinstance(kind, str) else ""
         if kind != ("dpop" if bound else "bearer"):
             wanted = "bound to our key (DPoP)" if bound else "a bearer token"
-            raise AuthorizationError(f"{_shown(issuer)} gave a token that is not {wanted}")
+            raise AuthorizationError(f"{shown(issuer)} gave a token that is not {wanted}")
         scope, refresh, ends = said.get("scope"), said.get("refresh_token"), said.get("expires_in")
         seconds = float(ends) if isinstance(ends, int | float) and 0 < ends < _LONGEST_LIFE else None
         return Tokens(
@@ -471,7 +432,9 @@ class Login:
         self, found: TokenSource, registration: Registration, tokens: Tokens, asked: tuple[str, ...]
     ) -> Credentials:
         key = self._key_of(tokens)
-        return Credentials(found.resource, found.server.issuer, registration, tokens, asked, key)
+        return Credentials(
+            found.resource, found.server.issuer, registration, tokens, asked, key, self.resource, found.found_at
+        )
 
     def _key_of(self, tokens: Tokens) -> dict[str, Any] | None:
         """Return the private key that tokens are bound to, as it is kept, or None."""
@@ -498,54 +461,25 @@ def authorization_code(came: str, state: str, server: AuthorizationServer) -> st
         raise AuthorizationError("what came back from the browser belongs to another login")
     issuer = said.get("iss")
     if issuer is None and server.authorization_response_iss_parameter_supported:
-        raise AuthorizationError(
-            f"what came back from the browser does not say that it is from {_shown(server.issuer)}"
-        )
-    if issuer is not None and issuer != server.issuer:  # before anything else of it is used or shown
-        raise AuthorizationError(f"what came back from the browser is not from {_shown(server.issuer)}")
+        raise AuthorizationError(f"what came back from the browser does not say that it is from {shown(server.issuer)}")
+    if issuer is not None and not same_issuer(issuer, server.issuer):  # before anything else of it is used or shown
+        raise AuthorizationError(f"what came back from the browser is not from {shown(server.issuer)}")
     if (error := said.get("error")) is not None:
         about = said.get("error_description", "")
-        why = "the login was refused" if error == "access_denied" else f"the login failed: {_shown(error)}"
-        raise AuthorizationError(f"{why} ({_shown(about)})" if about else why, error[:_LONGEST])
+        why = "the login was refused" if error == "access_denied" else f"the login failed: {shown(error)}"
+        raise AuthorizationError(f"{f'{why} ({shown(about)})' if about else why}{hint(error)}", code_of(error))
     if not (code := said.get("code")):
         raise AuthorizationError("what came back from the browser has no code")
     return code
 
 
-def _object(reply: Fetched) -> dict[str, Any] | None:
-    try:
-        said = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
-
-
-def _refused(what: str, reply: Fetched, said: dict[str, Any] | None) -> AuthorizationError:
-    error = said.get("error") if said is not None else None
-    code = error[:_LONGEST] if isinstance(error, str) else ""
-    about = said.get("error_description") if said is not None else None
-    told = ": ".join(_shown(part) for part in (code, about) if isinstance(part, str) and part)
-    return AuthorizationError(f"{what}: {told}" if told else f"{what}: it {_came(reply)}", code)
-
-
-def _came(reply: Fetched) -> str:
-    return f"answered {reply.status}" if reply.status else f"could not be fetched: {reply.why}"
+def _shows_secret(grant: Grant) -> bool:
+    """Return whether a grant shows what was given for one authorization server, and would be good for another too."""
+    return isinstance(grant, JwtBearer) or grant.client_secret is not None
 
 
 def _native(redirect_uri: str) -> bool:
     return secure_url(redirect_uri) and urlsplit(redirect_uri).scheme == "http"
-
-
-def _shown(text: str) -> str:
-    """Return a stranger's text for an error: cut, escaped, and of a URL neither credentials nor query."""
-    try:
-        parts = urlsplit(text)
-        if parts.scheme in ("http", "https"):
-            text = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
-    except ValueError:
-        pass
-    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _b64(data: bytes) -> str:

@@ -45,7 +45,7 @@ class AuthorizationServer:
     """The metadata of an authorization server (RFC 8414 section 2; OpenID Connect Discovery section 3).
 
     Attributes:
-        issuer: its identifier, a URL; compared character by character.
+        issuer: its identifier, a URL; compared by `same_issuer`.
         authorization_endpoint, token_endpoint, registration_endpoint: URLs, "" where there is none.
         introspection_endpoint, revocation_endpoint, jwks_uri: likewise.
         scopes_supported: the scopes it knows, or None where it does not say.
@@ -162,13 +162,33 @@ def covers(resource: str, server: str) -> bool:
     """Return whether a resource identifier is that of a server's URL, or of what contains it.
 
     It is the URL, or has the same origin and is a whole beginning of the path: a server at "/mcp" may belong to a
-    resource that is the whole host (RFC 9728 section 3.3; RFC 8707 section 2).
+    resource that is the whole host (RFC 9728 section 3.3; RFC 8707 section 2). One slash at the end of either makes no
+    difference.
     """
     try:
-        resource, server = canonical_url(resource), canonical_url(server)
+        resource, server = [canonical_url(url).removesuffix("/") for url in (resource, server)]
     except ValueError:
         return False
-    return resource == server or server.startswith(resource.rstrip("/") + "/")
+    return resource == server or server.startswith(resource + "/")
+
+
+def issuer_name(issuer: str) -> str:
+    """Return an issuer without a slash that is all of its path; anything else is left as it is.
+
+    RFC 8414 compares character by character, but URLs with an empty path and with "/" are the same (RFC 3986 section
+    6.2.3), and large servers write one here and the other there.
+    """
+    try:
+        parts = urlsplit(issuer)
+    except ValueError:
+        return issuer
+    alone = parts.path == "/" and not parts.query and not parts.fragment and bool(parts.netloc)
+    return issuer[:-1] if alone and issuer.endswith("/") else issuer
+
+
+def same_issuer(one: str, other: str) -> bool:
+    """Return whether two issuers are the same, but for a slash that is all of the path."""
+    return issuer_name(one) == issuer_name(other)
 
 
 def resource_metadata_urls(server: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ known here: its transport asks for headers, and tells of refusals.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager, nullcontext
@@ -16,17 +17,19 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
+from trimcp.auth.accounts import Account, Attempt
 from trimcp.auth.browser import Browser, Redirect, UserAgent
 from trimcp.auth.challenges import AuthChallenge, find_challenge
 from trimcp.auth.credentials import Credentials, StoreKey, Tokens
-from trimcp.auth.flow import Flow, Login, T
+from trimcp.auth.discovery import Flow, T
+from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, Grant
-from trimcp.auth.jose import ProofKey
 from trimcp.auth.metadata import host_of, is_loopback, origin_of
+from trimcp.auth.replies import code_of, shown
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
 from trimcp.auth.stores import CredentialStore, MemoryStore
 from trimcp.bounds import checked
-from trimcp.cleaning import log_crash, one_line
+from trimcp.cleaning import log_crash
 from trimcp.errors import AuthorizationError
 from trimcp.nurseries import open_service_nursery, sole
 
@@ -37,8 +40,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("trimcp.auth")
 
-_SAVING: Final = 5.0  # seconds that a store may take to keep a login
 _MOST_STEP_UPS: Final = 50  # sets of scopes that a server may ask for
+_LOGOUT: Final = 5.0  # seconds that a logout waits for a login in another process
 _MOST_TRIES: Final = 2  # that one request may cost: a token that was renewed, then one that is new
 
 
@@ -55,6 +58,8 @@ class OAuth:
         identity: whose login it is, where there are several for one server.
         scopes: what to ask for, whatever the server suggests; None to go by the server.
         user_agent: how a person is asked to log in.
+        resource: tell the authorization server which server a token is for (RFC 8707). Some refuse to be told. Without
+            it a token may be good for other servers, too, and the server that gets it could use it there.
         dpop: bind tokens to a key of our own where the authorization server can (RFC 9449).
         allowed_hosts: names of authorization servers that may have addresses that are not public. All may, for a
             server on this machine.
@@ -70,11 +75,12 @@ class OAuth:
     scopes: tuple[str, ...] | None = None
     user_agent: UserAgent = attrs.field(factory=Browser)
     dpop: bool = False
+    resource: bool = attrs.field(default=True, kw_only=True)
     allowed_hosts: frozenset[str] = frozenset()
     http_client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False)
     timeout: float = 30.0
     now: Callable[[], float] = attrs.field(default=time.time, repr=False)
-    _accounts: dict[StoreKey, _Account] = attrs.field(init=False, factory=dict, repr=False)
+    _accounts: dict[StoreKey, Account] = attrs.field(init=False, factory=dict, repr=False)
 
     @asynccontextmanager
     async def connected(self, server: str) -> AsyncIterator[Authorizer]:
@@ -88,106 +94,76 @@ class OAuth:
         from trimcp.auth.fetching import opened_fetcher
 
         key, host = StoreKey(server, self.identity), host_of(server)
-        account = self._accounts.setdefault(key, _Account(key))
+        for other, idle in list(self._accounts.items()):
+            if not idle.connections and idle.forgettable(self.now()):
+                del self._accounts[other]
+        account = self._accounts.setdefault(key, Account(key))
         account.connections += 1
         try:
             if account.credentials is None:
+                before = account.logouts
                 kept = await self.store.load(key)
-                if account.credentials is None:  # else there was a login meanwhile
+                if account.logouts == before and account.credentials is None:  # else there was a login meanwhile
                     account.take(kept, self.dpop)
             fetching = opened_fetcher(
                 self.allowed_hosts | {host}, private=is_loopback(host), client=self.http_client, timeout=self.timeout
             )
             async with fetching as fetcher, open_service_nursery() as nursery:
                 authorizer = Authorizer(self, server, account, fetcher, nursery)
-                account.connected.add(authorizer)
+                account.connected.append(authorizer)
+                account.keep_trying(self.store)
                 try:
                     yield authorizer
                 finally:
-                    account.connected.discard(authorizer)
+                    account.connected.remove(authorizer)
         finally:
             account.connections -= 1
-            if not account.connections and self._accounts.get(key) is account:
-                del self._accounts[key]  # the store has what is needed again
+            if account.unsaved is not None:
+                await account.left(self.store)
+            if not account.connections and account.unsaved is None:
+                account.credentials = account.proof_key = None  # the store has what is needed again
+                if account.forgettable(self.now()) and self._accounts.get(key) is account:
+                    del self._accounts[key]
 
     async def login(self, server: str) -> Credentials:
         """Get a token for a server now, whatever is kept, and keep it.
 
         Raises:
-            AuthorizationError: there is no token to be had.
+            AuthorizationError: there is no token to be had, or it could not be kept.
         """
+        key = StoreKey(server, self.identity)
+        try:
+            await self.store.load(key)
+        except AuthorizationError:  # what is kept is damaged: it goes, if only that is
+            await self.store.remove(key)
         async with self.connected(server) as authorizer:
+            account = authorizer.account
+            account.pardon()
             await authorizer.renew(await authorizer.ask(), anew=True)
-            assert authorizer.account.credentials is not None
-            return authorizer.account.credentials
+            if account.unsaved is not None:
+                raise AuthorizationError(f"there is a token, but the login could not be kept: {account.unsaved}")
+            assert account.credentials is not None
+            return account.credentials
 
     async def logout(self, server: str) -> bool:
         """Forget the login for a server, and give up one that is under way; return whether there was one."""
         key = StoreKey(server, self.identity)
         account = self._accounts.get(key)
-        if account is not None:
-            if account.attempt is not None:
-                account.attempt.give_up("logged out")
-                await account.attempt.done.wait()
-            account.credentials = None
+        if account is not None and account.attempt is not None:
+            account.attempt.give_up("logged out")
+            await account.attempt.done.wait()
+        with trio.move_on_after(_LOGOUT) as waiting:  # a renewal that begins now must not keep what it gets
+            async with self.store.exclusively(key):
+                waiting.deadline = math.inf
+                return await self._forget(key)
+        return await self._forget(key)  # somebody logs in by another process, and may take as long as they like
+
+    async def _forget(self, key: StoreKey) -> bool:
+        if (account := self._accounts.get(key)) is not None:
+            account.credentials = account.unsaved = None
+            account.logouts += 1
+            account.pardon()
         return await self.store.remove(key)
-
-
-@attrs.define(eq=False)
-class _Account:
-    """What is known of one login, for all connections that use it, and as long as there are some."""
-
-    key: StoreKey
-    connections: int = 0
-    credentials: Credentials | None = None
-    proof_key: ProofKey | None = None
-    attempt: _Attempt | None = None
-    connected: set[Authorizer] = attrs.field(factory=set)
-    step_ups: dict[frozenset[str], int] = attrs.field(factory=dict)
-
-    def take(self, credentials: Credentials | None, dpop: bool) -> None:
-        """Use these from now on."""
-        self.credentials = credentials
-        if credentials is not None and credentials.bound:
-            kept = credentials.proof_key
-            try:
-                if self.proof_key is None or self.proof_key.jwk != kept:
-                    self.proof_key = ProofKey.from_jwk(kept)
-            except ValueError as error:
-                _log.warning("the login for %s is not used: %s", self.key, one_line(str(error)))
-                self.credentials = None
-        if dpop and self.proof_key is None:
-            self.proof_key = ProofKey.generate()
-
-    @property
-    def tokens(self) -> Tokens | None:
-        return None if self.credentials is None else self.credentials.tokens
-
-
-@attrs.define(eq=False)
-class _Attempt:
-    """A login or renewal under way, and how many wait for it."""
-
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    done: trio.Event = attrs.field(factory=trio.Event)
-    waiting: int = 0
-    error: BaseException | None = None
-    ended: bool = False
-
-    def give_up(self, why: str) -> None:
-        """End it; whoever waits is told why."""
-        self.error = AuthorizationError(why)
-        self.scope.cancel(reason=why)
-
-    async def wait(self) -> None:
-        """Wait until it has ended; if nobody waits any more, it is given up."""
-        self.waiting += 1
-        try:
-            await self.done.wait()
-        finally:
-            self.waiting -= 1
-            if not self.waiting and not self.done.is_set():
-                self.scope.cancel(reason="nobody waits for the login any more")
 
 
 @attrs.define(eq=False)
@@ -196,14 +172,15 @@ class Authorizer:
 
     Attributes:
         account: what is known of the login, for all connections that use it.
+        nursery: for what is done beside requests; it ends with the connection.
         person: is put around the time in which a person logs in.
     """
 
     _oauth: OAuth
     _server: str
-    account: _Account
+    account: Account
     _fetcher: Fetcher
-    _nursery: trio.Nursery
+    nursery: trio.Nursery
     person: Callable[[], AbstractContextManager[None]] = nullcontext
 
     async def headers(self, method: str, url: str) -> Mapping[str, str]:
@@ -233,7 +210,7 @@ class Authorizer:
         if tokens.refresh_token is None:
             return None if tokens.expired(self._oauth.now()) else tokens
         if not tokens.expired(self._oauth.now()):
-            if self.account.attempt is None:
+            if self.account.attempt is None and trio.current_time() >= self.account.renew_at:
                 attempt = self._begin(None, tokens)
                 attempt.waiting += 1  # nobody waits for it, and it is not given up for that
             return tokens
@@ -246,6 +223,18 @@ class Authorizer:
             challenge = find_challenge(headers.get("www-authenticate", ""))
             return challenge is not None and challenge.parameters.get("error") == "insufficient_scope"
         return status == 401
+
+    def accepted(self, sent: Mapping[str, str]) -> None:
+        """Take note that the server has answered a request as it should.
+
+        Args:
+            sent: what `headers` returned for it.
+        """
+        account = self.account
+        if account.unaccepted and account.tokens is not None:
+            used = sent.get("authorization", "").partition(" ")[2]
+            if used == account.tokens.access_token:
+                account.unaccepted = 0
 
     async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int) -> None:
         """Do what a refusal asks for, after which the request is to be sent again.
@@ -260,7 +249,7 @@ class Authorizer:
             AuthorizationError: there is no token to be had, or what there is does not suffice.
         """
         challenge = find_challenge(headers.get("www-authenticate", ""))
-        error = "" if challenge is None else challenge.parameters.get("error", "")
+        error = "" if challenge is None else code_of(challenge.parameters.get("error", ""))
         key = self.account.proof_key
         if key is not None and (nonce := headers.get("dpop-nonce")) is not None:
             fresh = key.nonces.get(origin_of(self._server)) != nonce
@@ -270,17 +259,15 @@ class Authorizer:
         used = sent.get("authorization", "").partition(" ")[2]
         now = self._oauth.now()
         if tries >= _MOST_TRIES:
-            raise AuthorizationError(
-                "the server refuses the token that the authorization server gave for it"
-                if status == 401
-                else f"the server wants more than could be had: {' '.join(challenge.scopes) if challenge else ''}",
-                error,
-            )
+            raise AuthorizationError(_refusal(status, challenge), error)
         tokens = self.account.tokens
         if tokens is not None and tokens.access_token != used and not tokens.expired(now):
             return  # it was got or renewed while this request was under way
-        if status == 403 and self.account.attempt is None:  # else this request only waits for what another asked for
-            self._count_step_up(challenge)
+        if self.account.attempt is None:  # else this request only waits for what another asked for
+            if self._exhausted():
+                raise AuthorizationError(f"{_refusal(status, challenge)}; {_ENOUGH}", error)
+            if status == 403:
+                self._count_step_up(challenge)
         await self.renew(challenge, anew=status == 403 or tries > 0)
 
     def _count_step_up(self, challenge: AuthChallenge | None) -> None:
@@ -288,7 +275,10 @@ class Authorizer:
         counts = self.account.step_ups
         count = counts[wanted] = counts.get(wanted, 0) + 1
         if count > _MOST_TRIES or len(counts) > _MOST_STEP_UPS:
-            raise AuthorizationError(f"the server wants more than could be had: {' '.join(sorted(wanted))}")
+            raise AuthorizationError(_refusal(403, challenge))
+
+    def _exhausted(self) -> bool:
+        return self.account.exhausted(self._oauth.now(), isinstance(self._oauth.grant, AuthorizationCode))
 
     # One login or renewal at a time
 
@@ -313,16 +303,19 @@ class Authorizer:
             if attempt.ended or self.account.tokens is not before:
                 return
 
-    def _begin(self, challenge: AuthChallenge | None, before: Tokens | None, anew: bool = False) -> _Attempt:
-        attempt = self.account.attempt = _Attempt()
-        self._nursery.start_soon(self._run, attempt, challenge, before, anew)
+    def _begin(self, challenge: AuthChallenge | None, before: Tokens | None, anew: bool = False) -> Attempt:
+        attempt = self.account.attempt = Attempt()
+        self.nursery.start_soon(self._run, attempt, challenge, before, anew)
         return attempt
 
-    async def _run(self, attempt: _Attempt, challenge: AuthChallenge | None, before: Tokens | None, anew: bool) -> None:
+    async def _run(self, attempt: Attempt, challenge: AuthChallenge | None, before: Tokens | None, anew: bool) -> None:
         try:
             with attempt.scope:
-                await self._get(challenge, before, anew)
-                attempt.ended = True
+                async with open_service_nursery() as nursery:
+                    nursery.start_soon(attempt.hurry)
+                    with attempt.getting:
+                        await self._get(attempt, challenge, before, anew)
+                        attempt.ended = True
         except Exception as error:  # a store's, a browser's or an assertion's: it must not end the connection
             alone = sole(error)
             if not isinstance(alone, AuthorizationError):
@@ -330,43 +323,48 @@ class Authorizer:
                 alone = AuthorizationError(f"the login failed: {type(alone).__name__}; the log has the details")
             attempt.error = alone
         finally:
-            self.account.attempt = None
-            attempt.done.set()
+            self.account.ended(attempt)
+            self.account.keep_trying(self._oauth.store)
 
-    async def _get(self, challenge: AuthChallenge | None, before: Tokens | None, anew: bool) -> None:
+    async def _get(self, attempt: Attempt, challenge: AuthChallenge | None, before: Tokens | None, anew: bool) -> None:
         oauth, account = self._oauth, self.account
         async with oauth.store.exclusively(account.key):
-            kept = await oauth.store.load(account.key)
+            kept = await account.newest(oauth.store)
             tokens = None if kept is None else kept.tokens
             account.take(kept, oauth.dpop)
             other = before is None or (tokens is not None and tokens.access_token != before.access_token)
             if tokens is not None and other and not anew and not tokens.expired(oauth.now()):
                 return  # another process has got or renewed it
-            login = Login(self._server, oauth.grant, oauth.now, oauth.scopes, account.proof_key)
+            login = Login(self._server, oauth.grant, oauth.now, oauth.scopes, account.proof_key, oauth.resource)
             new: Credentials | None = None
             if kept is not None and not anew:
-                new = await self._carry_out(login.refresh(kept))
+                new = await self._carry_out(attempt, login.refresh(kept))
             if new is None:
-                new = await self._carry_out(login.begin(challenge, kept))
+                if self._exhausted():
+                    raise AuthorizationError(_ENOUGH)
+                new = await self._carry_out(attempt, login.begin(challenge, kept))
+                if not isinstance(oauth.grant, AuthorizationCode):
+                    account.count_login(oauth.now())
             account.take(new, oauth.dpop)
-            # A refresh token that rotates was good once: were the next one lost, somebody would have to log in again.
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + _SAVING) as saving:
-                await oauth.store.save(account.key, new)
-            if saving.cancelled_caught:
-                _log.warning("the login for %s was not kept: that took longer than %g s", account.key, _SAVING)
+            await account.save(oauth.store, account.replaced if account.unsaved is not None else kept)
 
-    async def _carry_out(self, flow: Flow[T]) -> T:
-        """Do what a flow asks for, step by step, and return what it returns."""
+    async def _carry_out(self, attempt: Attempt, flow: Flow[T]) -> T:
+        """Do what a flow asks for, step by step, and return what it returns.
+
+        The attempt stays shielded as its last step left it, until what it brought is kept.
+        """
         async with AsyncExitStack() as stack:
             redirect: list[Redirect] = []
 
             async def do(step: Step) -> object:
+                attempt.getting.shield = isinstance(step, Fetch) and step.once
                 if isinstance(step, Fetch):
                     return await self._fetch(step)
                 if isinstance(step, Listen):
                     redirect[:] = [await stack.enter_async_context(self._oauth.user_agent.redirect(step.preferred))]
                     return redirect[0].uri
                 if isinstance(step, Visit):
+                    self.account.count_login(self._oauth.now())
                     with ExitStack() as persons:  # whoever waits for this login
                         for authorizer in self.account.connected:
                             persons.enter_context(authorizer.person())
@@ -393,3 +391,13 @@ class Authorizer:
         reply = await self._fetcher.fetch(step)
         _log.debug("%s %s: %s", step.method, origin_of(step.url), reply.status or reply.why)
         return reply
+
+
+_ENOUGH: Final = "nobody is asked again until they log in themselves: OAuth.login() (trimcp login URL)"
+
+
+def _refusal(status: int, challenge: AuthChallenge | None) -> str:
+    if status == 401:
+        return "the server refuses the token that the authorization server gave for it"
+    scopes = () if challenge is None else sorted(challenge.scopes)
+    return f"the server wants more than could be had: {shown(' '.join(scopes))}"

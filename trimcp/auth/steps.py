@@ -15,12 +15,14 @@ class Fetch:
     Attributes:
         url: where to.
         method, headers, body: of the request.
+        once: whether what it brings cannot be asked for twice, so that it is better not given up.
     """
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = attrs.field(factory=lambda: {"accept": "application/json"}, repr=False)
     body: bytes | None = attrs.field(default=None, repr=False)
+    once: bool = False
 
 
 @attrs.frozen

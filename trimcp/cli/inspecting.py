@@ -14,12 +14,12 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import clean, one_line
+from trimcp.cleaning import clean
 from trimcp.cli.exits import Failure
-from trimcp.cli.schemas import describe_properties
-from trimcp.cli.text import Line
+from trimcp.cli.schemas import describe_properties, describe_result
+from trimcp.cli.text import Line, theirs, told
 from trimcp.client.session import ClientSession
-from trimcp.errors import InvalidReply, McpError, RemoteError
+from trimcp.errors import InvalidReply, McpError
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.converter import converter_for
@@ -37,10 +37,10 @@ _TOOLS, _RESOURCES, _PROMPTS = "tools/list", "resources/list", "prompts/list"
 _TEMPLATES: Final = "resources/templates/list"
 
 _HINTS = (
-    ("read_only_hint", "reads only"),
-    ("destructive_hint", "may destroy"),
-    ("idempotent_hint", "repeatable"),
-    ("open_world_hint", "reaches out"),
+    ("read_only_hint", "reads only", "writes"),
+    ("destructive_hint", "may destroy", "destroys nothing"),
+    ("idempotent_hint", "is repeatable", "is not repeatable"),
+    ("open_world_hint", "reaches out", "reaches nothing outside"),
 )
 
 
@@ -118,7 +118,7 @@ def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
 def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
     """Yield it as escaped lines, each with a rich style."""
     info = session.server_info
-    name = f"{one_line(info.name)} {one_line(info.version)}" if info is not None else "a server without a name"
+    name = f"{theirs(info.name)} {theirs(info.version)}" if info is not None else "a server without a name"
     yield name, "bold"
     yield f"speaks {session.revision.name}; declares {_capabilities(session)}", "dim"
     if session.instructions:
@@ -136,65 +136,72 @@ def _capabilities(session: ClientSession) -> str:
     declared: Mapping[str, Any] = converter_for(session.revision).dump(session.server_capabilities)
     words = []
     for name, settings in declared.items():
-        told = [one_line(key) for key, value in settings.items() if value] if isinstance(settings, Mapping) else []
-        words.append(one_line(name) + (f" ({', '.join(told)})" if told else ""))
+        told = [theirs(key) for key, value in settings.items() if value] if isinstance(settings, Mapping) else []
+        words.append(theirs(name) + (f" ({', '.join(told)})" if told else ""))
     return ", ".join(words) or "nothing"
 
 
 def _section(title: str, items: list[Any], lines: Any, failure: str | None) -> Iterator[Line]:
-    if not items and failure is None:
+    rejected = getattr(items, "rejected", ())
+    if not items and not rejected and failure is None:
         return
     yield "", ""
     yield f"{title} ({'?' if failure is not None and not items else len(items)})", "bold"
     for item in items:
         yield from lines(item)
+    for each in rejected:
+        named = "" if each.name is None else f" {theirs(each.name)}"
+        yield f"  {each.place}{named} cannot be read: {theirs(each.reason)}", "yellow"
     if failure is not None:
-        yield f"  {'the list is incomplete' if items else 'cannot be listed'}: {one_line(failure, 300)}", "yellow"
+        yield f"  {'the list is incomplete' if items else 'cannot be listed'}: {theirs(failure, 300)}", "yellow"
 
 
-def _headline(name: str, about: str) -> Line:
-    return f"  {one_line(name)}" + (f": {one_line(about, 300)}" if about else ""), "cyan"
+def _headline(name: str, title: str | None, about: str | None, otherwise: str = "") -> Line:
+    """Return an entry's first line: its name, its title beside or instead of a description, and that."""
+    if title and title != name and about:
+        name = f"{name} ({theirs(title, 100)})"
+    about = about or title or otherwise
+    return f"  {theirs(name, 300)}" + (f": {theirs(about, 300)}" if about else ""), "cyan"
 
 
 def _tool(tool: Tool) -> Iterator[Line]:
-    yield _headline(tool.name, tool.description or tool.title or "")
-    hints = [word for field, word in _HINTS if tool.annotations and getattr(tool.annotations, field) is True]
+    said = tool.annotations
+    yield _headline(tool.name, tool.title or (None if said is None else said.title), tool.description)
+    hints = [yes if getattr(said, field) else no for field, yes, no in _HINTS if getattr(said, field, None) is not None]
     if hints:
         yield f"      says that it {', '.join(hints)}", "dim"
     for line in describe_properties(tool.input_schema, _INDENT):
         yield line, ""
+    if tool.output_schema is not None:
+        for line in describe_result(tool.output_schema, _INDENT):
+            yield line, "dim"
 
 
 def _resource(resource: Resource) -> Iterator[Line]:
     size = resource.size if isinstance(resource.size, int) else None
     notes = [resource.mime_type or "", f"{size:,} bytes" if size is not None else ""]
-    yield _headline(resource.uri, resource.description or resource.title or resource.name)
+    yield _headline(resource.uri, resource.title, resource.description, resource.name)
     if any(notes):
-        yield f"      {one_line(', '.join(note for note in notes if note))}", "dim"
+        yield f"      {theirs(', '.join(note for note in notes if note))}", "dim"
 
 
 def _template(template: ResourceTemplate) -> Iterator[Line]:
-    yield _headline(template.uri_template, template.description or template.title or template.name)
+    yield _headline(template.uri_template, template.title, template.description, template.name)
 
 
 def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> Iterator[Line]:
-    yield _headline(prompt.name, prompt.description or prompt.title or "")
+    yield _headline(prompt.name, prompt.title, prompt.description)
     for argument in prompt.arguments or ():
         note = " (required)" if argument.required is True else ""
-        about = f": {one_line(argument.description)}" if argument.description else ""
-        yield f"{_INDENT}{one_line(argument.name)}{note}{about}", ""
+        about = f": {theirs(argument.description)}" if argument.description else ""
+        yield f"{_INDENT}{theirs(argument.name)}{note}{about}", ""
         completion = choices.get((prompt.name, argument.name))
         if completion is not None:
-            shown = [one_line(value, 40) for value in completion.values[:_CHOICES_SHOWN]]
+            shown = [theirs(value, 40) for value in completion.values[:_CHOICES_SHOWN]]
             total = completion.total if isinstance(completion.total, int) else len(completion.values)
             more = " and more" if completion.has_more is True else ""
             more = f" and {total - len(shown):,} more" if total > len(shown) else more
             yield f"{_INDENT}    choices: {', '.join(shown)}{more}", "dim"
-
-
-def told(error: McpError) -> str:
-    """Return an error of a request with the request's method."""
-    return f"{error.method}: {error}" if isinstance(error, RemoteError) and error.method else str(error)
 
 
 async def list_tools(session: ClientSession) -> list[Tool]:
@@ -218,12 +225,12 @@ def find_tool(tools: Sequence[Tool], name: str) -> Tool:
         return tools[names.index(name)]
     near = get_close_matches(name, names, n=3)
     if near:
-        raise Failure(f"the server has no tool {name!r}; did you mean {', '.join(map(one_line, near))}?")
+        raise Failure(f"the server has no tool {name!r}; did you mean {', '.join(map(theirs, near))}?")
     raise Failure(f"the server has no tool {name!r}; it has {name_tools(tools)}")
 
 
 def name_tools(tools: Sequence[Tool]) -> str:
     """Return the names of tools for a sentence, only the first of many."""
-    names = [one_line(tool.name) for tool in tools]
+    names = [theirs(tool.name) for tool in tools]
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return (", ".join(names[:_NAMES_SHOWN]) or "none") + more

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, Failure
+from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, Failure, say
 from trimcp.cli.screen import Screen
+from trimcp.cli.text import theirs
 from trimcp.errors import AuthorizationError, LocalError
 from trimcp.transports.http.client.target import HttpServer
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MISSING: Final = 'logins need joserfc: pip install "trimcp[auth]"'
 _DAY: Final = 86_400
+_FACT: Final = 300  # characters of one thing that an authorization server or a file said
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +39,8 @@ class LoginOptions:
         identity: a name for this login, where there are several for one server.
         browser: open the page in a browser here; else print its address, and ask for the one it ends at.
         dpop: bind tokens to a key of our own.
+        issuer: the authorization server that it has to be, or None for whichever the server names.
+        resource: tell the authorization server what the token is for.
     """
 
     client_id: str | None = None
@@ -45,6 +49,8 @@ class LoginOptions:
     identity: str = ""
     browser: bool = True
     dpop: bool = False
+    issuer: str | None = None
+    resource: bool = True
 
 
 def log_in(url: str, options: LoginOptions) -> None:
@@ -57,8 +63,10 @@ def log_in(url: str, options: LoginOptions) -> None:
     try:
         credentials = trio.run(oauth.login, _server(url))
     except AuthorizationError as error:
-        raise Failure(f"no login to {url}: {error}", NO_CONNECTION) from None
+        raise Failure(f"no login to {theirs(url, _FACT)}: {theirs(error, None)}", NO_CONNECTION) from None
     except KeyboardInterrupt:
+        if sys.stdin.isatty():
+            say("")  # the terminal shows ^C
         raise Failure("the login was given up", INTERRUPTED) from None
     Screen(quiet=False).show(f"Logged in to {_line(_key(url, options.identity), credentials)}")
 
@@ -69,11 +77,11 @@ def log_out(url: str, identity: str) -> None:
     try:
         there = trio.run(oauth.logout, _server(url))
     except AuthorizationError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
     if not there:
-        raise Failure(f"there is no login to {url}; trimcp whoami shows which there are")
+        raise Failure(f"there is no login to {theirs(url, _FACT)}; trimcp whoami shows which there are")
     Screen(quiet=False).show(
-        f"Logged out of {url}. Its authorization server was not told: what it gave ends by itself."
+        f"Logged out of {theirs(url, _FACT)}. Its authorization server was not told: what it gave ends by itself."
     )
 
 
@@ -93,10 +101,10 @@ def who_am_i(*, as_json: bool) -> None:
 def stored_login(url: str) -> OAuth | None:
     """Return the stored login for a URL, or None; it is refreshed if that needs no user."""
     try:
-        from trimcp.auth.stores import default_path
+        from trimcp.auth.stores import keeps_logins
     except ImportError:
         return None
-    if not default_path().exists():
+    if not keeps_logins():
         return None
     oauth = _oauth(LoginOptions())
     kept = trio.run(oauth.store.load, _key(url, ""))
@@ -110,7 +118,7 @@ def with_login(target: Any) -> Any:
     try:
         login = stored_login(target.address)
     except AuthorizationError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
     return target if login is None else attrs.evolve(target, auth=login)
 
 
@@ -124,10 +132,14 @@ def _oauth(options: LoginOptions) -> OAuth:
         secret = os.environ.get(options.secret_from)
         if not secret:
             raise Failure("--client-secret names an environment variable that holds the secret; there is no such one")
-    grant = AuthorizationCode(options.client_id, secret)
+    grant = AuthorizationCode(options.client_id, secret, options.issuer)
     scopes = tuple(options.scopes.split()) or None
-    agent = Browser() if options.browser else PastedUrl(_ask)
-    return OAuth(grant, FileStore(), options.identity, scopes, agent, options.dpop)
+    agent = Browser(notify=say) if options.browser else PastedUrl(_ask)
+    try:
+        store = FileStore()
+    except AuthorizationError as error:
+        raise Failure(theirs(error, None)) from None
+    return OAuth(grant, store, options.identity, scopes, agent, options.dpop, resource=options.resource)
 
 
 def _nobody() -> UserAgent:
@@ -141,26 +153,36 @@ def _nobody() -> UserAgent:
 
 
 async def _ask(text: str) -> str:
-    print(text, file=sys.stderr, flush=True)
-    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    say(text)
+    line: str = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    if not line:
+        raise AuthorizationError("the input ended before an address was pasted; run it at a terminal")
+    return line
 
 
 async def _all_logins() -> list[tuple[StoreKey, Credentials]]:
     from trimcp.auth.stores import FileStore
 
-    store = FileStore()
+    found = []
     try:
-        found = [(key, await store.load(key)) for key in await store.keys()]
+        store = FileStore()
+        for key in await store.keys():
+            try:
+                credentials = await store.load(key)
+            except AuthorizationError as error:  # one that is damaged hides no other
+                Screen(quiet=False).note(theirs(error, None), "yellow")
+            else:
+                found += [] if credentials is None else [(key, credentials)]
     except AuthorizationError as error:
-        raise Failure(str(error)) from None
-    return [(key, credentials) for key, credentials in found if credentials is not None]
+        raise Failure(theirs(error, None)) from None
+    return found
 
 
 def _server(url: str) -> str:
     try:
         return HttpServer(url).address
     except LocalError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
 
 
 def _key(url: str, identity: str) -> StoreKey:
@@ -187,12 +209,12 @@ def _facts(key: StoreKey, credentials: Credentials) -> dict[str, Any]:
 
 def _line(key: StoreKey, credentials: Credentials) -> str:
     facts = _facts(key, credentials)
-    parts = [str(key)]
+    parts = [theirs(key, _FACT)]
     if facts["subject"]:
-        parts.append(f"as {facts['subject']}")
-    parts.append(f"by {facts['issuer']}")
+        parts.append(f"as {theirs(facts['subject'], _FACT)}")
+    parts.append(f"by {theirs(facts['issuer'], _FACT)}")
     if facts["scopes"]:
-        parts.append(f"for {' '.join(facts['scopes'])}")
+        parts.append(f"for {theirs(' '.join(facts['scopes']), _FACT)}")
     left = facts["expires_in"]
     if left is not None:
         ends = "has ended" if left <= 0 else f"ends in {_time(left)}"

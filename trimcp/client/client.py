@@ -90,6 +90,8 @@ class Client(ClientProgram):
             `initialize` too, as a legacy one needs; a late answer to the first still counts. None: half of them, and at
             most 2.5. Over HTTP, which drops the late answer, at most 30.
         validate_output: check structured results against the output schemas of listed tools.
+        strict: refuse a whole list or result if one of its members cannot be read. Otherwise the member is left out,
+            with a warning, and the list or result has it in its `rejected`.
         max_rounds: how often the server may answer one call with questions instead of a result.
         max_pages: how many pages a list may have.
         log_level: the lowest level of log message that servers are asked for, if there is a handler: with each request
@@ -262,7 +264,9 @@ def _make(client: ClientProgram, offered: tuple[Revision, ...]) -> ClientSession
     if offered != profile.revisions:
         profile = attrs.evolve(profile, revisions=offered)
     endpoint = ClientEndpoint(client)
-    engine = Connection(Role.CLIENT, profile, client.served, client.foreign, client.notification_handlers)
+    engine = Connection(
+        Role.CLIENT, profile, client.served, client.foreign, client.notification_handlers, strict=client.strict
+    )
     return ClientSession(client, Session(engine, endpoint, client.limits), endpoint)
 
 

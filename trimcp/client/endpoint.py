@@ -25,7 +25,6 @@ from trimcp.session.session import Session
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.content import TextContent
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -153,7 +152,7 @@ class ClientEndpoint:
 
     async def _sample(self, handler: Callable[..., Any], params: CreateMessageParams) -> CreateMessageResult:
         client = self.client
-        if params.tools is not ABSENT and not declares(client.capabilities, "sampling.tools"):
+        if params.tools is not None and not declares(client.capabilities, "sampling.tools"):
             raise ErrorReply(INVALID_PARAMS, "this client did not declare that its model may use tools")
         if client.before_sampling is not None:
             params = _approved(await self._call(client.before_sampling, params), params, "the request")

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import attrs
 
-from trimcp.bounds import check_number
+from trimcp.bounds import check_callable, check_number, check_truth
 from trimcp.containment import contained
 from trimcp.protocol.profile import Profile
 from trimcp.session.limits import Limits
@@ -23,8 +23,8 @@ from trimcp.wire.capabilities import (
     RootsCapability,
     SamplingCapability,
 )
-from trimcp.wire.common import Icon, Implementation, LoggingLevel
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.common import SEVERITY, Icon, Implementation, LoggingLevel
+from trimcp.wire.given import given_icons, given_name, given_settings, given_text
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -73,7 +73,7 @@ class ClientProgram:
         title: str | None = None,
         description: str | None = None,
         website_url: str | None = None,
-        icons: Sequence[Icon] = (),
+        icons: Iterable[Icon | Mapping[str, Any]] = (),
         revisions: Iterable[Revision | str] = REVISIONS,
         roots: Sequence[Root | str] | None = None,
         extensions: Mapping[str, Mapping[str, JSON]] | None = None,
@@ -85,6 +85,7 @@ class ClientProgram:
         connect_timeout: float = 30.0,
         probe_timeout: float | None = None,
         validate_output: bool = True,
+        strict: bool = False,
         max_rounds: int = 10,
         max_pages: int = 1_000,
         log_level: LoggingLevel = "info",
@@ -97,16 +98,24 @@ class ClientProgram:
         for setting, most in (("asks_per_minute", asks_per_minute), ("max_rounds", max_rounds)):
             check_number(setting, most, whole=True, zero=True)
         check_number("max_pages", max_pages, whole=True)
+        flags = {"send_deadlines": send_deadlines, "validate_output": validate_output, "strict": strict}
+        for setting, flag in flags.items():
+            check_truth(setting, flag)
+        if log_level not in SEVERITY:
+            raise ValueError(f"log_level is one of {', '.join(SEVERITY)}, not {log_level!r:.60}")
         self.name: Final = name
         info = Implementation(
-            name=name,
-            version=version,
-            title=ABSENT if title is None else title,
-            description=ABSENT if description is None else description,
-            website_url=ABSENT if website_url is None else website_url,
-            icons=list(icons) or ABSENT,
+            name=given_name("name", name),
+            version=given_name("version", version),
+            title=given_text("title", title),
+            description=given_text("description", description),
+            website_url=given_text("website_url", website_url),
+            icons=given_icons("icons", icons),
         )
-        capabilities = ClientCapabilities(extensions=_settings(extensions), experimental=_settings(experimental))
+        capabilities = ClientCapabilities(
+            extensions=given_settings("extensions", extensions),
+            experimental=given_settings("experimental", experimental),
+        )
         self.limits: Final = limits if limits is not None else Limits()
         most = self.limits.max_server_info
         self.profile: Final = Profile(info, capabilities, revisions=revisions_of(revisions), max_peer_info=most)
@@ -117,6 +126,7 @@ class ClientProgram:
         self.connect_timeout = connect_timeout
         self.probe_timeout = probe_timeout
         self.validate_output = validate_output
+        self.strict = strict
         self.max_rounds = max_rounds
         self.max_pages = max_pages
         self.log_level: LoggingLevel = log_level
@@ -155,7 +165,7 @@ class ClientProgram:
             context: whether context from other servers can be included.
         """
 
-        declared = SamplingCapability(tools={} if tools else ABSENT, context={} if context else ABSENT)
+        declared = SamplingCapability(tools={} if tools else None, context={} if context else None)
         register = partial(self._serve, "sampling/createMessage", sampling=declared)
         return register if handler is None else register(handler)
 
@@ -173,7 +183,7 @@ class ClientProgram:
             form, url: which of the two it supports (before 2025-11-25 there are only forms).
         """
 
-        declared = ElicitationCapability(form={} if form else ABSENT, url={} if url else ABSENT)
+        declared = ElicitationCapability(form={} if form else None, url={} if url else None)
         register = partial(self._serve, "elicitation/create", elicitation=declared)
         return register if handler is None else register(handler)
 
@@ -214,8 +224,13 @@ class ClientProgram:
         Each runs in a task of the connection, so in no order; a crash is logged and ends nothing else. At most
         `Limits.backlog_requests` run at once; further notifications are dropped and counted.
         """
+        given: object = name  # written without a name, it is the function
+        if not isinstance(given, str):
+            text = '@client.notification("notifications/resources/updated")'
+            raise TypeError(f"notification needs a name: {text}, not {name!r:.60}")
 
         def decorate(handler: NoticeT) -> NoticeT:
+            check_callable("what a notification is passed to", handler)
             self.notification_handlers.setdefault(name, []).append(handler)
             return handler
 
@@ -258,10 +273,6 @@ class ClientProgram:
         return handler
 
 
-def _settings(given: Mapping[str, Mapping[str, JSON]] | None) -> Any:
-    return ABSENT if given is None else {id: dict(settings) for id, settings in given.items()}
-
-
 async def call_handler(handler: Callable[..., Any], *args: Any, session: object = None) -> Any:
     """Return the result of a sync or async handler. It gets the session if it has a keyword of that name.
 
@@ -290,6 +301,6 @@ def fill_defaults(schema: FormSchema, filled_in: dict[str, ElicitAnswer] | None 
     """
     values = dict(filled_in or {})
     for name, question in schema.properties.items():
-        if name not in values and question.default is not ABSENT:
+        if name not in values and question.default is not None:
             values[name] = question.default
     return values

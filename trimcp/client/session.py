@@ -17,8 +17,8 @@ from trimcp.cleaning import one_line
 from trimcp.client.cache import Cache
 from trimcp.client.endpoint import ClientEndpoint, Logs
 from trimcp.client.handlers import ClientProgram, call_handler
-from trimcp.client.tools import Mirrors, Outputs
-from trimcp.errors import InvalidReply, LocalError, RemoteError
+from trimcp.client.tools import Listing, Mirrors, Outputs, Rejections
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError
 from trimcp.protocol.events import Notified
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.calls import Call, Rounds
@@ -27,8 +27,7 @@ from trimcp.session.listening import Subscription, Subscriptions, changes_wanted
 from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics
 from trimcp.wire.capabilities import ServerCapabilities, declares
-from trimcp.wire.common import META_LOG_LEVEL, Cacheable, Implementation, LoggingLevel, PageParams
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.common import META_LOG_LEVEL, REJECTED, Cacheable, Implementation, LoggingLevel, PageParams
 from trimcp.wire.input_requests import InputRequest
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import SetLevelParams
@@ -51,12 +50,7 @@ from trimcp.wire.tools import CallToolParams, CallToolResult, Tool
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
-_LISTED: Final = {
-    "tools/list": "tools",
-    "prompts/list": "prompts",
-    "resources/list": "resources",
-    "resources/templates/list": "resource_templates",
-}
+_LISTED: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
 
 
 @attrs.define(eq=False, repr=False)
@@ -90,6 +84,7 @@ class ClientSession:
     logs: Logs | None = attrs.field(init=False, default=None)
     outputs: Outputs = attrs.field(init=False, factory=Outputs)
     mirrors: Mirrors = attrs.field(init=False, factory=Mirrors)
+    _rejections: Rejections = attrs.field(init=False, factory=Rejections)
     _log_level: LoggingLevel | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -134,15 +129,16 @@ class ClientSession:
 
     # Tools
 
-    async def list_tools(self, *, fresh: bool = False) -> list[Tool]:
+    async def list_tools(self, *, fresh: bool = False) -> Listing[Tool]:
         """Return all tools, following cursors; none if the server declared no tools.
 
-        Over HTTP, since 2026-07-28, a tool whose `x-mcp-header` annotations are invalid is left out and logged.
+        A tool that cannot be read is left out with a warning, and is in the list's `rejected` (see `Client(strict=)`).
+        So is, over HTTP since 2026-07-28, one whose `x-mcp-header` annotations are invalid.
 
         Args:
             fresh: ask the server even if the cached result is still good.
         """
-        tools: list[Tool] = await self._list("tools/list", fresh)
+        tools: Listing[Tool] = await self._list("tools/list", fresh)
         self.outputs.listed(tools)
         if self._mirroring:
             self.mirrors.keep(tools)
@@ -178,12 +174,12 @@ class ClientSession:
 
     # Resources
 
-    async def list_resources(self, *, fresh: bool = False) -> list[Resource]:
-        """Return all resources, following cursors; none if the server declared no resources."""
+    async def list_resources(self, *, fresh: bool = False) -> Listing[Resource]:
+        """Return all resources, following cursors; none if the server declared no resources. See `list_tools`."""
         return await self._list("resources/list", fresh)
 
-    async def list_resource_templates(self, *, fresh: bool = False) -> list[ResourceTemplate]:
-        """Return all resource templates, following cursors; none if the server declared no resources."""
+    async def list_resource_templates(self, *, fresh: bool = False) -> Listing[ResourceTemplate]:
+        """Return all resource templates, as `list_tools` does; none if the server declared no resources."""
         return await self._list("resources/templates/list", fresh)
 
     async def read_resource(
@@ -201,15 +197,15 @@ class ClientSession:
 
     # Prompts and completion
 
-    async def list_prompts(self, *, fresh: bool = False) -> list[Prompt]:
-        """Return all prompts, following cursors; none if the server declared no prompts."""
+    async def list_prompts(self, *, fresh: bool = False) -> Listing[Prompt]:
+        """Return all prompts, following cursors; none if the server declared no prompts. See `list_tools`."""
         return await self._list("prompts/list", fresh)
 
     async def get_prompt(
         self, name: str, arguments: Mapping[str, str] | None = None, *, meta: Mapping[str, JSON] | None = None
     ) -> GetPromptResult:
         """Return the messages of a prompt, filled in with `arguments`."""
-        params = GetPromptParams(name=name, arguments=ABSENT if arguments is None else dict(arguments))
+        params = GetPromptParams(name=name, arguments=None if arguments is None else dict(arguments))
         result: GetPromptResult = await self._ask("prompts/get", params, meta=meta)
         return result
 
@@ -224,7 +220,7 @@ class ClientSession:
             value: the text typed so far.
             context: the other arguments that are already known.
         """
-        known = ABSENT if context is None else CompletionContext(arguments=dict(context))
+        known = None if context is None else CompletionContext(arguments=dict(context))
         params = CompleteParams(ref=ref, argument=CompletionArgument(name=name, value=value), context=known)
         return (await self._ask("completion/complete", params)).completion  # type: ignore[no-any-return]  # the method says which
 
@@ -299,6 +295,21 @@ class ClientSession:
         result: dict[str, JSON] = await self._ask(name, dict(params or {}))
         return result
 
+    async def notify(self, name: str, params: Mapping[str, JSON] | None = None) -> None:
+        """Send a notification that is defined by an extension. Waits for room, and for no answer: there is none.
+
+        A server that has no handler for it ignores it. Cancelled, it was not sent, or wholly.
+
+        Raises:
+            LocalError: the protocol itself defines the notification, or JSON cannot carry the params.
+            ConnectionLost: the connection has ended.
+        """
+        if name in METHODS:
+            raise LocalError(f"{name} is of the protocol itself; use its own verb")
+        if self.session.lost is not None:
+            raise ConnectionLost(*self.session.lost.args)
+        await self.session.notify(name, params)
+
     def roots_changed(self) -> None:
         """Notify the server that the client's roots changed, if the revision has that notification. Never blocks."""
         name = "notifications/roots/list_changed"
@@ -320,22 +331,25 @@ class ClientSession:
         async def fetch() -> tuple[Cacheable, bool]:
             page = await self._ask(method, None if cursor is None else PageParams(cursor=cursor))
             if method == "tools/list" and self._mirroring:
-                page = attrs.evolve(page, tools=self.mirrors.take(page.tools))
+                valid, rejected = self.mirrors.take(page.tools), page.rejected
+                page = attrs.evolve(page, tools=valid)
+                object.__setattr__(page, REJECTED, (*rejected, *valid.rejected))
             return page, True
 
         return await self._cached(method, cursor, fetch, fresh)
 
-    async def _list(self, method: str, fresh: bool) -> list[Any]:
+    async def _list(self, method: str, fresh: bool) -> Listing[Any]:
         if not declares(self.server_capabilities, METHODS[method].capability or ""):
             await trio.lowlevel.checkpoint()
-            return []
-        items: list[Any] = []
+            return Listing()
+        items = Listing[Any]()
         seen: set[str] = set()
         cursor: str | None = None
         for _ in range(self.client.max_pages):
             page = await self.list_page(method, cursor, fresh=fresh)
-            items += getattr(page, _LISTED[method])
-            if page.next_cursor is ABSENT:
+            items += getattr(page, METHODS[method].members or "")
+            items.rejected += tuple(page.rejected)
+            if page.next_cursor is None:
                 return items
             following: str = page.next_cursor
             if following in seen:
@@ -431,10 +445,13 @@ class ClientSession:
         return await self._endpoint.answer(question)
 
     def check(self, rounds: Rounds, payload: Any) -> None:
-        """Check a tool's structured content against the schema it was listed with."""
+        """Check a tool's structured content against the schema it was listed with; warn of what was left out."""
+        rejected = getattr(payload, REJECTED, ())  # its property would be a call more
+        if rejected:
+            self._rejections.warn(self.server_info.name if self.server_info else "the server", rounds.name, rejected)
         if self.client.validate_output and rounds.name == "tools/call":
             self.outputs.check(rounds.params.name, payload)
 
 
 def _call_params(name: str, arguments: Mapping[str, JSON] | None) -> CallToolParams:
-    return CallToolParams(name=name, arguments=ABSENT if arguments is None else dict(arguments))
+    return CallToolParams(name=name, arguments=None if arguments is None else dict(arguments))

@@ -1,19 +1,20 @@
-"""What a client stores from a server's list of tools: output schemas, header parameters, descriptions."""
+"""What a client stores from a server's lists: output schemas, header parameters, what could not be read."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import orjson
 
-from trimcp.cleaning import one_line
+from trimcp.cleaning import in_quotes, one_line
 from trimcp.errors import InvalidReply
 from trimcp.framing.headers import Mirror, find_mirrors, param_headers
 from trimcp.security import security_event
+from trimcp.wire.common import Unreadable
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.revisions import LATEST
@@ -24,12 +25,40 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
+T = TypeVar("T")
+
 _MOST_TOOLS: Final = 4_096
 # How many headers a client repeats is its own choice; servers accept 8 KiB to 64 KiB of headers in all.
 _MOST_HEADERS: Final = 100
 _MOST_NAMES: Final = 8_192
 _MOST_WARNINGS: Final = 10
 _NO_PART: Final = ("_meta", "icons")  # not part of a fingerprint
+
+
+class Listing(list[T]):
+    """What a server lists, and in `rejected` what was left out of it because it could not be read."""
+
+    rejected: tuple[Unreadable, ...] = ()
+
+
+@attrs.define(eq=False)
+class Rejections:
+    """Warns of what was left out of a server's results, once of each. The server's texts are escaped."""
+
+    _said: set[tuple[str, Unreadable]] = attrs.field(init=False, factory=set)
+
+    def warn(self, server: str, method: str, rejected: Iterable[Unreadable]) -> None:
+        """Log what was left out of the answer to a request."""
+        new = [each for each in rejected if (method, each) not in self._said]
+        if not new or len(self._said) >= _MOST_TOOLS:
+            return
+        self._said.update((method, each) for each in new)
+        for each in new[:_MOST_WARNINGS]:
+            named = "" if each.name is None else f" ({in_quotes(each.name)})"
+            text = "%s answered %s with something that cannot be read, and is left out: %s%s %s"
+            log.warning(text, in_quotes(server), method, each.place, named, one_line(each.reason))
+        if len(new) > _MOST_WARNINGS:
+            log.warning("%d more, see `rejected`", len(new) - _MOST_WARNINGS)
 
 
 @attrs.define(eq=False)
@@ -60,7 +89,7 @@ class Outputs:
             InvalidReply: it does not match; the text names the places.
         """
         tool = self._tools.get(name)
-        if tool is None or tool.output_schema is ABSENT or result.is_error is True:
+        if tool is None or tool.output_schema is None or result.is_error is True:
             return
         if name not in self._validators:
             self._validators[name] = _build(tool)
@@ -98,21 +127,22 @@ class Mirrors:
 
     _by_tool: dict[str, tuple[Mirror, ...]] = attrs.field(init=False, factory=dict)
 
-    def take(self, tools: Iterable[Tool]) -> list[Tool]:
+    def take(self, tools: Iterable[Tool]) -> Listing[Tool]:
         """Store the tools of a new list, and return those that may be used.
 
         One whose annotations are invalid is left out and logged.
         """
-        valid = []
+        valid = Listing[Tool]()
         invalid = 0
-        for tool in tools:
+        for place, tool in enumerate(tools):
             self._by_tool.pop(tool.name, None)
             try:
                 mirrors = _bounded(find_mirrors(tool.input_schema))
             except ValueError as error:
                 invalid += 1
+                why = one_line(str(error))
+                valid.rejected += (Unreadable(f"tools[{place}]", tool.name[:200], why),)
                 if invalid <= _MOST_WARNINGS:
-                    why = one_line(str(error))
                     log.warning("the tool %s is left out, its inputSchema is invalid: %s", f"{tool.name!r:.200}", why)
                 continue
             valid.append(tool)

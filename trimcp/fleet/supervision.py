@@ -58,7 +58,7 @@ class UpstreamState(Enum):
     """There is a connection; calls can be made."""
 
     WAITING = "waiting"
-    """The connection is lost; the next attempt is made after a pause."""
+    """The connection is lost, or its server shuts down; the next attempt is made after a pause."""
 
     OPEN = "open"
     """The circuit is open after too many failures in a row; calls fail at once."""

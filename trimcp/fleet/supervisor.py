@@ -18,7 +18,7 @@ import trio
 from trimcp.cleaning import log_crash, one_line
 from trimcp.client.client import Client, Connectable, connecting
 from trimcp.client.session import ClientSession
-from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError, UpstreamDown
+from trimcp.errors import ConnectionLost, InvalidReply, McpError, NotStarted, RemoteError, Stopped, UpstreamDown
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
 from trimcp.nurseries import open_service_nursery
@@ -60,6 +60,7 @@ class Supervisor:
     health: Health | None
     random: Random
     session: ClientSession | None = attrs.field(init=False, default=None)
+    _retired: ClientSession | None = attrs.field(init=False, default=None)
     statistics: UpstreamStatistics = attrs.field(init=False)
     _count: RestartCount = attrs.field(init=False)
     _calls_in_a_row: int = attrs.field(init=False, default=0)
@@ -150,14 +151,20 @@ class Supervisor:
             answer = await ask(session)
         except (RemoteError, InvalidReply) as error:
             self._calls_in_a_row = 0
-            if isinstance(error, RemoteError) and error.code == CANCELLED_BY_DRAIN:
-                self.suspect(session)  # the server is shutting down
+            if isinstance(error, NotStarted | Stopped):
+                self._retire(session, str(error))
+            elif isinstance(error, RemoteError) and error.code == CANCELLED_BY_DRAIN:
+                self.suspect(session)
             raise
-        except (ConnectionLost, trio.TooSlowError):
+        except (ConnectionLost, trio.TooSlowError) as error:
             if self.suspect(session):
                 self.count("unanswered_calls")
                 self._calls_in_a_row += 1
+            if self.health is None and isinstance(error, ConnectionLost) and error.nothing_sent:
+                self._retire(session, str(error))  # over HTTP: nobody listens, and nothing else would tell
             raise
+        finally:
+            self.released(session)
         self._calls_in_a_row = 0
         return answer
 
@@ -167,6 +174,19 @@ class Supervisor:
         if current:
             self._suspected.set()
         return current
+
+    def _retire(self, session: ClientSession, why: str) -> None:
+        """Make no more calls over this connection, whose server shuts down. It stays until those under way ended."""
+        if session is self.session and session.session.lost is None:
+            self.session, self._retired = None, session
+            self._add_reason(why)
+            self._become(UpstreamState.WAITING)
+            self._suspected.set()
+
+    def released(self, session: ClientSession) -> None:
+        """Note that somebody no longer uses this connection: if it was the last call over one that ends, it may."""
+        if session is self._retired:
+            self._suspected.set()
 
     async def wait_checked(self, session: ClientSession) -> None:
         """Wait until a suspected connection has been checked."""
@@ -253,16 +273,19 @@ class Supervisor:
                 nursery.start_soon(self._watch, session)
                 await first_of(self._interrupted.wait, session.wait_lost)
         finally:
-            self.session = None
+            retired = self._retired is session
+            self.session = self._retired = None
             self._changed.unpark_all()
         if not self._interrupted.is_set():
             lost = session.session.lost
-            self._note("the session was closed" if lost is None else str(lost), since)
+            why = None if retired else "the session was closed" if lost is None else str(lost)
+            self._note(why, since)
             self._become(UpstreamState.OPEN if self._open else UpstreamState.WAITING)
 
-    def _note(self, why: str, stood: float | None) -> None:
-        """Count a connection that failed, or that was lost."""
-        self._add_reason(why)
+    def _note(self, why: str | None, stood: float | None) -> None:
+        """Count a connection that failed, or that was lost. The reason is None if it is known already."""
+        if why is not None:
+            self._add_reason(why)
         self.count("failed_attempts" if stood is None else "losses")
         self._count.ended(trio.current_time(), stood)
 
@@ -308,8 +331,11 @@ class Supervisor:
             _reset_activity(session)
             with trio.move_on_after(tick):
                 await self._suspected.wait()
-            breaker = self.breaker
-            if breaker is not None and self._calls_in_a_row >= breaker.failures:
+            breaker, retired = self.breaker, session is self._retired
+            if retired and not _owes(session):
+                _end(session, "the server is shutting down")
+                return
+            if breaker is not None and self._calls_in_a_row >= breaker.failures and not retired:
                 if not await self._open_circuit(session, breaker):
                     return
             elif health is not None:
@@ -317,10 +343,12 @@ class Supervisor:
                 heard = now if _heard(session) else heard
                 silence = now - heard
                 overdue = silence >= (health.owing if _owes(session) else health.idle)
-                if (overdue or self._suspected.is_set()) and not await self._answers(session, health):
+                if (overdue or (self._suspected.is_set() and not retired)) and not await self._answers(
+                    session, health, talks=not overdue and _owes(session)
+                ):
                     return
                 heard = trio.current_time() if overdue else heard
-            if self._suspected.is_set():
+            if self._suspected.is_set() and (retired or session is not self._retired):
                 self._suspected = trio.Event()
                 self._changed.unpark_all()
 
@@ -339,8 +367,12 @@ class Supervisor:
         self._become(UpstreamState.UP)
         return True
 
-    async def _answers(self, session: ClientSession, health: Health) -> bool:
-        """Ping the upstream. If nothing arrives the connection is closed, and pending calls fail now."""
+    async def _answers(self, session: ClientSession, health: Health, *, talks: bool = False) -> bool:
+        """Ping the upstream. If nothing arrives the connection is closed, and pending calls fail now.
+
+        One that still answers calls (`talks`) although it takes no more is spared until those have ended, as over HTTP
+        a server that shuts down, which listens no more.
+        """
         self.count("pings")
         _reset_activity(session)
         try:
@@ -354,12 +386,14 @@ class Supervisor:
             if isinstance(error, InvalidReply) and _heard(session):
                 return True
             why = str(error)
+            if talks and session.session.lost is None:
+                self._retire(session, why)
+                return True
         except trio.TooSlowError:
             if _heard(session):
                 return True
             why = f"the upstream was silent, and did not answer a ping for {health.patience:g} s"
-        session.session.lose(why)
-        session.session.close()
+        _end(session, why)
         return False
 
 
@@ -370,6 +404,12 @@ class Supervisor:
 def _reset_activity(session: ClientSession) -> None:
     """Reset, so that `_heard` counts only messages from now on."""
     session.session.arriving = 0
+
+
+def _end(session: ClientSession, why: str) -> None:
+    """Close a connection. Calls over it fail now."""
+    session.session.lose(why)
+    session.session.close()
 
 
 def _heard(session: ClientSession) -> bool:

@@ -20,7 +20,7 @@ from trimcp.channel import require_trio
 from trimcp.cleaning import one_line
 from trimcp.client.client import Client, Connectable, Target, named
 from trimcp.client.session import ClientSession
-from trimcp.errors import ConnectionLost, LocalError, McpError, UpstreamDown
+from trimcp.errors import ConnectionLost, LocalError, McpError, NotStarted, UpstreamDown
 from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
 from trimcp.fleet.supervisor import Supervisor
 from trimcp.nurseries import closing_with, open_service_nursery
@@ -139,6 +139,9 @@ class Upstream:
     Calls that only read (lists, resources, prompts, completion) are then made once more, over the next connection. A
     tool is not called twice, unless `idempotent=True` is passed, or `repeat_safe_tools` was given and the server lists
     the tool as safe to repeat.
+
+    A server that shuts down answers what is under way, so its connection stays until then. What it refuses
+    (`NotStarted`), or what cannot be sent, was not begun: it waits for the next connection, whatever it is.
     """
 
     _supervisor: Supervisor
@@ -202,6 +205,8 @@ class Upstream:
         except (ConnectionLost, trio.TooSlowError):
             self._supervisor.suspect(session)
             raise
+        finally:
+            self._supervisor.released(session)
 
     async def use(self, ask: Callable[[ClientSession], Awaitable[T]], *, idempotent: bool = False) -> T:
         """Make any call of a session: `await upstream.use(lambda session: session.ping())`.
@@ -218,22 +223,28 @@ class Upstream:
     async def _ask(
         self, ask: Callable[[ClientSession], Awaitable[T]], repeatable: Callable[[ClientSession], bool]
     ) -> T:
-        session = await self._usable()
-        try:
-            return await self._supervisor.call(ask, session)
-        except ConnectionLost as error:
-            if not repeatable(session):
-                raise
-            lost = error
-        try:
-            await self._supervisor.wait_checked(session)
-            session = await self._usable()
-        except UpstreamDown:
-            raise lost from None
-        finally:
-            del lost  # a frame and the exception raised in it would keep each other alive
-        self._supervisor.count("repeated_calls")
-        return await self._supervisor.call(ask, session)
+        session, repeated = await self._usable(), False
+        while True:
+            try:
+                return await self._supervisor.call(ask, session)
+            except (ConnectionLost, NotStarted) as error:
+                undone = isinstance(error, NotStarted) or error.nothing_sent
+                if not undone and (repeated or not repeatable(session)):
+                    raise
+                lost: ConnectionLost | NotStarted = error
+            try:
+                await self._supervisor.wait_checked(session)
+                following = await self._usable()
+                if undone and following is session and repeated:
+                    raise lost
+            except UpstreamDown:
+                raise lost from None
+            finally:
+                del lost  # a frame and the exception raised in it would keep each other alive
+            # What was not begun may be tried over any number of connections, and once more over the same.
+            repeated = repeated or not undone or following is session
+            session = following
+            self._supervisor.count("repeated_calls")
 
     # Tools
 

@@ -1,13 +1,16 @@
 """Messages of a gRPC call as bytes: a flag, a length of four bytes, and a payload ("gRPC over HTTP2").
 
-A `GrpcDecoder` takes the payloads out of what arrives. The tunnel's payload is `message JsonRpc { bytes json = 1; }`,
-which is read and written here, so that MCP over gRPC needs no protobuf library.
+A `GrpcDecoder` takes the payloads out of what arrives, `whole_message` the only one of a request. Compressed ones are
+decompressed, within the bound on a message ("Compression in gRPC"). The tunnel's payload is
+`message JsonRpc { bytes json = 1; }`, which is read and written here, so that MCP over gRPC needs no protobuf library.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from enum import IntEnum
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import quote, unquote
 
 import attrs
@@ -27,6 +30,17 @@ _LONGEST_MESSAGE: Final = 1_000  # characters of a status message that are sent
 _UNRESERVED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
 _MOST_DIGITS: Final = 8
+_UNITS: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
+
+CONTENT_TYPE: Final = "application/grpc"
+GRPC_HEADERS: Final = (("content-type", CONTENT_TYPE),)
+"""The headers of every answer."""
+
+_ZLIB: Final = {"gzip": 31, "deflate": 15}  # the kinds of window, by the name of the compression
+_INFLATED: Final = 64 * 1024  # bytes decompressed at once
+
+Inflate: TypeAlias = "Callable[[bytes], bytes | GrpcFault]"
+"""Returns a payload that was compressed."""
 
 
 class GrpcStatus(IntEnum):
@@ -63,6 +77,15 @@ _BY_HTTP: Final = {
 }
 
 
+_REFUSALS: Final = {
+    400: GrpcStatus.INVALID_ARGUMENT,
+    408: GrpcStatus.DEADLINE_EXCEEDED,
+    413: GrpcStatus.RESOURCE_EXHAUSTED,
+    429: GrpcStatus.RESOURCE_EXHAUSTED,
+    500: GrpcStatus.INTERNAL,
+}
+
+
 def status_of_http(status: int) -> GrpcStatus:
     """Return what a client makes of an HTTP status other than 200 ("HTTP to gRPC Status Code Mapping")."""
     return _BY_HTTP.get(status, GrpcStatus.UNKNOWN)
@@ -70,8 +93,7 @@ def status_of_http(status: int) -> GrpcStatus:
 
 def status_of_refusal(status: int) -> GrpcStatus:
     """Return the status with which a server refuses a call that it would refuse with this one over HTTP."""
-    known = {400: GrpcStatus.INVALID_ARGUMENT, 429: GrpcStatus.RESOURCE_EXHAUSTED, 500: GrpcStatus.INTERNAL}
-    return known.get(status, status_of_http(status))
+    return _REFUSALS.get(status, status_of_http(status))
 
 
 def encode_text(text: str) -> str:
@@ -105,6 +127,74 @@ class GrpcFault:
     reason: str
 
 
+OK_TRAILERS: Final = (("grpc-status", "0"),)
+"""The trailers of a call that ended well."""
+
+
+def status_trailers(status: int, message: str = "") -> tuple[tuple[str, str], ...]:
+    """Return the trailers of a call that ends with this status, and a text about it."""
+    if not message:
+        return OK_TRAILERS if status == GrpcStatus.OK else (("grpc-status", str(int(status))),)
+    return ("grpc-status", str(int(status))), ("grpc-message", encode_text(message))
+
+
+def decode_timeout(value: str) -> float | None:
+    """Return the seconds of a header `grpc-timeout`; None if it is malformed."""
+    digits, unit = value[:-1], value[-1:]
+    if not (digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS and unit in _UNITS):
+        return None
+    return int(digits) * _UNITS[unit]
+
+
+def inflate_of(encoding: str | None, max_size: int) -> Inflate:
+    """Return what decompresses the payloads of a call, of whose kind its header `grpc-encoding` says.
+
+    Args:
+        encoding: the header, or None.
+        max_size: the most bytes of a payload, after that.
+    """
+
+    def inflate(payload: bytes) -> bytes | GrpcFault:
+        if encoding in (None, "identity"):
+            return GrpcFault(GrpcStatus.INTERNAL, "a compressed message, and no header that says how")
+        window = _ZLIB.get(encoding)
+        if window is None:
+            return UNKNOWN_ENCODING
+        inflater, pieces, size, left = zlib.decompressobj(window), [], 0, payload
+        try:
+            while not inflater.eof:
+                piece = inflater.decompress(left, _INFLATED)
+                left = inflater.unconsumed_tail
+                if not piece and not left:
+                    return GrpcFault(GrpcStatus.INVALID_ARGUMENT, "a compressed message is incomplete")
+                size += len(piece)
+                if size > max_size:
+                    return GrpcFault(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {max_size:,} bytes")
+                pieces.append(piece)
+        except zlib.error:
+            return GrpcFault(GrpcStatus.INVALID_ARGUMENT, "a message cannot be decompressed")
+        return b"".join(pieces)
+
+    return inflate
+
+
+UNKNOWN_ENCODING: Final = GrpcFault(GrpcStatus.UNIMPLEMENTED, "this compression is not supported")
+ACCEPTED_ENCODINGS: Final = (("grpc-accept-encoding", "identity,gzip,deflate"),)
+"""Sent with `UNKNOWN_ENCODING`."""
+
+
+def whole_message(body: bytes, max_size: int, encoding: str | None = None) -> bytes | GrpcFault:
+    """Return the payload of a request that has to be one message; `encoding` as in `inflate_of`."""
+    size = len(body) - PREFIX
+    if size < 0 or int.from_bytes(body[1:PREFIX], "big") != size:
+        return GrpcFault(GrpcStatus.INVALID_ARGUMENT, "the request has to be exactly one message")
+    if not body[0]:
+        if size > max_size:
+            return GrpcFault(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {max_size:,} bytes")
+        return body[PREFIX:]
+    return inflate_of(encoding, max_size)(body[PREFIX:])
+
+
 def message_frame(payload: bytes) -> bytes:
     """Return a payload with its prefix."""
     return b"\0" + len(payload).to_bytes(4, "big") + payload
@@ -112,7 +202,7 @@ def message_frame(payload: bytes) -> bytes:
 
 def json_rpc_header(size: int) -> bytes:
     """Return what stands before a JSON text of this size: the prefix, and the field of `JsonRpc`."""
-    field = bytes((_JSON_FIELD,)) + _encode_varint(size)
+    field = bytes((_JSON_FIELD,)) + varint(size)
     return b"\0" + (size + len(field)).to_bytes(4, "big") + field
 
 
@@ -127,18 +217,18 @@ def texts_of(payload: bytes) -> list[tuple[int, bytes]] | None:
     found: list[tuple[int, bytes]] = []
     at, end = 0, len(payload)
     while at < end:
-        tag, at = _varint(payload, at)
+        tag, at = read_varint(payload, at)
         kind = tag & 7
         if tag <= 0:
             return None
         if kind == _TEXT:
-            size, at = _varint(payload, at)
+            size, at = read_varint(payload, at)
             if size < 0 or at + size > end:
                 return None
             found.append((tag >> 3, payload[at : at + size]))
             at += size
         elif kind == _VARINT:
-            value, at = _varint(payload, at)
+            value, at = read_varint(payload, at)
             if value < 0:
                 return None
         elif kind in _LENGTHS:
@@ -152,10 +242,13 @@ def texts_of(payload: bytes) -> list[tuple[int, bytes]] | None:
 
 def text_field(number: int, value: bytes) -> bytes:
     """Return a field of a protobuf message that has a length, with a number below 16."""
-    return bytes((number << 3 | _TEXT,)) + _encode_varint(len(value)) + value
+    return bytes((number << 3 | _TEXT,)) + varint(len(value)) + value
 
 
-def _encode_varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Return a number as protobuf writes lengths."""
+    if number < 0x80:
+        return _SMALL[number]
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -164,7 +257,10 @@ def _encode_varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+_SMALL: Final = [bytes((number,)) for number in range(0x80)]
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the number at this place and where the next field begins; -1 if it is incomplete."""
     value = 0
     for shift, byte in enumerate(data[at : at + _MOST_VARINT]):
@@ -182,6 +278,7 @@ class GrpcDecoder:
         max_size: the most bytes of one message. It may be changed.
         tunnel: whether payloads are `JsonRpc`: `take` then returns JSON texts, and a `Malformed` for one over the
             limit, of which only the id was read. Otherwise a message over the limit is a fault.
+        encoding: how payloads may be compressed: the call's header `grpc-encoding`, or None.
 
     Attributes:
         fault: why nothing more is taken; None if there is no error.
@@ -191,6 +288,7 @@ class GrpcDecoder:
 
     max_size: int
     _tunnel: bool = attrs.field(default=False, kw_only=True, alias="tunnel")
+    _encoding: str | None = attrs.field(default=None, kw_only=True, alias="encoding")
     fault: GrpcFault | None = attrs.field(init=False, default=None)
     taken: int = attrs.field(init=False, default=0)
     rounds: int = attrs.field(init=False, default=0)
@@ -198,6 +296,7 @@ class GrpcDecoder:
     _left: int = attrs.field(init=False, default=0)  # bytes of the present payload not taken yet
     _message: Gathered | IdScanner | None = attrs.field(init=False, default=None)  # the present payload so far
     _head: bytes | None = attrs.field(init=False, default=None)  # the beginning of one that is scanned, until its text
+    _compressed: bool = attrs.field(init=False, default=False)  # whether the present payload is
     _dry: bool = attrs.field(init=False, default=False)  # whether `_rest` is not enough to go on
 
     def feed(self, data: bytes) -> None:
@@ -237,9 +336,7 @@ class GrpcDecoder:
                     self._dry = True
                     break
                 size = int.from_bytes(data[at + 1 : at + PREFIX], "big")
-                if data[at]:
-                    self._fail(GrpcStatus.UNIMPLEMENTED, "messages must not be compressed")
-                    break
+                self._compressed = data[at] != 0
                 at += PREFIX
                 if size <= end - at and size <= self.max_size:
                     self._add(found, data[at : at + size])
@@ -258,7 +355,7 @@ class GrpcDecoder:
     def _begin(self, size: int) -> None:
         """Begin a message that is not there as a whole, or may be too large."""
         limit = self.max_size + _OVERHEAD if self._tunnel else self.max_size
-        if size > (PATIENCE * limit if self._tunnel else limit):
+        if size > (PATIENCE * limit if self._tunnel and not self._compressed else limit):
             return self._fail(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {self.max_size:,} bytes")
         self._message = Gathered() if size <= limit else IdScanner()
         self._left, self._head = size, b""
@@ -286,7 +383,7 @@ class GrpcDecoder:
         """Feed the text of a message that is too large to the scanner, without the field's tag and length."""
         if self._head is not None:
             piece = self._head + piece
-            size, begins = _varint(piece, 1)
+            size, begins = read_varint(piece, 1)
             if size < 0 and len(piece) <= _MOST_VARINT:
                 self._head = piece
                 return
@@ -295,6 +392,12 @@ class GrpcDecoder:
 
     def _add(self, found: list[bytes | Malformed], payload: bytes) -> None:
         self.rounds += 1
+        if self._compressed:
+            inflated = inflate_of(self._encoding, self.max_size + (_OVERHEAD if self._tunnel else 0))(payload)
+            if isinstance(inflated, GrpcFault):
+                self._fail(inflated.status, inflated.reason)
+                return
+            payload = inflated
         if not self._tunnel:
             found.append(payload)
             return

@@ -20,7 +20,6 @@ from trimcp.hidden import show_hidden
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context
 from trimcp.wire.capabilities import declares
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool
 
 Fallback: TypeAlias = Literal["refuse", "allow"]
@@ -57,7 +56,7 @@ class Confirmation:
         if answer.action != "accept":
             done = "declined" if answer.action == "decline" else "cancelled"
             raise ToolError(f"{name} was not called: the user {done} it")
-        if answer.content is ABSENT or answer.content.get(_FIELD) is not True:
+        if answer.content is None or answer.content.get(_FIELD) is not True:
             raise ToolError(f"{name} was not called: the user did not confirm it")
 
     def _form(self) -> dict[str, Any]:
@@ -71,9 +70,9 @@ class Confirmation:
     def _message(self, arguments: Mapping[str, Any]) -> str:
         """Return the question: the tool and its arguments on a few short lines, with hidden characters escaped."""
         tool = self.tool
-        title = tool.title if tool.title is not ABSENT else tool.annotations is not ABSENT and tool.annotations.title
+        title = tool.title if tool.title is not None else tool.annotations is not None and tool.annotations.title
         named = f"{tool.name} ({title})" if title else tool.name
-        destroys = tool.annotations is not ABSENT and tool.annotations.destructive_hint is True
+        destroys = tool.annotations is not None and tool.annotations.destructive_hint is True
         lines = [f"{show_hidden(named)} is about to be called{', and may destroy something' if destroys else ''}."]
         lines += [
             # Not orjson, which does not escape line separators.

@@ -113,11 +113,11 @@ async def _apply(function: Filter, ctx: Any, params: Any, result: Any, payload: 
 def map_texts(result: Any, change: Callable[[str], str]) -> Any:
     """Return a result with `change` applied to every text: content, structured content with its keys, and `_meta`."""
     changed = {}
-    if result.meta is not ABSENT:
+    if result.meta is not None:
         changed["meta"] = _map_json(result.meta, change)
     if isinstance(result, CallToolResult) and result.structured_content is not ABSENT:
         changed["structured_content"] = _map_json(result.structured_content, change)
-    if isinstance(result, GetPromptResult) and result.description is not ABSENT:
+    if isinstance(result, GetPromptResult) and result.description is not None:
         changed["description"] = change(result.description)
     return _evolve(_with_blocks(result, [_map_block(block, change) for block in _blocks(result)]), **changed)
 
@@ -129,7 +129,7 @@ def _map_block(block: Any, change: Callable[[str], str]) -> Any:
         return _evolve(block, resource=_map_block(block.resource, change))
     if isinstance(block, ResourceLink):
         texts = {name: getattr(block, name) for name in _LINK_TEXTS}
-        return _evolve(block, **{name: change(text) for name, text in texts.items() if text is not ABSENT})
+        return _evolve(block, **{name: change(text) for name, text in texts.items() if text is not None})
     return block
 
 

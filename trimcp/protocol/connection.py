@@ -23,8 +23,10 @@ from trimcp.errors import (
     ErrorReply,
     InvalidReply,
     LocalError,
+    NotStarted,
     Overloaded,
     RemoteError,
+    Stopped,
 )
 from trimcp.principal import Principal
 from trimcp.protocol.events import (
@@ -48,10 +50,17 @@ from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fir
 from trimcp.protocol.vocabulary import Verb, foreign, sent_by, vocabulary
 from trimcp.slotted import slotted
 from trimcp.wire import jsonrpc
-from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, OVERLOADED
-from trimcp.wire.common import META_SUBSCRIPTION_ID, LoggingLevel
-from trimcp.wire.converter import NotInRevision, WireError
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.codes import (
+    CANCELLED_BY_DRAIN,
+    ERRORS,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    OVERLOADED,
+)
+from trimcp.wire.common import META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
+from trimcp.wire.converter import NotInRevision, WireError, converter_for
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
@@ -62,9 +71,13 @@ _OPENING: Final = ("initialize", "server/discover")  # begin a connection, so no
 
 @slotted(frozen=True)
 class Encoded:
-    """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision."""
+    """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision.
+
+    `value` is its payload, for middleware; None if nobody wants it.
+    """
 
     data: bytes
+    value: Any = None
 
 
 @slotted
@@ -86,6 +99,7 @@ class Connection:
         served: the names of the methods that have a handler here; others are unknown to the peer.
         foreign: the names of methods that are defined by extensions and by no revision.
         heard: the names of notifications that are handled here, including those of extensions.
+        strict: whether a result is invalid as a whole if a member of its list cannot be read.
     """
 
     role: Role
@@ -93,6 +107,7 @@ class Connection:
     served: Container[str] = ()
     foreign: Container[str] = ()
     heard: Container[str] = ()
+    strict: bool = False
     legacy: Legacy = attrs.field(init=False)
     modern: Modern = attrs.field(init=False)
     inbound: dict[RequestId, RequestReceived] = attrs.field(init=False, factory=dict)
@@ -254,7 +269,7 @@ class Connection:
             security_event("server_garbage", why=f"{why}; unanswered: {waiting}")
 
     def _receive_error(self, message: jsonrpc.ErrorResponse) -> Event:
-        kind = Overloaded if message.code == OVERLOADED else RemoteError
+        kind = _error_class(message)
         if message.id is None:
             why = f"an error that answers no request: {message.message[:200]} (code {message.code})"
             self._tell_stray(why)
@@ -270,7 +285,8 @@ class Connection:
             return Forgotten(message.message)
         if message.authorization is not None:
             return self._receive_reply(message.id, None, AuthorizationError(message.message, message.authorization))
-        return self._receive_reply(message.id, None, ConnectionLost(message.message))
+        lost = ConnectionLost(message.message, nothing_sent=message.nothing_sent)
+        return self._receive_reply(message.id, None, lost)
 
     def _receive_malformed(self, message: jsonrpc.Malformed) -> Event:
         may_answer = message.is_request and self.modern.revision is None if self.role is Role.CLIENT else True
@@ -321,9 +337,7 @@ class Connection:
         except WireError as error:
             return Ignored(f"invalid {name}: {'; '.join(error.problems)}"[:500])
         if name == "notifications/cancelled":
-            # 0 and "" are valid ids.
-            id = None if loaded.request_id is ABSENT else loaded.request_id
-            return self._receive_cancelled(id, loaded.reason or None)
+            return self._receive_cancelled(loaded.request_id, loaded.reason or None)
         if name == "notifications/progress":
             request = self.outbound.get(loaded.progress_token)
             if request is None or not request.wants_progress:
@@ -542,15 +556,21 @@ class Connection:
         return jsonrpc.encode_notification(verb.name, raw or None)
 
     def load_result(self, verb: Verb, raw: dict[str, Any]) -> Any:
-        """Return the payload of the peer's answer to a request of ours.
+        """Return the payload of the peer's answer to a request of ours, without list members that cannot be read.
 
         Raises:
             InvalidReply: it is not a valid answer to this request.
         """
         try:
-            if self.modern.revision is not None:
-                return self.modern.load_result(verb, raw)
-            return verb.load_result(raw)
+            try:
+                if self.modern.revision is not None:
+                    return self.modern.load_result(verb, raw)
+                return verb.load_result(raw)
+            except WireError:
+                revision = self.revision
+                if self.strict or revision is None or raw.get("resultType", RESULT_COMPLETE) != RESULT_COMPLETE:
+                    raise
+            return converter_for(revision).load_readable(raw, verb.method)
         except WireError as error:
             if "structuredContent" in raw and "content" not in raw:
                 return self.load_result(verb, {**raw, "content": []})  # some servers leave it out
@@ -561,3 +581,13 @@ def _invalid_params(name: str, error: WireError) -> ErrorReply:
     """Return the error for params that do not fit their method (-32602); its `data` lists every problem."""
     text = f"invalid params for {name}: {'; '.join(error.problems)}"[:500]
     return ErrorReply(INVALID_PARAMS, text, {"problems": error.problems})
+
+
+def _error_class(error: jsonrpc.ErrorResponse) -> type[RemoteError]:
+    """Return the class of a peer's error. Others may use our code of a drain for something else; the reason tells."""
+    if error.code == OVERLOADED:
+        return Overloaded
+    data = error.data
+    if error.code == CANCELLED_BY_DRAIN and isinstance(data, dict) and data.get("reason") == ERRORS[error.code].reason:
+        return NotStarted if data.get("started") is False else Stopped
+    return RemoteError

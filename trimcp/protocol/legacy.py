@@ -20,7 +20,6 @@ from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST
 from trimcp.wire.common import Implementation, LoggingLevel
 from trimcp.wire.converter import WireError
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.lifecycle import InitializeParams, InitializeResult
 from trimcp.wire.revisions import Revision, find
 
@@ -97,7 +96,7 @@ class Legacy:
             protocol_version=revision.name,
             capabilities=profile.capabilities,
             server_info=profile.info,
-            instructions=ABSENT if profile.instructions is None else profile.instructions,
+            instructions=profile.instructions,
         )
         return revision, result
 

@@ -30,7 +30,6 @@ from trimcp.wire.common import (
     LoggingLevel,
 )
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import DiscoverResult
@@ -138,7 +137,7 @@ class Modern:
             capabilities=profile.capabilities,
             ttl_ms=profile.discover_ttl_ms,
             cache_scope="public",
-            instructions=ABSENT if profile.instructions is None else profile.instructions,
+            instructions=profile.instructions,
         )
 
     def dump_result(self, verb: Verb, result: Any, revision: Revision) -> dict[str, JSON]:

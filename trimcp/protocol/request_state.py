@@ -47,11 +47,13 @@ class Memory:
         answers: raw answers by question key.
         asked: the digest of the question last asked under each key.
         kept: results of `ctx.once`, by its key.
+        progress: the last progress that was reported, or None.
     """
 
     answers: dict[str, Any] = attrs.field(factory=dict)
     asked: dict[str, str] = attrs.field(factory=dict)
     kept: dict[str, Any] = attrs.field(factory=dict)
+    progress: float | None = None
 
 
 def _digest(value: Any) -> str:
@@ -96,16 +98,17 @@ class Sealer:
         Raises:
             LocalError: it is too large, or a result of `once` is not JSON.
         """
-        body = jsonrpc.encode(
-            {
-                "exp": int(now + self.lifetime),
-                "req": digest,
-                "who": principal,
-                "answers": memory.answers,
-                "asked": memory.asked,
-                "kept": memory.kept,
-            }
-        )
+        fields: dict[str, Any] = {
+            "exp": int(now + self.lifetime),
+            "req": digest,
+            "who": principal,
+            "answers": memory.answers,
+            "asked": memory.asked,
+            "kept": memory.kept,
+        }
+        if memory.progress is not None:
+            fields["progress"] = memory.progress
+        body = jsonrpc.encode(fields)
         if self.cipher is not None:
             body = self.cipher.encrypt(body)
         mac = hmac.digest(self._macs[0], body, "sha256")
@@ -144,4 +147,4 @@ class Sealer:
             raise InvalidState("another principal's")
         if fields["req"] != digest:
             raise InvalidState("another request's")
-        return Memory(fields["answers"], fields["asked"], fields["kept"])
+        return Memory(fields["answers"], fields["asked"], fields["kept"], fields.get("progress"))

@@ -14,12 +14,12 @@ import pathlib
 import re
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, NamedTuple
 
 import attrs
 
-from trimcp.schema.hints import is_alias, is_model, is_union, readable, split
-from trimcp.wire.fields import ABSENT
+from trimcp.schema.hints import is_model
+from trimcp.wire.fields import is_payload
 
 Convert = Callable[[Any], Any]
 
@@ -49,48 +49,24 @@ def without_root(problems: Iterable[str]) -> list[str]:
 # --- JSON to Python ---
 
 
-LISTS: Final = (list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection)
-MAPPINGS: Final = (dict, abc.Mapping, abc.MutableMapping)
-_PLAIN: Final = (str, float, bool, type(None), None, Any, object, *LISTS, *MAPPINGS)
-
-
-def is_plain(hint: Any) -> bool:
-    """Return whether a JSON value that fits the schema of `hint` needs no conversion."""
-    if is_alias(hint) or is_pydantic(hint):  # an alias may be recursive
-        return False
-    hint, _ = split(hint)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return not any(isinstance(value, enum.Enum | bytes) for value in arguments)
-    if is_union(hint):
-        return all(map(is_plain, arguments)) or set(arguments) <= {int, float, str, bool, type(None)} >= {float}
-    if origin in LISTS:
-        return is_plain(arguments[0])
-    if origin in MAPPINGS:
-        return arguments[0] in (str, Any) and is_plain(arguments[1])
-    return any(hint is each for each in _PLAIN)
-
-
-def is_pydantic(hint: Any) -> bool:
-    """Return whether Pydantic converts its values: it is a Pydantic type or has an extra that only Pydantic reads."""
-    bare, extras = split(hint)
-    return is_model(bare) or bool(extras and readable(extras)[1])
-
-
 @functools.cache
 def enumeration(kind: type[enum.Enum]) -> Convert:
     """Return a function that converts a JSON value to a member of this enumeration."""
     if issubclass(kind, enum.Flag):
         return _checked(kind, f"a combination of {kind.__name__}")
-    by_value = {(type(json), repr(json)): member for member in kind for json in (to_json(member),)}
+    # The class handles its `_missing_`, and 1.0 for 1.
+    return choice([(member, to_json(member)) for member in kind], _checked(kind, "one of its values"))
 
-    by_any = _checked(kind, "one of its values")
+
+def choice(values: Iterable[tuple[Any, Any]], otherwise: Convert) -> Convert:
+    """Return a function that converts each JSON value to the Python value given with it."""
+    by_value = {(type(json), repr(json)): value for value, json in values}
 
     def load(value: Any) -> Any:
         try:
             return by_value[type(value), repr(value)]
         except KeyError:
-            return by_any(value)  # handles the class's `_missing_`, and 1.0 for 1
+            return otherwise(value)
 
     return load
 
@@ -110,36 +86,62 @@ def _whole_number(value: Any) -> Any:
     return value if type(value) is int else int(value)
 
 
-_JSON_LOADERS: Final[dict[Any, Convert]] = {
-    str: lambda value: value,
-    int: _whole_number,
-    float: lambda value: value,
-    bool: lambda value: value,
+class Leaf(NamedTuple):
+    """A type whose values have no members: its schema, and what converts JSON values that fit it, if anything does."""
+
+    schema: dict[str, Any]
+    load: Convert | None = None
+
+
+_TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)?$"
+_JSON_LEAVES: Final[dict[Any, Leaf]] = {
+    str: Leaf({"type": "string"}),
+    int: Leaf({"type": "integer"}, _whole_number),
+    float: Leaf({"type": "number"}),
+    bool: Leaf({"type": "boolean"}),
+    type(None): Leaf({"type": "null"}),
 }
 
 
 @functools.cache
-def loaders() -> dict[Any, Convert]:
-    """Return what converts values of each type that has no members."""
+def _other_leaves() -> dict[Any, Leaf]:
     import decimal  # loaded with the first type that JSON has no form of its own for
 
+    text = {"type": "string"}
+    number_or_text = {"anyOf": [{"type": "number"}, {**text, "pattern": r"^-?\d+(\.\d+)?$"}]}
+    base64_text = {**text, "contentEncoding": "base64"}
+    decode = _checked(functools.partial(base64.b64decode, validate=True), "valid base64 text")
+    duration = {"type": "number", "description": "a duration in seconds"}
     return {
-        **_JSON_LOADERS,
-        bytes: _checked(lambda text: base64.b64decode(text, validate=True), "valid base64 text"),
-        datetime.date: _checked(datetime.date.fromisoformat, "a valid date"),
-        datetime.datetime: _checked(datetime.datetime.fromisoformat, "a valid date-time"),
-        datetime.time: _checked(datetime.time.fromisoformat, "a valid time"),
-        datetime.timedelta: _checked(lambda seconds: datetime.timedelta(seconds=seconds), "a valid duration"),
-        decimal.Decimal: _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number"),
-        pathlib.Path: pathlib.Path,
-        pathlib.PurePath: pathlib.PurePath,
-        uuid.UUID: _checked(uuid.UUID, "a valid uuid"),
+        bytes: Leaf(base64_text, decode),
+        bytearray: Leaf(base64_text, lambda value: bytearray(decode(value))),
+        datetime.date: Leaf({**text, "format": "date"}, _checked(datetime.date.fromisoformat, "a valid date")),
+        datetime.datetime: Leaf(
+            {**text, "format": "date-time"}, _checked(datetime.datetime.fromisoformat, "a valid date-time")
+        ),
+        datetime.time: Leaf({**text, "pattern": _TIME}, _checked(datetime.time.fromisoformat, "a valid time")),
+        datetime.timedelta: Leaf(
+            duration, _checked(lambda seconds: datetime.timedelta(seconds=seconds), "a valid duration")
+        ),
+        decimal.Decimal: Leaf(
+            number_or_text, _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number")
+        ),
+        uuid.UUID: Leaf({**text, "format": "uuid"}, _checked(uuid.UUID, "a valid uuid")),
     }
 
 
-def loader_of(hint: Any) -> Convert | None:
-    """Return what converts values of a type that has no members, or None for any other type."""
-    return _JSON_LOADERS.get(hint) or loaders().get(hint)
+def leaf_of(hint: Any) -> Leaf | None:
+    """Return what a type without members is in JSON, or None for any other type. It must be hashable."""
+    if found := _JSON_LEAVES.get(hint):
+        return found
+    if not isinstance(hint, type):
+        return None
+    if issubclass(hint, pathlib.PurePath):
+        return Leaf({"type": "string"}, _checked(hint, "a valid path"))
+    if hint.__module__ == "ipaddress":
+        formats = {"IPv4Address": {"format": "ipv4"}, "IPv6Address": {"format": "ipv6"}}
+        return Leaf({"type": "string", **formats.get(hint.__name__, {})}, _checked(hint, f"a valid {hint.__name__}"))
+    return _other_leaves().get(hint)
 
 
 # --- Python to JSON ---
@@ -184,12 +186,14 @@ def _dump(value: Any, room: int) -> Any:
 
 
 def _dump_special(value: Any, room: int) -> Any:
-    if value is ABSENT:  # only payloads have it
+    if is_payload(type(value)):
         raise _Undumpable("content blocks are no plain values: annotate what returns them, as by -> list[Text | Audio]")
     if isinstance(value, enum.Enum):
         return _dump(value.value, room)
     if is_model(type(value)):
         return _dump_pydantic(value, room)
+    if type(value).__module__ == "ipaddress":
+        return str(value)
     for kind, dump in _dumpers():
         if isinstance(value, kind):
             return dump(value)
@@ -204,7 +208,7 @@ def _dump_special(value: Any, room: int) -> Any:
         return {_key(key): _dump(each, room) for key, each in value.items()}
     if isinstance(value, abc.Set):
         return _sorted([_dump(each, room) for each in value])
-    if isinstance(value, abc.Sequence):
+    if isinstance(value, abc.Collection | abc.Iterator):
         return [_dump(each, room) for each in value]
     raise _Undumpable(f"{type(value).__name__} has no JSON form")
 
@@ -237,7 +241,8 @@ def _dumpers() -> list[tuple[Any, Callable[[Any], Any]]]:
         ((datetime.date, datetime.time), lambda value: value.isoformat()),
         (datetime.timedelta, lambda value: value.total_seconds()),
         ((bytes, bytearray, memoryview), _text),
-        ((uuid.UUID, decimal.Decimal, pathlib.PurePath), str),
+        ((uuid.UUID, pathlib.PurePath), str),
+        (decimal.Decimal, lambda value: f"{value:f}"),  # its schema has no exponents
         (str, str.__str__),
         (int, int),
         (float, lambda value: _dump(float(value), 1)),
@@ -245,15 +250,12 @@ def _dumpers() -> list[tuple[Any, Callable[[Any], Any]]]:
 
 
 def _key(key: Any) -> str:
-    if type(key) is str:
-        return key
-    if isinstance(key, enum.Enum):
-        return _key(key.value)
-    if isinstance(key, str):
-        return str.__str__(key)
-    if isinstance(key, int | uuid.UUID) and not isinstance(key, bool):
-        return str(int(key) if isinstance(key, int) else key)
-    raise _Undumpable(f"an object's key must be a string, not {type(key).__name__}")
+    plain = key if type(key) is str else _dump(key, 1)
+    if type(plain) is int:
+        return str(plain)
+    if type(plain) is not str:
+        raise _Undumpable(f"an object's key must be a string, not {type(key).__name__}")
+    return plain
 
 
 def _sorted(values: list[Any]) -> list[Any]:

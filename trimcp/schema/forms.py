@@ -15,7 +15,6 @@ from trimcp.schema.hints import Field, is_model, is_record, split
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.values import valued
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
 
 T = TypeVar("T")
@@ -77,7 +76,7 @@ class Form(Generic[T_co]):
         if result.action != "accept":
             return Answer(result.action)
         try:
-            return Answer("accept", self.load({} if result.content is ABSENT else result.content))
+            return Answer("accept", self.load({} if result.content is None else result.content))
         except ConversionError as error:
             problems = "; ".join(without_root(error.problems))
             raise ToolError(f"the answer to {message!r} does not fit: {problems}") from None

@@ -20,9 +20,7 @@ from trimcp.bounds import is_token
 from trimcp.schema.docstrings import parse
 from trimcp.values import valued
 
-_QUALIFIERS: Final = tuple(
-    getattr(typing, name) for name in ("Required", "NotRequired", "ReadOnly", "Final") if hasattr(typing, name)
-)
+_QUALIFIERS: Final = frozenset({"Required", "NotRequired", "ReadOnly", "Final"})  # of typing or typing_extensions
 
 ABSENT_DEFAULT: Final[Any] = inspect.Parameter.empty
 """Marks a parameter or field without a default, or with one that has no JSON form."""
@@ -53,21 +51,38 @@ class Field:
 def split(hint: Any) -> tuple[Any, list[Any]]:
     """Return (bare type, extras), without Annotated, NewType, PEP 695 aliases and qualifiers such as Required."""
     extras: list[Any] = []
-    while True:
+    while type(hint) is not type:  # a plain class has no wrapper
         origin = get_origin(hint)
         if origin is typing.Annotated:
             hint, *inner = get_args(hint)
             extras = [*inner, *extras]
-        elif origin in _QUALIFIERS or (origin is not None and getattr(origin, "_name", None) == "ReadOnly"):
+        elif _qualifier(origin):
             (hint,) = get_args(hint)
+        elif isinstance(hint, dataclasses.InitVar):
+            hint = hint.type
         elif hasattr(hint, "__supertype__"):
             hint = hint.__supertype__
         elif is_alias(hint):
             hint = alias_value(hint)
         elif isinstance(hint, TypeVar):
-            hint = hint.__bound__ or (Union[hint.__constraints__] if hint.__constraints__ else Any)  # noqa: UP007 - a tuple
+            hint = _stand_in(hint)
         else:
-            return hint, extras
+            break
+    return hint, extras
+
+
+def _qualifier(origin: Any) -> str:
+    """Return the name of a qualifier such as Required, or an empty text for any other form."""
+    name = getattr(origin, "_name", None)
+    return name if name in _QUALIFIERS else ""
+
+
+def _stand_in(variable: TypeVar) -> Any:
+    """Return the type that a type variable without a value stands for: its default, bound or constraints, or Any."""
+    if getattr(variable, "has_default", bool)():
+        return getattr(variable, "__default__", Any)
+    limit = Union[variable.__constraints__] if variable.__constraints__ else variable.__bound__ or Any  # noqa: UP007 - a tuple
+    return _without_names(limit, variable, f"the type variable {variable.__name__} names")
 
 
 def is_union(bare: Any) -> bool:
@@ -75,15 +90,84 @@ def is_union(bare: Any) -> bool:
 
 
 def is_alias(hint: Any) -> bool:
-    """Return whether a hint is a PEP 695 type alias, which may be recursive."""
-    return type(hint).__name__ == "TypeAliasType"
+    """Return whether a hint is a PEP 695 type alias, parametrized or not, which may be recursive."""
+    return type(hint) is not type and type(get_origin(hint) or hint).__name__ == "TypeAliasType"
 
 
-def alias_value(alias: Any) -> Any:
-    """Return the value of a type alias, with quoted names looked up in its module."""
-    holder = types.SimpleNamespace(__annotations__={"value": alias.__value__})
-    namespace = vars(sys.modules.get(alias.__module__, typing))
-    return typing.get_type_hints(holder, globalns=namespace, include_extras=True)["value"]
+def alias_value(hint: Any) -> Any:
+    """Return the value of a type alias, with quoted names looked up in its module. Raises as `hints_of`."""
+    alias = get_origin(hint) or hint
+    title = f"the alias {alias.__name__} names"
+    try:
+        value = alias.__value__
+    except NameError as error:  # since 3.12 it is evaluated here
+        raise _unknown(title, error.name, alias.__module__) from None
+    bound = dict(zip(alias.__type_params__, get_args(hint), strict=False))
+    return substitute(_without_names(value, alias, title), bound, alias)
+
+
+def _without_names(hint: Any, owner: Any, title: str) -> Any:
+    """Return a hint with quoted names looked up in the module of a type alias or type variable."""
+    module = getattr(owner, "__module__", "")
+    holder = types.SimpleNamespace(__annotations__={"value": hint}, __name__=owner.__name__, __module__=module)
+    return hints_of(holder, title)["value"]
+
+
+def hints_of(target: Any, title: str, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the annotations of a function or class, with all names in them looked up.
+
+    A name that its module does not define is looked for in the class itself and its parents, and among the variables of
+    the module's functions that run just now: a class in a function may name itself and its neighbours.
+
+    Args:
+        target: the function or class.
+        title: how an error about a name begins, as in "the annotations of Node name".
+        known: more names, such as those of the function's closure.
+
+    Raises:
+        TypeError: a name is found nowhere, or an annotation cannot be evaluated.
+    """
+    names = dict(known or {})
+    module = getattr(target, "__module__", None) or "its module"
+    scope = vars(sys.modules.get(module, typing)) if isinstance(target, types.SimpleNamespace) else None
+    while True:
+        # With local names it never takes what a reference meant in another module: typing keeps one `Optional["Node"]`
+        # for all, with what it meant last.
+        try:
+            return typing.get_type_hints(target, globalns=scope, localns=names, include_extras=True)
+        except NameError as error:
+            name = error.name
+            if name is None or name in names or not _find_name(target, module, name, names):
+                raise _unknown(title, name, module) from None
+        except Exception as error:  # whatever the text of an annotation does when it is evaluated
+            owner = getattr(target, "__name__", title)
+            raise TypeError(f"an annotation of {owner} cannot be evaluated: {str(error)[:200]}") from None
+
+
+def _unknown(title: str, name: Any, module: str) -> TypeError:
+    return TypeError(
+        f"{title} {name!r}, which {module} does not define; define it before, at the module's level and outside"
+        " `if TYPE_CHECKING`"
+    )
+
+
+def _find_name(target: Any, module: str, name: str, names: dict[str, Any]) -> bool:
+    """Add the value of a name in an annotation to `names`. Returns whether there is one."""
+    if isinstance(target, type):
+        if target.__name__ == name:
+            names[name] = target
+            return True
+        for parent in target.__mro__:
+            if name in vars(parent):
+                names[name] = vars(parent)[name]
+                return True
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module and name in frame.f_locals:
+            names[name] = frame.f_locals[name]
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_record(hint: Any) -> bool:
@@ -95,10 +179,15 @@ def is_record(hint: Any) -> bool:
         and (
             attrs.has(cls)
             or dataclasses.is_dataclass(cls)
-            or typing.is_typeddict(cls)
+            or is_typed_dict(cls)
             or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
         )
     )
+
+
+def is_typed_dict(cls: type) -> bool:
+    """Return whether a class is a TypedDict, of typing or of typing_extensions."""
+    return issubclass(cls, dict) and hasattr(cls, "__required_keys__")
 
 
 # Pydantic is not a dependency: its classes are recognized if the program has imported it; see `pydantic_types`.
@@ -121,6 +210,11 @@ def is_field_info(value: Any) -> bool:
     return fields is not None and isinstance(value, fields.FieldInfo)
 
 
+def has_field_info(hint: Any) -> bool:
+    """Return whether there is a `Field(...)` of Pydantic in the `Annotated` of a hint."""
+    return "pydantic.fields" in sys.modules and any(map(is_field_info, split(hint)[1]))
+
+
 def belongs_to_pydantic(extra: Any) -> bool:
     """Return whether Pydantic reads this extra of an `Annotated`."""
     home = getattr(extra if isinstance(extra, type) else type(extra), "__module__", "").partition(".")[0]
@@ -133,20 +227,27 @@ def belongs_to_pydantic(extra: Any) -> bool:
 def fields_of(hint: Any) -> list[Field]:
     """Return the fields that a record takes from JSON. Raises TypeError for an annotation that cannot be resolved."""
     cls = get_origin(hint) or hint
-    try:
-        hints = typing.get_type_hints(cls, include_extras=True)
-    except NameError as error:
-        raise TypeError(f"the annotations of {cls.__name__} name {error.name!r}, which its module lacks") from None
-    bound = dict(zip(getattr(cls, "__parameters__", ()), get_args(hint), strict=False))
+    hints = hints_of(cls, f"the annotations of {cls.__name__} name")
+    bound: dict[str, Mapping[Any, Any]] = {}  # what the type variables in the annotation of each field stand for
+    for owner, variables in _generations(hint) if hasattr(cls, "__orig_bases__") else ():
+        for name in getattr(owner, "__annotations__", ()):
+            bound[name] = bound.get(name) or variables if is_typed_dict(cls) else variables
     described = parse(cls.__doc__).parameters
+    hints = {name: substitute(each, bound.get(name, {}), hint) for name, each in hints.items()}
     return [
-        attrs.evolve(
-            field,
-            hint=substitute(hints.get(field.name, field.hint), bound, cls),
-            description=field.description or described.get(field.name),
-        )
+        attrs.evolve(field, description=field.description or described.get(field.name))
         for field in _raw_fields(cls, hints)
     ]
+
+
+def _generations(hint: Any) -> Iterator[tuple[type, Mapping[Any, Any]]]:
+    """Return a record and the classes it inherits from, the eldest first, with what their type variables stand for."""
+    cls = get_origin(hint) or hint
+    bound = dict(zip(getattr(cls, "__parameters__", ()), get_args(hint), strict=False))
+    for parent in vars(cls).get("__orig_bases__", cls.__bases__):
+        if isinstance(get_origin(parent) or parent, type):
+            yield from _generations(substitute(parent, bound, hint))
+    yield cls, bound
 
 
 def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> Iterator[Field]:
@@ -159,13 +260,13 @@ def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> Iterator[Field]:
                 hint = hints.get(a.name, Any)
                 yield Field(a.alias or a.name, hint, required, default, a.metadata.get("description"))
     elif dataclasses.is_dataclass(cls):
-        for f in dataclasses.fields(cls):
-            if f.init:
+        for f in cls.__dataclass_fields__.values():  # `dataclasses.fields` leaves out an InitVar
+            if f.init and f._field_type is not dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
                 hidden = f.default is dataclasses.MISSING
                 required = hidden and f.default_factory is dataclasses.MISSING
                 default = ABSENT_DEFAULT if hidden else f.default
                 yield Field(f.name, hints.get(f.name, Any), required, default, f.metadata.get("description"))
-    elif typing.is_typeddict(cls):
+    elif is_typed_dict(cls):
         for name, hint in hints.items():
             yield Field(name, hint, _is_required(hint, name in cls.__required_keys__))
     else:
@@ -176,11 +277,9 @@ def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> Iterator[Field]:
 
 def _is_required(hint: Any, otherwise: bool) -> bool:
     """As `__required_keys__`, but it also reads the qualifiers of annotations that are still strings."""
-    while (origin := get_origin(hint)) in _QUALIFIERS or origin is typing.Annotated:
-        if origin is typing.Required:
-            return True
-        if origin is typing.NotRequired:
-            return False
+    while (origin := get_origin(hint)) is typing.Annotated or _qualifier(origin):
+        if "Required" in _qualifier(origin):
+            return _qualifier(origin) == "Required"
         hint = get_args(hint)[0]
     return otherwise
 

@@ -2,64 +2,29 @@
 
 from __future__ import annotations
 
-import collections.abc as abc
 import copy
-import datetime
+import dataclasses
 import enum
-import functools
-import pathlib
-import typing
-import uuid
-from typing import Any, Final, Literal, get_args, get_origin
+from collections.abc import Callable, Iterator
+from typing import Any, Final, get_origin
 
-import attrs
-
-from trimcp.schema.convert import LISTS, MAPPINGS, ConversionError, to_json
+from trimcp.schema.convert import ConversionError, leaf_of, to_json
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import (
     ABSENT_DEFAULT,
     Field,
     UnreadableHint,
-    alias_value,
     apply_metadata,
-    fields_of,
-    is_alias,
-    is_field_info,
     is_model,
-    is_record,
-    is_union,
-    readable,
-    split,
+    is_typed_dict,
 )
+from trimcp.schema.resolved import ResolvedType, TypeResolver, in_field, literals_of
 
 _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
-_TIME: Final = r"^\d{2}:\d{2}(:\d{2}(\.\d+)?)?(Z|[+-]\d{2}:\d{2})?$"
-_LEAVES: Final[dict[Any, dict[str, Any]]] = {
-    **{python: {"type": name} for python, name in _JSON_TYPES.items()},
-    None: {"type": "null"},
-    Any: {},
-    object: {},
-}
+_SCALARS: Final = {"type": ["string", "number", "boolean", "null"]}
+_MOST_WRITTEN_OUT: Final = 2_000  # members of a schema whose definitions are written where they are used
 # Keywords of JSON Schema whose content is never a schema.
 _VALUES: Final = frozenset({"default", "const", "enum", "examples", "required"})
-_SETS: Final = (set, frozenset, abc.Set, abc.MutableSet)
-
-
-@functools.cache
-def _other_leaves() -> dict[Any, dict[str, Any]]:
-    import decimal  # loaded with the first type that JSON has no form of its own for
-
-    return {
-        bytes: {"type": "string", "contentEncoding": "base64"},
-        datetime.date: {"type": "string", "format": "date"},
-        datetime.datetime: {"type": "string", "format": "date-time"},
-        datetime.time: {"type": "string", "pattern": _TIME},
-        datetime.timedelta: {"type": "number", "description": "a duration in seconds"},
-        decimal.Decimal: {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^-?\d+(\.\d+)?$"}]},
-        pathlib.Path: {"type": "string"},
-        pathlib.PurePath: {"type": "string"},
-        uuid.UUID: {"type": "string", "format": "uuid"},
-    }
 
 
 def _without_text(bare: Any, schema: dict[str, Any]) -> dict[str, Any]:
@@ -79,16 +44,17 @@ def schema_of(hint: Any) -> dict[str, Any]:
 
 
 class SchemaBuilder:
-    """Builds the schemas of one document; records that are used twice or are recursive go to `$defs`.
+    """Builds the schemas of one document. Records that are recursive go to `$defs`; the others are written out.
 
     With `output` the schemas describe results: fields with defaults are always present, and defaults are left out.
     """
 
     def __init__(self, *, output: bool = False) -> None:
+        self.types: TypeResolver = TypeResolver()
         self._output = output
         self._names: dict[Any, str] = {}
         self._definitions: dict[str, dict[str, Any]] = {}
-        self._references: dict[str, list[dict[str, Any]]] = {}
+        self._uses: dict[str, int] = {}
 
     def build(self, hint: Any, description: str | None = None) -> dict[str, Any]:
         """Return the schema of one type, which is complete only after `finish`.
@@ -96,43 +62,60 @@ class SchemaBuilder:
         Raises TypeError for a type without a JSON Schema, with what to use instead; UnreadableHint as `readable`.
 
         Args:
-            hint: the type, with the extras of `Annotated`.
+            hint: the type, with the extras of `Annotated`, or what it was resolved to.
             description: used where the extras have none.
         """
-        bare, ours = hint, list[Any]()
-        if is_alias(hint):
-            schema = self._reference(hint, hint.__name__, lambda: self.build(alias_value(hint)))
-        else:
-            bare, extras = split(hint)
-            ours, theirs = readable(extras)
-            if theirs and self._output:
-                raise UnreadableHint(f"{theirs[0]!r} would convert a result; only a Pydantic model can hold it there")
-            schema = self._pydantic(bare, theirs) if theirs or is_model(bare) else self._build_bare(bare)
+        node = self.types.resolve(hint)
+        if node.foreign and self._output:
+            raise UnreadableHint(f"{node.foreign[0]!r} would convert a result; only a Pydantic model can hold it there")
+        schema = self._build_bare(node)
         if description:
             schema["description"] = description
-        apply_metadata(schema, ours)
-        return _without_text(bare, schema) if ours and "anyOf" in schema and not self._output else schema
+        apply_metadata(schema, node.extras)
+        return _without_text(node.bare, schema) if node.extras and "anyOf" in schema and not self._output else schema
 
     def finish(self, root: dict[str, Any]) -> dict[str, Any]:
-        """Return `root` with the definitions it needs; those used once and not recursive are inlined."""
-        kept = {}
-        for name, definition in self._definitions.items():
-            references = self._references[name]
-            if len(references) > 1 or name in self._reached_from(name):
-                kept[name] = definition
-                continue
-            (place,) = references
-            described = {key: value for key, value in place.items() if key != "$ref"}
-            place.clear()
-            place.update(definition | described)
+        """Return `root` with the definitions it needs.
+
+        Those that are not recursive are written out: some clients drop their strict mode for a `$ref`. Where a document
+        would become large by that, those that are used more than once stay definitions.
+        """
+        if not self._definitions:
+            return root
+        kept = {name for name in self._definitions if name in self._reached_from(name)}
+        if max(self._uses.values()) > 1 and self._weight(root, kept, {}) > _MOST_WRITTEN_OUT:
+            kept |= {name for name, uses in self._uses.items() if uses > 1}
+        written: dict[str, Any] = self._written(root, kept)
         if kept:
-            root["$defs"] = kept
-        return root
+            written["$defs"] = {
+                name: self._written(self._definitions[name], kept) for name in self._uses if name in kept
+            }
+        return written
+
+    def _written(self, schema: Any, kept: set[str]) -> Any:
+        """Return a copy of a schema in which only references to the definitions `kept` are left."""
+        if isinstance(schema, list):
+            return [self._written(each, kept) for each in schema]
+        if not isinstance(schema, dict):
+            return schema
+        name = _referred(schema)
+        while name and name not in kept:
+            schema = self._definitions[name] | {key: value for key, value in schema.items() if key != "$ref"}
+            name = _referred(schema)
+        return _mapped(schema, lambda part: self._written(part, kept))
+
+    def _weight(self, schema: Any, kept: set[str], known: dict[str, int]) -> int:
+        """Return how many members a schema has when all definitions but those `kept` are written out."""
+        name = _referred(schema)
+        if name and name not in kept and name not in known:
+            known[name] = self._weight(self._definitions[name], kept, known)
+        parts = sum(self._weight(part, kept, known) for part in _parts(schema))
+        return 1 + parts + (known.get(name, 0) if name else 0)
 
     def is_object(self, schema: dict[str, Any]) -> bool:
         """Return whether a schema built here accepts only objects."""
-        while "$ref" in schema:
-            schema = self._definitions[schema["$ref"].removeprefix("#/$defs/")]
+        while name := _referred(schema):
+            schema = self._definitions[name]
         return schema.get("type") == "object"
 
     def _pydantic(self, bare: Any, extras: list[Any]) -> dict[str, Any]:
@@ -154,9 +137,7 @@ class SchemaBuilder:
             return [self._adopted(each, definitions) for each in schema]
         if not isinstance(schema, dict):
             return schema
-        name = schema.get("$ref")
-        if isinstance(name, str):
-            name = name.removeprefix("#/$defs/")
+        if name := _referred(schema):
             definition = definitions[name]
             place = self._reference(
                 ("pydantic", name, repr(definition)),
@@ -165,46 +146,48 @@ class SchemaBuilder:
             )
             place.update({key: value for key, value in schema.items() if key != "$ref"})
             return place
-        found = {}
-        for key, value in schema.items():
-            if key == "properties":
-                value = {each: _untitled(field, each.replace("_", " ").title()) for each, field in value.items()}
-            found[key] = value if key in _VALUES else self._adopted(value, definitions)
-        return found
+        if isinstance(schema.get("properties"), dict):
+            named = {
+                name: _untitled(each, name.replace("_", " ").title()) for name, each in schema["properties"].items()
+            }
+            schema = {**schema, "properties": named}
+        # What OpenAPI calls a discriminator points to definitions that are written out.
+        return _mapped(schema, lambda part: self._adopted(part, definitions), without="discriminator")
 
-    def _build_bare(self, bare: Any) -> dict[str, Any]:
-        try:
-            leaf = _LEAVES.get(bare)
-        except TypeError:  # an unhashable type
-            leaf = None
-        if leaf is not None:
-            return copy.deepcopy(leaf)
-        origin, arguments = get_origin(bare), get_args(bare)
-        if origin is Literal:
-            return _choices([to_json(value) for value in arguments])
-        if is_union(bare):
-            return self._union(arguments)
-        container = origin or bare
-        if is_record(bare):
-            return self._reference(bare, container.__name__, lambda: self._record(bare))
-        if isinstance(bare, type) and issubclass(bare, enum.Enum):
-            return self._enumeration(bare)
-        if container is tuple:
-            return self._tuple(arguments, bare)
-        if container in (*LISTS, *_SETS):
-            items = self.build(arguments[0]) if arguments else {}
-            schema: dict[str, Any] = {"type": "array", "items": items} if items else {"type": "array"}
-            return schema | {"uniqueItems": True} if container in _SETS else schema
-        if container in MAPPINGS:
-            return self._mapping(arguments)
-        if isinstance(bare, type) and bare in _other_leaves():
-            return copy.deepcopy(_other_leaves()[bare])
-        raise TypeError(
-            f"{getattr(bare, '__name__', bare)} has no JSON form; use builtins, a dataclass, an attrs class,"
-            " a TypedDict, an Enum, or give the schema by hand"
-        )
+    def _build_bare(self, node: ResolvedType) -> dict[str, Any]:
+        match node.kind:
+            case "leaf":
+                leaf = leaf_of(node.bare)
+                assert leaf is not None
+                return copy.deepcopy(leaf.schema) if "anyOf" in leaf.schema else dict(leaf.schema)
+            case "literal":
+                return _choices([json for _, json in literals_of(node)])
+            case "enum":
+                if issubclass(node.bare, enum.Flag):
+                    return {"type": "integer", "minimum": 0}
+                return _choices([json for _, json in literals_of(node)])
+            case "union":
+                return self._union(node.members)
+            case "list":
+                items = self.build(node.members[0]) if node.members else {}
+                return {"type": "array", "items": items} if items else {"type": "array"}
+            case "set":
+                items = self.build(node.members[0]) if node.members else {}
+                return {"type": "array", "items": items or _SCALARS, "uniqueItems": True}
+            case "tuple":
+                return self._tuple(node)
+            case "mapping":
+                return self._mapping(node)
+            case "record":
+                return self._reference(id(node.fields), node.container.__name__, lambda: self._record(node))
+            case "alias":
+                name = node.container.__name__
+                return self._reference(id(node.members), name, lambda: self.build(node.members[0]))
+            case "model":
+                return self._pydantic(node.bare, node.foreign)
+        return {}
 
-    def _union(self, members: tuple[Any, ...]) -> dict[str, Any]:
+    def _union(self, members: list[ResolvedType]) -> dict[str, Any]:
         branches: list[dict[str, Any]] = []
         for member in members:
             branch = self.build(member)
@@ -215,62 +198,66 @@ class SchemaBuilder:
             branches += [each for each in flat if each not in branches]
         return branches[0] if len(branches) == 1 else {"anyOf": branches}
 
-    def _enumeration(self, cls: type[enum.Enum]) -> dict[str, Any]:
-        if issubclass(cls, enum.Flag):
-            return {"type": "integer", "minimum": 0}
-        try:
-            return _choices([to_json(member) for member in cls])
-        except ConversionError as error:
-            raise TypeError(f"the enumeration {cls.__name__} has values JSON cannot carry: {error}") from None
-
-    def _tuple(self, arguments: tuple[Any, ...], bare: Any) -> dict[str, Any]:
-        if bare is tuple or bare is typing.Tuple:  # noqa: UP006 - what an author may have written
-            return {"type": "array"}
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return {"type": "array", "items": self.build(arguments[0])}
-        size = len(arguments)
-        prefix = {"prefixItems": [self.build(each) for each in arguments]} if size else {}
+    def _tuple(self, node: ResolvedType) -> dict[str, Any]:
+        if node.variadic:
+            items = self.build(node.members[0]) if node.members else {}
+            return {"type": "array", "items": items} if items else {"type": "array"}
+        size = len(node.members)
+        prefix = {"prefixItems": [self.build(each) for each in node.members]} if size else {}
         return {"type": "array", **prefix, "minItems": size, "maxItems": size}
 
-    def _mapping(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
-        if not arguments:
-            return {"type": "object"}
-        key, value = self.build(arguments[0]), self.build(arguments[1])
+    def _mapping(self, node: ResolvedType) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "object"}
-        if key.get("type") == "integer":
-            schema["propertyNames"] = {"pattern": r"^-?\d+$"}
-        elif key and key.get("type") != "string":
-            raise TypeError("the keys of a JSON object are strings; use str, int, UUID, or an enumeration of strings")
-        elif len(key) > 1:
-            schema["propertyNames"] = {name: rule for name, rule in key.items() if name != "type"}
-        if value:
-            schema["additionalProperties"] = value
+        if node.members:
+            key, value = node.members
+            if names := self._names_of(key):
+                schema["propertyNames"] = names
+            if content := self.build(value):
+                schema["additionalProperties"] = content
         return schema
 
-    def _record(self, bare: Any) -> dict[str, Any]:
-        cls = get_origin(bare) or bare
+    def _names_of(self, key: ResolvedType) -> dict[str, Any]:
+        """Return the schema of an object's keys, which are always text."""
+        if key.kind in ("union", "alias"):
+            rules = [self._names_of(member) for member in key.members]
+            return (
+                {"anyOf": rules}
+                if all(rules) and len(rules) > 1
+                else next((rule for rule in rules if not rule), rules[0])
+            )
+        schema = self.build(key)
+        if "enum" in schema:
+            return {"enum": [str(each) for each in schema["enum"]]}
+        if schema.get("type") == "integer":
+            return {"pattern": r"^-?\d+$"}
+        if "anyOf" in schema:
+            (schema,) = (branch for branch in schema["anyOf"] if branch.get("type") == "string")
+        return {name: rule for name, rule in schema.items() if name != "type"}
+
+    def _record(self, node: ResolvedType) -> dict[str, Any]:
+        cls = node.container
         schema: dict[str, Any] = {"type": "object"}
         if summary := _own_summary(cls):
             schema["description"] = summary
         properties: dict[str, Any] = {}
         required = []
-        for field in fields_of(bare):
+        for field, kind in node.fields:
+            if self._output and isinstance(field.hint, dataclasses.InitVar):
+                continue  # not kept by its objects
             try:
-                _check_field_infos(field)
-                properties[field.name] = self.property(field)
+                properties[field.name] = self.property(field, kind)
             except TypeError as error:
-                kind = UnreadableHint if isinstance(error, UnreadableHint) else TypeError
-                raise kind(f"{cls.__name__}.{field.name}: {error}") from None
-            if field.required or (self._output and not typing.is_typeddict(cls)):
+                raise in_field(node, field, error) from None
+            if field.required or (self._output and not is_typed_dict(cls)):
                 required.append(field.name)
         schema["properties"] = properties
         if required:
             schema["required"] = required
         return schema
 
-    def property(self, field: Field) -> dict[str, Any]:
+    def property(self, field: Field, kind: ResolvedType | None = None) -> dict[str, Any]:
         """Return the schema of one field or parameter, with its description and default. Raises as `build`."""
-        schema = self.build(field.hint, field.description)
+        schema = self.build(kind or field.hint, field.description)
         if field.default is None and not _takes_null(schema):
             return schema  # `x: int = None` means "left out", which no caller can send
         if field.default is not ABSENT_DEFAULT and not self._output:
@@ -287,12 +274,11 @@ class SchemaBuilder:
                 unique, number = f"{name}{number}", number + 1
             self._names[key] = unique
             self._definitions[unique] = {}
-            self._references[unique] = []
+            self._uses[unique] = 0
             self._definitions[unique].update(build())
         known = self._names[key]
-        place = {"$ref": f"#/$defs/{known}"}
-        self._references[known].append(place)
-        return place
+        self._uses[known] += 1
+        return {"$ref": f"#/$defs/{known}"}
 
     def _reached_from(self, name: str) -> set[str]:
         """Return the definitions that a definition refers to, directly or indirectly."""
@@ -304,33 +290,43 @@ class SchemaBuilder:
         return found
 
 
-def _check_field_infos(field: Field) -> None:
-    """Raise TypeError for parts of a Pydantic `Field` that work only in Pydantic models."""
-    if is_field_info(field.default):
-        raise UnreadableHint("Pydantic's Field as its default is for Pydantic's models and dataclasses; use Annotated")
-    if any(map(is_field_info, split(field.hint)[1])):
-        from trimcp.schema.pydantic_types import resolve_field
-
-        resolved, fill = resolve_field(attrs.evolve(field, default=ABSENT_DEFAULT))
-        if resolved.name != field.name or fill is not None:
-            raise UnreadableHint("an alias or a default in Pydantic's Field is for Pydantic's models and dataclasses")
-
-
 def _takes_null(schema: dict[str, Any]) -> bool:
     branches = schema.get("anyOf", [schema])
     return any(not b or b.get("type") == "null" or None in b.get("enum", ()) or "$ref" in b for b in branches)
 
 
-def _references_in(schema: Any) -> typing.Iterator[str]:
-    if isinstance(schema, dict):
-        for key, value in schema.items():
-            if key == "$ref":
-                yield value.removeprefix("#/$defs/")
-            else:
-                yield from _references_in(value)
-    elif isinstance(schema, list):
-        for each in schema:
-            yield from _references_in(each)
+def _referred(schema: Any) -> str | None:
+    """Return the name of the definition that a schema refers to, if it does."""
+    name = schema.get("$ref") if isinstance(schema, dict) else None
+    return name.removeprefix("#/$defs/") if isinstance(name, str) else None
+
+
+def _mapped(schema: dict[str, Any], change: Callable[[Any], Any], without: str = "") -> dict[str, Any]:
+    """Return a copy of a schema with its parts changed; the values in it, such as a default, stay."""
+    made = {
+        key: change(value) if isinstance(value, dict | list) and key not in _VALUES else value
+        for key, value in schema.items()
+        if key != without
+    }
+    if isinstance(schema.get("properties"), dict):  # a property may have any name
+        made["properties"] = {name: change(each) for name, each in schema["properties"].items()}
+    return made
+
+
+def _parts(schema: Any) -> Iterator[Any]:
+    if isinstance(schema, list):
+        yield from schema
+    elif isinstance(schema, dict):
+        named = schema.get("properties")
+        yield from named.values() if isinstance(named, dict) else ()
+        yield from (value for key, value in schema.items() if key != "properties" and key not in _VALUES)
+
+
+def _references_in(schema: Any) -> Iterator[str]:
+    if name := _referred(schema):
+        yield name
+    for part in _parts(schema):
+        yield from _references_in(part)
 
 
 def _choices(values: list[Any]) -> dict[str, Any]:

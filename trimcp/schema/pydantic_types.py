@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import attrs
 
 from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, split
+from trimcp.schema.validator import Problems
 from trimcp.wire.jsonrpc import encode
 
 _LONGEST: Final = 200  # characters of the message of an author's own check
@@ -29,9 +30,7 @@ def _adapter(hint: Any) -> Any:
     pydantic: Any = sys.modules["pydantic"]
     try:
         return pydantic.TypeAdapter(hint)
-    except pydantic.errors.PydanticUserError as error:  # a mistake in the model, or a type that Pydantic does not know
-        raise TypeError(_first_line(error)) from None
-    except ImportError as error:  # a missing package, such as the one for EmailStr
+    except Exception as error:  # a mistake in the model, a type that Pydantic does not know, a missing package
         raise TypeError(_first_line(error)) from None
 
 
@@ -41,11 +40,10 @@ def _first_line(error: Exception) -> str:
 
 def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
     """Return Pydantic's JSON Schema of a type, with its `$defs`. Raises TypeError if it has none."""
-    pydantic: Any = sys.modules["pydantic"]
     adapter = _adapter(hint)
     try:
         schema: dict[str, Any] = adapter.json_schema(mode="serialization" if output else "validation")
-    except pydantic.errors.PydanticUserError as error:
+    except Exception as error:  # as above, and whatever a hook of the author raises
         raise TypeError(_first_line(error)) from None
     return schema
 
@@ -68,14 +66,6 @@ def loader(hint: Any) -> Callable[[Any], Any]:
 
 def _text(message: str) -> str:
     return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")[:_LONGEST]
-
-
-class Problems(ValueError):
-    """The errors of Pydantic's validation, as (path, text), without the value."""
-
-    def __init__(self, found: list[tuple[tuple[str | int, ...], str]]) -> None:
-        super().__init__("; ".join(text for _, text in found))
-        self.found = found
 
 
 def dump(value: Any) -> Any:

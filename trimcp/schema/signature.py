@@ -6,6 +6,7 @@ It does not depend on tools, prompts and resources.
 from __future__ import annotations
 
 import collections.abc as abc
+import enum
 import functools
 import inspect
 import typing
@@ -14,11 +15,23 @@ from typing import Any, Final, get_args, get_origin
 
 import attrs
 
-from trimcp.schema.convert import ConversionError, Convert, is_plain, to_json
-from trimcp.schema.converters import converter_for
+from trimcp.schema.convert import ConversionError, Convert, to_json
+from trimcp.schema.converters import converter_for, is_plain
 from trimcp.schema.docstrings import parse
-from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, is_field_info, is_union, readable, split
+from trimcp.schema.hints import (
+    ABSENT_DEFAULT,
+    Field,
+    UnreadableHint,
+    has_field_info,
+    hints_of,
+    is_field_info,
+    is_model,
+    is_record,
+    is_union,
+    split,
+)
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
+from trimcp.schema.resolved import LISTS, ResolvedType
 from trimcp.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
@@ -113,10 +126,11 @@ def describe(
     plain = function.func if isinstance(function, functools.partial) else function
     name = getattr(plain, "__name__", None) or type(plain).__name__
     hints = _hints(function, name)
-    text = parse(_docstring(function))
+    parameters = inspect.signature(function).parameters
+    text = parse(_docstring(function), parameters)
     reader = _Reader(name, text.parameters, loose)
     others: list[tuple[inspect.Parameter, Any]] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in parameters.values():
         hint = hints.get(parameter.name, Any)
         if injected(parameter, hint):
             others.append((parameter, hint))
@@ -167,8 +181,9 @@ class _Reader:
         header: str | None = None
         try:
             if parameter.kind is parameter.VAR_KEYWORD:
-                self._additional = self._builder.build(hint) or True
-                self.rest = converter_for(hint, schema_of)
+                kind = self._builder.types.resolve(hint)
+                self._additional = self._builder.build(kind) or True
+                self.rest = converter_for(kind, schema_of)
             else:
                 header = self._read_named(parameter, hint)
         except TypeError as error:
@@ -186,16 +201,17 @@ class _Reader:
         description = self._descriptions.get(parameter.name)
         required = parameter.default is ABSENT_DEFAULT
         field = Field(parameter.name, hint, required, parameter.default, description)
-        if is_field_info(field.default) or any(map(is_field_info, split(hint)[1])):
+        if is_field_info(field.default) or has_field_info(hint):
             from trimcp.schema.pydantic_types import resolve_field
 
             field, fill = resolve_field(field)
             if field.name != parameter.name or fill is not None:
                 self.special.append((field.name, parameter.name, fill))
-        schema = self._builder.property(field)
-        if _only_whole_numbers(field.hint):
+        kind = self._builder.types.resolve(field.hint)
+        schema = self._builder.property(field, kind)
+        if _only_whole_numbers(kind):
             self.whole_numbers.append(field.name)
-        elif (convert := converter_for(field.hint, schema_of)) is not None:
+        elif (convert := converter_for(kind, schema_of)) is not None:
             self.converters.append((field.name, convert))
         self._properties[field.name] = schema
         self._note(field.name, field.required)
@@ -211,13 +227,11 @@ class _Reader:
         return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
 
 
-def _only_whole_numbers(hint: Any) -> bool:
+def _only_whole_numbers(kind: ResolvedType) -> bool:
     """Return whether values need at most the conversion from a whole float to an int."""
-    bare, extras = split(hint)
-    if extras and readable(extras)[1]:
-        return False
-    members = [split(member)[0] for member in get_args(bare)] if is_union(bare) else [bare]
-    return int in members and float not in members and all(member is int or is_plain(member) for member in members)
+    members = kind.members if kind.kind == "union" else [kind]
+    leaves = [member.bare for member in members if member.kind == "leaf"]
+    return int in leaves and float not in leaves and all(each.bare is int or is_plain(each) for each in members)
 
 
 def _docstring(function: Callable[..., Any]) -> str | None:
@@ -248,13 +262,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
                 names[free] = cell.cell_contents
             except ValueError:  # the cell is empty: decorators run before the function's name is bound
                 continue
-    try:
-        return typing.get_type_hints(target, localns=names, include_extras=True)
-    except NameError as error:
-        raise TypeError(
-            f"{name}(): an annotation names {error.name!r}, which {getattr(target, '__module__', 'its module')} does"
-            " not define; move it to the module's level, outside `if TYPE_CHECKING`"
-        ) from None
+    return hints_of(target, f"{name}(): an annotation names", names)
 
 
 # --- results ---
@@ -265,11 +273,13 @@ class ResultShape:
     """How a function's results become structured content.
 
     `schema` is an object schema, valid as `outputSchema` in every revision. Values that are not objects are `wrapped`:
-    sent as `{"result": value}`.
+    sent as `{"result": value}`. An `untyped` list says nothing of its members, which may be content blocks: then it is
+    sent as these, and the schema is not promised.
     """
 
     schema: dict[str, Any]
     wrapped: bool = False
+    untyped: bool = False
 
     def dump(self, value: Any) -> Any:
         """Return a result as JSON values, not validated. Raises ConversionError for a value without a JSON form."""
@@ -277,40 +287,66 @@ class ResultShape:
         return {"result": plain} if self.wrapped else plain
 
 
-_UNSTRUCTURED: Final = (inspect.Signature.empty, Any, object, None, type(None), str, bytes, bytearray, memoryview)
+_UNSTRUCTURED: Final = frozenset(
+    {inspect.Signature.empty, Any, object, None, type(None), str, bytes, bytearray, memoryview}
+    | {typing.LiteralString, typing.NoReturn, typing.Never}
+)
+_AWAITED: Final = (abc.Awaitable, abc.Coroutine)  # what a sync function may return: its value is awaited
 
 
 def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lambda hint: False) -> ResultShape | None:
     """Return how results of a return type are structured, or None if they are sent as content only.
 
-    That is without an annotation, and for Any, None, text, bytes, types without a JSON Schema, and classes for which
-    `is_content` is true, alone, in unions or in lists. Raises UnreadableHint as `readable` does.
+    That is without an annotation, and for Any, None, text, bytes, and classes for which `is_content` is true, alone, in
+    unions or in lists. A class without a JSON form that says how it is shown (`__str__`) is sent as that text; any
+    other raises TypeError.
     """
+    if get_origin(annotation) in _AWAITED:
+        annotation = get_args(annotation)[-1]
     if _is_unstructured(annotation, is_content):
         return None
     builder = SchemaBuilder(output=True)
     try:
-        schema = builder.build(annotation)
+        kind = builder.types.resolve(annotation)
+        schema = builder.build(kind)
     except UnreadableHint:
         raise
     except TypeError:
-        return None
+        if shows_itself(split(annotation)[0]):
+            return None
+        raise
     if builder.is_object(schema):
         finished = builder.finish(schema)
         return ResultShape(finished if "type" in finished else {"type": "object", **finished})
     root = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
-    return ResultShape(builder.finish(root), wrapped=True)
+    return ResultShape(builder.finish(root), wrapped=True, untyped=any(map(_is_untyped, kind.alternatives())))
+
+
+def shows_itself(cls: Any) -> bool:
+    """Return whether a class of no JSON form, such as `yarl.URL`, says how its objects are shown as text."""
+    if not isinstance(cls, type) or cls.__module__ in ("builtins", "typing") or is_record(cls) or is_model(cls):
+        return False
+    own = any(getattr(cls, name) is not getattr(object, name) for name in ("__str__", "__repr__"))
+    return own and not issubclass(cls, (abc.Collection, BaseException, enum.Enum, float))
+
+
+def _is_untyped(kind: ResolvedType) -> bool:
+    members = [each.kind for member in kind.members for each in member.alternatives()]
+    return kind.kind in ("list", "tuple") and (not members or "any" in members)
 
 
 def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool:
     bare, _ = split(annotation)
-    if any(bare is each for each in _UNSTRUCTURED) or _holds_content(bare, is_content):
+    try:
+        plain = bare in _UNSTRUCTURED
+    except TypeError:  # it cannot be hashed
+        plain = False
+    if plain or _holds_content(bare, is_content):
         return True
     origin, arguments = get_origin(bare), get_args(bare)
     if is_union(bare):
         return all(_is_unstructured(member, is_content) for member in arguments if member is not type(None))
-    in_list = origin in (list, tuple, abc.Sequence, abc.Iterable)
-    return in_list and any(_holds_content(each, is_content) for each in arguments)
+    return (origin is tuple or origin in LISTS) and any(_holds_content(each, is_content) for each in arguments)
 
 
 def _holds_content(hint: Any, is_content: Callable[[Any], bool]) -> bool:

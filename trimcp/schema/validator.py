@@ -14,6 +14,14 @@ if TYPE_CHECKING:
 _WORDS: Final = frozenset({"type", "title", "description", "default", "enum", "const", "required", "format"})
 
 
+class Problems(ValueError):
+    """Why a value cannot be converted, as (path, text) for each place, without the value."""
+
+    def __init__(self, found: list[tuple[tuple[str | int, ...], str]]) -> None:
+        super().__init__("; ".join(text for _, text in found))
+        self.found = found
+
+
 class Validator:
     """A JSON Schema, compiled once; validating a small value takes about 0.3 µs.
 

@@ -12,30 +12,28 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypedDict, TypeVar, cast, get_args, get_origin
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import attrs
-import orjson
 import trio
 
 from trimcp.errors import LocalError, McpError, ToolError
 from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError
+from trimcp.schema.hints import is_union, split
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
+from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
-from trimcp.session.limits import Quota
 from trimcp.slotted import slotted
 from trimcp.values import valued
-from trimcp.wire.common import Icon
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import ElicitResult
+from trimcp.wire.jsonrpc import Malformed, parse_value
 
 if TYPE_CHECKING:
-    from trimcp.guard.permission import Allow
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
@@ -47,7 +45,6 @@ Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
 _LONGEST: Final = 200  # characters of why arguments are wrong, as in `schema.problems`
-_LITERALS: Final[dict[str, type | tuple[type, ...]]] = {"integer": int, "number": (int, float), "boolean": bool}
 
 
 @attrs.frozen
@@ -90,16 +87,17 @@ class Question:
         marker = self.marker
         if self.whole:
             return result
-        if result.action != "accept" or result.content is ABSENT:
+        if result.action != "accept" or result.content is None:
             raise ToolError(f"the user did not answer {marker.message!r} ({result.action})")
         return self.form.read(marker.message, result).value
 
 
 def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
     """Return whether a parameter takes the request's context: by its type, or if untyped by the name `ctx`."""
-    bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    kind = get_origin(bare) or bare
-    return kind in (Context, ThreadContext) or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
+    bare, _ = split(hint)
+    kinds = [split(each)[0] for each in get_args(bare)] if is_union(bare) else [bare]
+    named = any((get_origin(kind) or kind) in (Context, ThreadContext) for kind in kinds)
+    return named or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
 
 
 def _marker_of(hint: Any) -> Elicit | None:
@@ -179,6 +177,7 @@ class PreparedFunction:
     whole_arguments: bool
     remote: RemoteTool | None = None
     validate: Validate | None = None
+    text_validators: dict[str, Validator] | None = None
 
     def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Awaitable[Any]:
         """Call the function with JSON arguments that its schema has accepted; its value is to be awaited.
@@ -223,8 +222,10 @@ class PreparedFunction:
         if self.context_parameter is not None:
             keywords[self.context_parameter] = ThreadContext(ctx, portal)
         if in_loop:
-            return self.function(**keywords)
-        return await in_thread(ctx, functools.partial(self.function, **keywords), pools.use_threads(), portal)
+            value = self.function(**keywords)
+        else:
+            value = await in_thread(ctx, functools.partial(self.function, **keywords), pools.use_threads(), portal)
+        return await value if inspect.isawaitable(value) else value
 
     async def _run_in_worker(
         self, remote: RemoteTool, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]
@@ -238,14 +239,24 @@ class PreparedFunction:
         return await remote.run(pools.use_processes(), ctx, arguments, answers)
 
     def from_texts(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert arguments received as text to the JSON types of the schema; keep the text if it does not parse."""
-        properties = self.signature.input_schema["properties"]
-        return {name: _from_text(value, properties.get(name, {})) for name, value in values.items()}
+        """Convert arguments received as text to the JSON types of the schema, read as JSON where no text is taken.
+
+        What does not fit either way stays text.
+        """
+        if self.text_validators is None:
+            schema = self.signature.input_schema
+            shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+            properties = schema["properties"].items()
+            # A plain text is the usual case, and stays as it is.
+            others = {name: each for name, each in properties if each.get("type") != "string"}
+            self.text_validators = {name: validator_for({**each, **shared}) for name, each in others.items()}
+        read = {name: _from_text(value, self.text_validators.get(name)) for name, value in values.items()}
+        return {**values, **read}
 
     def result_shape(self) -> ResultShape | None:
         """Return how results of its return type are structured; None for plain content.
 
-        Raises TypeError for an unknown extra of an `Annotated` in the return type.
+        Raises TypeError for a return type without a JSON form, or an unknown extra of an `Annotated` in it.
         """
         try:
             return describe_result(self.signature.return_type, is_content=is_content)
@@ -253,16 +264,11 @@ class PreparedFunction:
             raise TypeError(f"{self.signature.name}(): the result cannot be structured: {error}") from None
 
 
-def _from_text(value: Any, schema: Mapping[str, Any]) -> Any:
-    kinds = {branch.get("type") for branch in schema.get("anyOf", [schema])}
-    if type(value) is not str or "string" in kinds:
+def _from_text(value: Any, validator: Validator | None) -> Any:
+    if validator is None or type(value) is not str or validator.is_valid(value):
         return value
-    wanted = tuple(python for kind, python in _LITERALS.items() if kind in kinds)
-    try:
-        parsed = orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return value
-    return parsed if isinstance(parsed, wanted) else value
+    parsed = parse_value(value.encode(errors="replace"))
+    return parsed if type(parsed) is not Malformed and validator.is_valid(parsed) else value
 
 
 def prepare(
@@ -283,6 +289,7 @@ def prepare(
     if run not in runs:
         raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")
     signature = describe(function, injected=_is_injected, loose=schema_given)
+    _check_callable(function, signature)
     context_parameter = None
     questions = []
     for parameter, hint in signature.injected:
@@ -291,8 +298,13 @@ def prepare(
         else:
             questions.append(_question_of(parameter.name, hint))
     whole = schema_given and list(signature.parameters) == ["arguments"]
+    is_async = _is_async(function)
+    if not is_async and _is_async(inspect.unwrap(function)):
+        is_async = True
+        if run != "process":
+            function = _awaiting(function)
     return PreparedFunction(
-        function, signature, context_parameter, tuple(questions), _is_async(function), run, whole_arguments=whole
+        function, signature, context_parameter, tuple(questions), is_async, run, whole_arguments=whole
     )
 
 
@@ -300,6 +312,36 @@ def _is_async(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _check_callable(function: Callable[..., Any], signature: Signature) -> None:
+    """Raise TypeError for a function that cannot answer a call, with what to write instead."""
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    called = inner if inspect.isroutine(inner) else type(inner).__call__
+    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise TypeError(
+            f"{signature.name}() yields, but a call has one result: return a list, and report progress by the context"
+        )
+    first = "".join(signature.parameters[:1])
+    owner = getattr(inner, "__qualname__", "").rpartition(".")[0]
+    if first in ("self", "cls") and first not in inner.__annotations__ and owner and not owner.endswith("<locals>"):
+        raise TypeError(
+            f"{owner}.{signature.name}() is a method, and in its class it belongs to no object: register it of one, as"
+            f" by server.add_tool({owner.rpartition('.')[2]}().{signature.name})"
+        )
+
+
+def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an async function that calls a sync one, such as a wrapper of an async function, and awaits its value."""
+
+    @functools.wraps(function)
+    async def awaiting(**keywords: Any) -> Any:
+        value = function(**keywords)
+        return await value if inspect.isawaitable(value) else value
+
+    return awaiting
 
 
 def at_users_line(method: _MethodT) -> _MethodT:
@@ -328,51 +370,3 @@ def _code(function: Any) -> Any:
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-
-
-class ListedOptions(TypedDict, total=False):
-    """The options that tools, resources and prompts share, each with a default.
-
-    Attributes:
-        name: by default the function's, or the last part of a resource's URI.
-        title: a display name.
-        description: by default the docstring without its parameter section.
-        icons, meta: sent in the listing.
-        quota: how many calls may run at once, begin per second and wait; resources of one template share it. By default
-            `Limits.tool`, `Limits.resource` or `Limits.prompt`.
-        scopes: the scopes that a token needs, all of them; without them it is not listed either.
-        allow: a sync or async function that allows or denies each request, or for a tool has the user asked.
-    """
-
-    name: str | None
-    title: str | None
-    description: str | None
-    icons: list[Icon] | None
-    meta: Mapping[str, Any] | None
-    quota: Quota | None
-    scopes: Iterable[str]
-    allow: Allow | None
-
-
-def listed_members(options: ListedOptions, name: str, description: str) -> dict[str, Any]:
-    """Return the members common to all listings, from the options and these defaults."""
-    meta = options.get("meta")
-    return {
-        "name": options.get("name") or name,
-        "title": options.get("title") or ABSENT,
-        "description": options.get("description") or description or ABSENT,
-        "icons": options.get("icons") or ABSENT,
-        "meta": dict(meta) if meta else ABSENT,
-    }
-
-
-def check_options(options: Mapping[str, Any], known: type) -> None:
-    """Raise TypeError for an option that is not a key of the TypedDict; the text suggests the closest one."""
-    names = list(known.__annotations__)
-    for name in options:
-        if name not in names:
-            from difflib import get_close_matches  # only needed for the error
-
-            near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
-            raise TypeError(f"there is no option {name!r}; {hint}")

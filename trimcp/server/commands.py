@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import attrs
 
-from trimcp.server.calling import ListedOptions, Validate, check_options
+from trimcp.server.calling import Validate
+from trimcp.server.options import ListedOptions, check_options
 from trimcp.server.tools import ToolOptions
 from trimcp.wire.tools import ToolAnnotations
 from trimcp.workers.commands import Command, CommandIsolation
@@ -41,7 +42,7 @@ class CommandOptions(ListedOptions, total=False):
         input_schema: any JSON Schema 2020-12 of an object. By default each placeholder is a required text.
         output_schema: the schema of its structured result, with `output="json"`.
         validate: a function of the arguments that refuses wrong ones, by raising `ToolError` or `ValueError`.
-        annotations: hints on its behaviour (`ToolAnnotations`).
+        annotations: hints on its behaviour, as of a function.
         confirm: True asks the user before each call; False never does, whatever `Server(confirm=)` is.
     """
 
@@ -64,7 +65,7 @@ class CommandOptions(ListedOptions, total=False):
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
     validate: Validate | None
-    annotations: ToolAnnotations | None
+    annotations: ToolAnnotations | Mapping[str, Any] | None
     confirm: bool | None
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 import orjson
 
-from trimcp.schema.convert import to_json
+from trimcp.schema.convert import ConversionError, to_json
+from trimcp.schema.signature import shows_itself
 from trimcp.values import valued
 from trimcp.wire.content import (
     AudioContent,
@@ -20,7 +21,7 @@ from trimcp.wire.content import (
     TextContent,
 )
 from trimcp.wire.input_requests import InputRequiredResult
-from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.jsonrpc import JSON, Unencodable
 from trimcp.wire.prompts import GetPromptResult
 from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.tools import CallToolResult
@@ -79,15 +80,23 @@ def is_content(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, (*_BLOCKS, *_RESULTS, Image, Audio))
 
 
+def holds_content(value: Any) -> bool:
+    """Return whether a value is a list with content among its members, so that it is sent as content."""
+    return isinstance(value, list | tuple) and any(isinstance(item, (*_BLOCKS, Image, Audio)) for item in value)
+
+
 def json_text(value: JSON) -> str:
-    """Return a JSON value as indented text, which models read best."""
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    """Return a JSON value as indented text, which models read best. Raises `Unencodable` for what JSON cannot carry."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    except TypeError as error:
+        raise Unencodable(f"JSON cannot carry this value: {error}") from None
 
 
 def as_content(value: Any) -> list[ContentBlock]:
     """Convert a handler's return value to content blocks: text unchanged, other values as JSON text.
 
-    Raises ConversionError for a value without a JSON form.
+    An object without a JSON form that says how it is shown is that text. Raises ConversionError for any other.
     """
     if value is None:
         return []
@@ -97,6 +106,11 @@ def as_content(value: Any) -> list[ContentBlock]:
         return [value]
     if isinstance(value, Image | Audio):
         return [value.content()]
-    if isinstance(value, list | tuple) and any(isinstance(item, (*_BLOCKS, Image, Audio)) for item in value):
+    if holds_content(value):
         return [block for item in value for block in as_content(item)]
-    return [TextContent(json_text(to_json(value)))]
+    try:
+        return [TextContent(json_text(to_json(value)))]
+    except ConversionError:
+        if not shows_itself(type(value)):
+            raise
+        return [TextContent(str(value))]

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args, overload
 
 import attrs
 
+from trimcp.bounds import check_callable, check_truth
 from trimcp.budget import Budget
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
 from trimcp.server.calling import Handler, at_users_line, prepare
+from trimcp.server.options import check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
-from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
+from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
 from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.given import given_settings
 from trimcp.wire.methods import METHODS
 
 # A server that has only tools does not load the modules for resources and prompts.
@@ -38,6 +40,10 @@ FilterT = TypeVar("FilterT", bound="Filter")
 
 Confirm = Literal["destructive"]
 """Which tools run only after the user agreed: those with the annotation `destructive_hint=True`."""
+
+Offers = Literal["tools", "resources", "prompts"]
+"""What a server may offer: each is a capability with lists of its own."""
+_OFFERS: Final = get_args(Offers)
 
 HandlerErrors = Literal["log", "tell", "raise"]
 """How an unexpected exception of a handler is treated; see `Server`."""
@@ -80,10 +86,20 @@ class Offering:
     confirm: Confirm | None
     confirm_fallback: Fallback
 
-    def __init__(self, profile: Profile, *, dynamic: bool, extensions: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        dynamic: bool,
+        extensions: Mapping[str, Mapping[str, Any]],
+        offers: Iterable[Offers] = _OFFERS,
+    ) -> None:
         self.profile: Profile = profile
         self.dynamic: bool = dynamic
-        self.extensions: dict[str, dict[str, Any]] = {key: dict(value) for key, value in extensions.items()}
+        self.offers: frozenset[str] = frozenset(offers)
+        if isinstance(offers, str) or not self.offers <= set(_OFFERS):
+            raise ValueError(f"offers are some of {', '.join(map(repr, _OFFERS))}, not {offers!r:.60}")
+        self.extensions: dict[str, dict[str, Any]] = given_settings("extensions", extensions) or {}
         self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
         self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
@@ -126,16 +142,18 @@ class Offering:
     @at_users_line
     def add_tool(self, function: Callable[..., Any], **options: Unpack[ToolOptions]) -> None:
         """Offer a function as a tool, as `tool` does; also while the server runs, then clients are notified."""
-        entry = tool_entry(function, options)
-        self.guard_tool(entry, options)
+        checked: Any = check_options(options, ToolOptions)
+        entry = tool_entry(function, checked)
+        self.guard_tool(entry, checked)
         self._add(self.tools, entry.listed.name, entry)
+        warn_of_name(entry.listed.name)
 
     def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
         """Give a tool the confirmation and the permission that its options and the server's settings require."""
         confirm = options.get("confirm")
         if confirm is None:
             hints = entry.listed.annotations
-            confirm = self.confirm == "destructive" and hints is not ABSENT and hints.destructive_hint is True
+            confirm = self.confirm == "destructive" and hints is not None and hints.destructive_hint is True
         if confirm:
             from trimcp.guard.confirmation import Confirmation
 
@@ -148,8 +166,7 @@ class Offering:
         A tool that is not listed may be called by those who know its name.
         """
         if name in self.tools:
-            scopes = frozenset() if entry.permission is None else entry.permission.scopes
-            self.tools.replace(name, entry, live=self._live, scopes=scopes)
+            self.tools.replace(name, entry, live=self._live, **_seen_by(entry))
             self._declare()
         else:
             self._add(self.tools, name, entry, listed)
@@ -211,12 +228,14 @@ class Offering:
         """
         if not isinstance(uri, str):
             raise TypeError('a resource needs its address: @server.resource("notes://today")')
+        check_truth("guard", guard)
 
         @at_users_line
         def decorate(function: FunctionT) -> FunctionT:
-            from trimcp.server.resources import from_function
+            from trimcp.server.resources import ResourceOptions, from_function
 
-            self._add_resource(from_function(uri, function, options, run=run, guard=guard), options)
+            checked: Any = check_options(options, ResourceOptions)
+            self._add_resource(from_function(uri, function, checked, run=run, guard=guard), checked)
             return function
 
         return decorate
@@ -224,9 +243,12 @@ class Offering:
     @at_users_line
     def add_resource(self, uri: str, content: str | bytes | Path, **options: Unpack[ResourceOptions]) -> None:
         """Offer fixed text or bytes, or a file that is read for each request; also while the server runs."""
-        from trimcp.server.resources import from_content
+        from trimcp.server.resources import ResourceOptions, from_content
 
-        self._add_resource(from_content(uri, content, options), options)
+        if not isinstance(uri, str):
+            raise TypeError(f"a resource needs its address, such as 'notes://today', not {uri!r:.60}")
+        checked: Any = check_options(options, ResourceOptions)
+        self._add_resource(from_content(uri, content, checked), checked)
 
     def _add_resource(self, entry: ResourceEntry, options: ResourceOptions) -> None:
         entry.permission = _permission(options)
@@ -269,10 +291,11 @@ class Offering:
     @at_users_line
     def add_prompt(self, function: Callable[..., Any], **options: Unpack[PromptOptions]) -> None:
         """Offer a function as a prompt, as `prompt` does; also while the server runs."""
-        from trimcp.server.prompts import prompt_entry
+        from trimcp.server.prompts import PromptOptions, prompt_entry
 
-        entry = prompt_entry(function, options)
-        entry.permission = _permission(options)
+        checked: Any = check_options(options, PromptOptions)
+        entry = prompt_entry(function, checked)
+        entry.permission = _permission(checked)
         self._add(self.prompts, entry.listed.name, entry)
 
     def remove_prompt(self, name: str) -> None:
@@ -300,6 +323,14 @@ class Offering:
             scopes: the scopes that a token needs, all of them.
             allow: a sync or async function that allows or denies each request.
         """
+        if not isinstance(target, str) and not hasattr(target, "__name__"):
+            raise TypeError(f"what is completed is a prompt's name or function, or a template, not {target!r:.60}")
+        if not isinstance(argument, str):
+            raise TypeError(
+                f'complete needs the argument\'s name: @server.complete("review", "path"), not {argument!r:.60}'
+            )
+        check_quota("quota", quota)
+        wanted = check_scopes("scopes", scopes)
         name = target if isinstance(target, str) else target.__name__
 
         @at_users_line
@@ -307,7 +338,7 @@ class Offering:
             from trimcp.server.prompts import Completer
 
             self.completers[(name, argument)] = Completer(
-                prepare(function), quota, _permission({"scopes": scopes, "allow": allow})
+                prepare(function), quota, _permission({"scopes": wanted, "allow": allow})
             )
             self._declare()
             return function
@@ -328,6 +359,7 @@ class Offering:
         """
         if self._live:
             raise LocalError("middleware cannot be added while the server runs")
+        check_callable("middleware", function)
         self.middlewares.append(function)
         return function
 
@@ -387,7 +419,10 @@ class Offering:
 
     def dressed(self, name: str, handler: Handler) -> Handler:
         """Return the handler of a method inside its middleware, its filters and the audit."""
-        handler = self.filtered(name, self.wrap(handler))
+        return self.audited(name, self.filtered(name, self.wrap(handler)))
+
+    def audited(self, name: str, handler: Handler) -> Handler:
+        """Return the handler of a method inside the audit, if that refuses what it cannot record."""
         audit = self.audit
         return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
 
@@ -397,12 +432,14 @@ class Offering:
         Declare the extension with `Server(extensions=...)`. Raises LocalError for a method that the protocol defines
         itself, and once the server runs.
         """
+        _check_method(name, "method", "example/do")
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol")
 
         def decorate(function: FunctionT) -> FunctionT:
             if self._live:
                 raise LocalError("methods cannot be added while the server runs")
+            check_callable("what serves a method", function)
             self.foreign[name] = function
             return function
 
@@ -414,7 +451,10 @@ class Offering:
         It runs in a task of the client's session; a crash is only logged.
         """
 
+        _check_method(name, "notification", "notifications/roots/list_changed")
+
         def decorate(function: FunctionT) -> FunctionT:
+            check_callable("what a notification is passed to", function)
             self.notification_handlers.setdefault(name, []).append(function)
             return function
 
@@ -445,8 +485,9 @@ class Offering:
     def _add(
         self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry, listed: bool = True
     ) -> None:
-        scopes = frozenset() if entry.permission is None else entry.permission.scopes
-        registry.add(name, entry, live=self._live, scopes=scopes, listed=listed)
+        if registry.change.value not in self.offers:
+            raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
+        registry.add(name, entry, live=self._live, listed=listed, **_seen_by(entry))
         self._declare()
 
     def _remove(self, registry: Registry[Any], name: str) -> None:
@@ -462,34 +503,56 @@ class Offering:
     def announced(self) -> frozenset[Change]:
         """Return the lists for which `listChanged` is declared."""
         registries: tuple[Registry[Any], ...] = (self.tools, self.resources, self.templates, self.prompts)
-        return frozenset(registry.change for registry in registries if self.dynamic or registry.touched)
+        changing = {registry.change for registry in registries if self.dynamic or registry.touched}
+        return frozenset(change for change in changing if change.value in self.offers)
+
+    def offers_method(self, name: str) -> bool:
+        """Return whether a method belongs to what is offered here."""
+        root = ((METHODS[name].capability or "") if name in METHODS else "").partition(".")[0]
+        return root in self.offers or root not in _OFFERS
 
     def _declare(self) -> None:
-        """Update the declared capabilities. Lists are always served, also while they are empty."""
-        announced = self.announced()
-        self.profile.capabilities = ServerCapabilities(
-            tools=ToolsCapability(list_changed=Change.TOOLS in announced),
-            resources=ResourcesCapability(
-                subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
-                list_changed=Change.RESOURCES in announced,
-            ),
-            prompts=PromptsCapability(list_changed=Change.PROMPTS in announced),
-            completions={} if self.completes else ABSENT,
-            logging={},
-            extensions=self.extensions or ABSENT,
+        """Update the declared capabilities. Lists of what is offered are served also while they are empty."""
+        announced, offers = self.announced(), self.offers
+        resources = ResourcesCapability(
+            subscribe=self.dynamic or bool(len(self.resources) or len(self.templates)),
+            list_changed=Change.RESOURCES in announced,
         )
+        prompts = PromptsCapability(list_changed=Change.PROMPTS in announced)
+        self.profile.capabilities = ServerCapabilities(
+            tools=ToolsCapability(list_changed=Change.TOOLS in announced) if "tools" in offers else None,
+            resources=resources if "resources" in offers else None,
+            prompts=prompts if "prompts" in offers else None,
+            completions={} if self.completes else None,
+            logging={},
+            extensions=self.extensions or None,
+        )
+
+
+def _seen_by(entry: ToolEntry | ResourceEntry | PromptEntry) -> Any:
+    """Return what a registry has to know to list an entry to those who may see it."""
+    permission = entry.permission
+    if permission is None:
+        return {}
+    return {"scopes": permission.scopes, "hides": None if permission.visible is None else permission.hides}
 
 
 def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Permission | None:
     """Return the permission that an entry's options require, or None if every client may use it."""
-    scopes, allow = options.get("scopes"), options.get("allow")
-    if not scopes and allow is None:
+    scopes, allow, visible = options.get("scopes"), options.get("allow"), options.get("visible")
+    if not scopes and allow is None and visible is None:
         return None
     from trimcp.guard.permission import permission_of  # few servers need it
 
     if tool is None:
-        return permission_of(scopes, allow)
-    return permission_of(scopes, allow, tool.listed, tool.confirmation)
+        return permission_of(scopes, allow, visible=visible)
+    return permission_of(scopes, allow, tool.listed, tool.confirmation, visible)
+
+
+def _check_method(name: object, decorator: str, example: str) -> None:
+    """Raise TypeError if a decorator was given no name, but for example the function."""
+    if not isinstance(name, str):
+        raise TypeError(f'{decorator} needs a name: @server.{decorator}("{example}"), not {name!r:.60}')
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

@@ -10,13 +10,14 @@ import attrs
 from trimcp.errors import ErrorReply
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import PreparedFunction, prepare
 from trimcp.server.media import as_content
+from trimcp.server.options import ListedOptions, listed_members, name_of
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
+from trimcp.wire.jsonrpc import encode
 from trimcp.wire.prompts import (
     CompleteParams,
     CompleteResult,
@@ -89,11 +90,10 @@ def _messages(value: Any) -> list[PromptMessage]:
 
 
 def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> PromptEntry:
-    """Build a prompt from a function whose parameters are its arguments.
+    """Build a prompt from a function whose parameters are its arguments, with checked options.
 
-    Raises TypeError for a parameter that cannot be filled, or an unknown option.
+    Raises TypeError for a parameter that cannot be filled.
     """
-    check_options(options, PromptOptions)
     prepared = prepare(function)
     signature = prepared.signature
     schema = signature.input_schema
@@ -101,16 +101,34 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
     arguments = [
         PromptArgument(
             name=name,
-            title=described.get("title", ABSENT),
-            description=described.get("description", ABSENT),
+            title=described.get("title"),
+            description=_description(described, schema),
             required=name in schema.get("required", ()),
         )
         for name, described in properties.items()
     ]
-    choices = {name: [*map(str, described["enum"])] for name, described in properties.items() if "enum" in described}
-    members = listed_members(options, signature.name, signature.description)
-    listed = Prompt(arguments=arguments or ABSENT, **members)
+    choices = {name: [*map(_as_text, each["enum"])] for name, each in properties.items() if "enum" in each}
+    members = listed_members(options, name_of(options, signature.name, "prompt"), signature.description)
+    listed = Prompt(arguments=arguments or None, **members)
     return PromptEntry(listed, prepared, validator_for(schema), choices, options.get("quota"))
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else encode(value).decode()
+
+
+def _description(described: dict[str, Any], schema: dict[str, Any]) -> Any:
+    """Return the description of an argument; that of a list or object says that it is JSON, since all come as text."""
+    text = described.get("description")
+    kinds = [
+        branch.get("type", "object" if "$ref" in branch else "string") for branch in described.get("anyOf", [described])
+    ]
+    if "string" in kinds or not {"array", "object"}.intersection(kinds):
+        return text
+    shape = {key: value for key, value in described.items() if key not in ("description", "title", "default")}
+    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    asked = f"As JSON that fits {_as_text({**shape, **shared})}"
+    return asked if text is None else f"{text}\n\n{asked}"
 
 
 @attrs.define(eq=False, repr=False)
@@ -127,7 +145,7 @@ class Completer:
 
     async def complete(self, pools: Pools, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
         names = list(self.prepared.signature.parameters)
-        known = params.context.arguments if params.context else ABSENT
+        known = params.context.arguments if params.context else None
         keywords: dict[str, Any] = {names[0]: params.argument.value}
         if "context" in names[1:]:
             keywords["context"] = dict(known) if known else {}

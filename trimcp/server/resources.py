@@ -12,14 +12,14 @@ import attrs
 from trimcp.errors import ErrorReply, ResourceNotFound
 from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.server.calling import ListedOptions, PreparedFunction, check_options, listed_members, prepare
+from trimcp.server.calling import PreparedFunction, prepare
 from trimcp.server.media import json_text
+from trimcp.server.options import ListedOptions, listed_members
 from trimcp.server.threads import in_thread
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, CacheScope
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
-from trimcp.wire.fields import ABSENT, Absent
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.resources import ReadResourceResult, Resource, ResourceTemplate
 
@@ -96,13 +96,13 @@ class ResourceOptions(ListedOptions, total=False):
     Attributes:
         mime_type: such as "text/markdown"; a file is sent as text only if this is a text type.
         size: in bytes, if known and fixed.
-        annotations: sent in its listing.
+        annotations: sent in its listing: an `Annotations`, or a dict such as `{"audience": ["user"]}`.
         ttl_ms, cache_scope: for how many milliseconds and for whom clients may cache it (2026-07-28).
     """
 
     mime_type: str | None
     size: int | None
-    annotations: Annotations | None
+    annotations: Annotations | Mapping[str, Any] | None
     ttl_ms: int
     cache_scope: CacheScope
 
@@ -110,14 +110,14 @@ class ResourceOptions(ListedOptions, total=False):
 def from_function(
     uri: str, function: Callable[..., Any], options: ResourceOptions, *, run: str, guard: bool
 ) -> ResourceEntry:
-    """Build a resource from a function; braces in the URI make it a template.
+    """Build a resource from a function and checked options; braces in the URI make it a template.
 
     Raises TypeError if the template's variables and the function's parameters differ.
     """
-    check_options(options, ResourceOptions)
     prepared = prepare(function, run=run)
     signature = prepared.signature
-    listed = _listed_members(options, signature.name, signature.description)
+    name = _last_part(uri) if signature.name == "<lambda>" else signature.name
+    listed = _listed_members(options, name, signature.description)
     template = _template_of(uri)
     found = () if template is None else template.variables
     if set(found) != set(signature.parameters):
@@ -127,7 +127,7 @@ def from_function(
         )
     if template is None:
         size = options.get("size")
-        resource = Resource(uri=uri, size=ABSENT if size is None else size, **listed)
+        resource = Resource(uri=uri, size=size, **listed)
         return ResourceEntry(uri, resource, prepared, *_kept_by(options))
     family = ResourceTemplate(uri_template=uri, **listed)
     validator = validator_for(signature.input_schema)
@@ -144,18 +144,26 @@ def _template_of(uri: str) -> UriTemplate | None:
 
 
 def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions) -> ResourceEntry:
-    """Build a resource from fixed text or bytes, or from a file that is read for each request."""
-    check_options(options, ResourceOptions)
-    size: int | Absent = ABSENT  # a file's size may change before it is read
+    """Build a resource from fixed text or bytes, or from a file that is read for each request; options are checked.
+
+    Raises TypeError for any other content.
+    """
+    if not isinstance(content, str | bytes | Path):
+        raise TypeError(f"the content of a resource is text, bytes or a Path, not {content!r:.60}")
+    size: int | None = None  # a file's size may change before it is read
     if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)
-    listed = _listed_members(options, uri.rstrip("/").rsplit("/", 1)[-1], "")
+    listed = _listed_members(options, _last_part(uri), "")
     return ResourceEntry(uri, Resource(uri=uri, size=size, **listed), content, *_kept_by(options))
+
+
+def _last_part(uri: str) -> str:
+    return uri.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _listed_members(options: ResourceOptions, name: str, description: str) -> dict[str, Any]:
     """Return the members common to the listings of resources and templates, with these defaults."""
-    own = {key: options.get(key) or ABSENT for key in ("mime_type", "annotations")}
+    own = {key: options.get(key) for key in ("mime_type", "annotations")}
     return listed_members(options, name, description) | own
 
 
@@ -189,5 +197,5 @@ def _contents(value: Any, uri: str, mime_type: str | None) -> TextResourceConten
         blob = base64.b64encode(value).decode("ascii")
         return BlobResourceContents(uri=uri, blob=blob, mime_type=mime_type or "application/octet-stream")
     if isinstance(value, str):
-        return TextResourceContents(uri=uri, text=value, mime_type=ABSENT if mime_type is None else mime_type)
+        return TextResourceContents(uri=uri, text=value, mime_type=mime_type)
     return TextResourceContents(uri=uri, text=json_text(to_json(value)), mime_type=mime_type or "application/json")

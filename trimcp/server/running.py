@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -33,8 +33,7 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
-from trimcp.wire.fields import ABSENT
-from trimcp.wire.jsonrpc import JSON, encode
+from trimcp.wire.jsonrpc import JSON, Unencodable, encode
 from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
 from trimcp.wire.resources import (
     ListResourcesResult,
@@ -58,6 +57,9 @@ _OWNERS = 10  # owners of memory in a snapshot of statistics
 
 # Sessions kept for reuse by later single requests, about 4 KiB each.
 _MOST_SPARE = 128
+
+_LISTS: Final = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
+_ENCODED: Final = "_encoded"  # the attribute by which a page that middleware left alone is known
 
 # Seconds beyond the caller's deadline: its own cancellation, which gives a better reason, may arrive first.
 _SLACK = 0.05
@@ -120,7 +122,11 @@ class Running:
         }
         for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
             handlers[name] = self.pools.shared(handlers[name])
-        self._handlers = {name: server.dressed(name, handler) for name, handler in handlers.items()}
+        self._handlers = {
+            name: server.audited(name, handler) if name in _LISTS else server.dressed(name, handler)
+            for name, handler in handlers.items()
+            if server.offers_method(name)
+        }
         self._noticed = server.wrap(self._call_notification_handlers)
 
     def statistics(self) -> ServerStatistics:
@@ -188,7 +194,8 @@ class Running:
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         """Return the tool error for an exception of a tool's middleware or of tasks that it started; None for a crash.
 
-        The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
+        An integer beyond 64 bits in a result is a tool error, too, and logged: the tool's author cannot know who has
+        such JSON. The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
         """
         if job.request.verb.name != "tools/call":
             return None
@@ -196,6 +203,9 @@ class Running:
         from trimcp.wire.tools import failed_call
 
         text = error_text(job.params.name, error)
+        if text is None and session.handler_errors != "raise" and _is_beyond_64_bits(error):
+            job.log_crash(error)
+            text = f"the result of {job.params.name} cannot be sent: {sole(error)}"
         if text is None and session.handler_errors == "tell" and not isinstance(sole(error), ErrorReply | CannotAsk):
             from trimcp.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
@@ -372,29 +382,48 @@ class Running:
         self._subscribers.log(level, data, logger)
 
     def _lister(self, registry: Registry[Any], result: Callable[..., Any], member: str) -> Handler:
-        """Return the handler that lists a registry; `member` names the entries in its results."""
+        """Return the handler that lists a registry; `member` names the entries in its results.
+
+        Pages are encoded once. Middleware gets the page as a value, with a list of its own that it may change.
+        """
         server = self.server
 
         async def list_page(ctx: Context[Any], params: PageParams) -> Encoded:
             session, job = ctx.internals
 
-            rights = registry.rights_of(ctx.principal)
-
             def encode_page(entries: list[Any], cursor: Any) -> Encoded:
+                scope = "private" if registry.differs else server.list_cache_scope
                 listed = {member: [entry.listed for entry in entries]}
-                caching = {"ttl_ms": server.list_ttl_ms, "cache_scope": server.list_cache_scope}
-                page = result(**listed, next_cursor=cursor, **caching)
-                return Encoded(encode(session.engine.dump_result(job.request, page)))
+                page = result(**listed, next_cursor=cursor, ttl_ms=server.list_ttl_ms, cache_scope=scope)
+                return Encoded(encode(session.engine.dump_result(job.request, page)), page)
 
-            return registry.page(params.cursor, server.page_size, (ctx.revision, rights), encode_page)
+            key = (ctx.revision, registry.rights_of(ctx.principal))
+            hidden = registry.hidden_from(ctx.admission)
+            return registry.page(params.cursor, server.page_size, key, encode_page, hidden)
 
-        return list_page
+        if not server.middlewares:
+            return list_page
+
+        async def list_values(ctx: Context[Any], params: PageParams) -> Any:
+            encoded = await list_page(ctx, params)
+            page = attrs.evolve(encoded.value, **{member: [*getattr(encoded.value, member)]})
+            object.__setattr__(page, _ENCODED, encoded)  # of this object alone: a changed copy does not have it
+            return page
+
+        with_middleware = server.wrap(list_values)
+
+        async def list_encoded(ctx: Context[Any], params: PageParams) -> Any:
+            page = await with_middleware(ctx, params)
+            encoded = getattr(page, _ENCODED, None)
+            return page if encoded is None or page != encoded.value else encoded
+
+        return list_encoded
 
     # Requests for one entry. A server that has only tools does not load the modules for resources and prompts.
 
     def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Awaitable[Any]:
         entry = self.server.tools.get(params.name)
-        if entry is None:
+        if entry is None or (entry.permission is not None and entry.permission.hides(ctx.admission)):
             raise ErrorReply(INVALID_PARAMS, f"unknown tool: {params.name[:100]}")
         if entry.permission is not None:
             entry.permission.check_scopes(ctx, params.name)
@@ -403,10 +432,9 @@ class Running:
     async def _read_resource(self, ctx: Context[Any], params: ReadResourceParams) -> Any:
         uri = params.uri
         entry, variables = self.server.find_resource(uri)
-        if entry is not None:
+        if entry is not None and not (entry.permission is not None and entry.permission.hides(ctx.admission)):
             if entry.permission is not None:
-                entry.permission.check_scopes(ctx, uri)
-                await entry.permission.obtain(ctx, uri, variables or {})
+                await entry.permission.require(ctx, uri, variables or {})
             try:
                 return await self.pools.in_turn(ctx, "resource", entry.address, entry.quota, entry.read, uri, variables)
             except ResourceNotFound:
@@ -417,36 +445,46 @@ class Running:
 
     async def _get_prompt(self, ctx: Context[Any], params: GetPromptParams) -> Any:
         entry = self.server.prompts.get(params.name)
-        if entry is None:
+        if entry is None or (entry.permission is not None and entry.permission.hides(ctx.admission)):
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
-        arguments: Mapping[str, str] = {} if params.arguments is ABSENT else params.arguments
+        arguments: Mapping[str, str] = {} if params.arguments is None else params.arguments
         if entry.permission is not None:
-            entry.permission.check_scopes(ctx, params.name)
-            await entry.permission.obtain(ctx, params.name, arguments)
+            await entry.permission.require(ctx, params.name, arguments)
         return await self.pools.in_turn(ctx, "prompt", params.name, entry.quota, entry.get, arguments)
 
     async def _complete(self, ctx: Context[Any], params: CompleteParams) -> Any:
         from trimcp.server.prompts import suggestions
 
         ref = params.ref
+        server, of_prompt = self.server, isinstance(ref, PromptReference)
         target = ref.name if isinstance(ref, PromptReference) else ref.uri
-        completer = self.server.completers.get((target, params.argument.name))
+        about: Any = server.prompts.get(target)
+        if not of_prompt:
+            about = server.templates.get(target) or server.resources.get(target)
+        what = "prompt" if of_prompt else "resource template"
+        if about is not None and about.permission is not None and not about.permission.hides(ctx.admission):
+            known = (params.context and params.context.arguments) or {}
+            await about.permission.require(ctx, target, {**known, params.argument.name: params.argument.value})
+        elif about is not None and about.permission is not None:
+            raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
+        completer = server.completers.get((target, params.argument.name))
         if completer is not None:
             name = f"{target}: {params.argument.name}"
             if completer.permission is not None:
                 completer.permission.check_scopes(ctx, name)
                 await completer.permission.obtain(ctx, target)
             return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)
-        if isinstance(ref, PromptReference):
-            prompt = self.server.prompts.get(target)
-            if prompt is None:
-                raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {target[:100]}")
-            typed = params.argument.value.casefold()
-            choices = prompt.choices.get(params.argument.name, ())
-            return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
-        if target not in self.server.templates and target not in self.server.resources:
-            raise ErrorReply(INVALID_PARAMS, f"unknown resource template: {target[:100]}")
-        return suggestions(())
+        if about is None:
+            raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
+        typed = params.argument.value.casefold()
+        choices = about.choices.get(params.argument.name, ()) if of_prompt else ()
+        return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
+
+
+def _is_beyond_64_bits(error: BaseException) -> bool:
+    """Return whether a result could not be encoded because of an integer (orjson's words)."""
+    cause = sole(error)
+    return isinstance(cause, Unencodable) and "64-bit" in str(cause)
 
 
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:

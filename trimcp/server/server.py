@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic, get_args
 
-from trimcp.bounds import check_number
+from trimcp.bounds import check_callable, check_number, check_truth
 from trimcp.budget import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
 from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
-from trimcp.server.offering import Confirm, HandlerErrors, Offering
+from trimcp.server.offering import Confirm, HandlerErrors, Offering, Offers
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
@@ -22,7 +22,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
-from trimcp.wire.fields import ABSENT
+from trimcp.wire.given import given_icons, given_name, given_text
 from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 
 if TYPE_CHECKING:
@@ -46,8 +46,11 @@ class Server(Offering, Generic[StateT]):
         version: its version.
         title: a display name, if different.
         instructions: advice to the model on how to use the server.
-        description, icons, website_url: more about the program, in revisions that have these members.
+        description, icons, website_url: more about the program, in revisions that have these members. An icon is an
+            `Icon` or a dict such as `{"src": "https://example.com/icon.png"}`.
         lifespan: `async with lifespan(server) as state` surrounds every run; handlers get the state as `ctx.state`.
+        offers: which of tools, resources and prompts it declares and lists, also while it has none of them. One with
+            tools alone says so with `offers=["tools"]`; then no client asks for the other lists.
         dynamic: declare `listChanged` from the start. Otherwise it is declared only once a list has changed.
         page_size: entries per page of a list; None puts all on one, which every client understands.
         list_ttl_ms, list_cache_scope: how long (milliseconds) and for whom clients may keep lists (2026-07-28).
@@ -74,7 +77,7 @@ class Server(Offering, Generic[StateT]):
         tools, resources, templates, prompts: the entries, by name or URI. Read only; methods change them.
         runs: the runs under way, each with its `sessions`.
         parts: called with each run; what they return is entered before anybody is served, and left after the last.
-        lifespan, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
+        lifespan, offers, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
         max_threads, max_processes, limits, audit, confirm, confirm_fallback, handler_errors: as given.
 
     Other public names are for `Running` and the logging bridge, and may change.
@@ -88,9 +91,10 @@ class Server(Offering, Generic[StateT]):
         title: str | None = None,
         instructions: str | None = None,
         description: str | None = None,
-        icons: Sequence[Icon] = (),
+        icons: Iterable[Icon | Mapping[str, Any]] = (),
         website_url: str | None = None,
         lifespan: Callable[[Server[StateT]], AbstractAsyncContextManager[StateT]] = _no_lifespan,
+        offers: Iterable[Offers] = ("tools", "resources", "prompts"),
         dynamic: bool = False,
         page_size: int | None = None,
         list_ttl_ms: int = 0,
@@ -110,6 +114,16 @@ class Server(Offering, Generic[StateT]):
     ) -> None:
         if handler_errors not in ("log", "tell", "raise"):
             raise ValueError(f"handler_errors is 'log', 'tell' or 'raise', not {handler_errors!r}")
+        check_truth("dynamic", dynamic)
+        check_callable("lifespan", lifespan)
+        if limits is not None and not isinstance(limits, Limits):
+            raise TypeError(f"limits is a trimcp.Limits(...), not {limits!r:.60}")
+        if audit is not None and not hasattr(audit, "opened"):
+            raise TypeError(f"audit is a trimcp.guard.Audit(...), not {audit!r:.60}")
+        if not revisions:
+            raise ValueError("revisions are some of trimcp.REVISIONS: without any, no client can be served")
+        if list_cache_scope not in get_args(CacheScope):
+            raise ValueError(f"list_cache_scope is 'public' or 'private', not {list_cache_scope!r:.60}")
         check_number("page_size", page_size, whole=True, optional=True)
         check_number("list_ttl_ms", list_ttl_ms, whole=True, zero=True)
         check_number("max_threads", max_threads, whole=True)
@@ -124,16 +138,17 @@ class Server(Offering, Generic[StateT]):
             text = f"memory is a number of bytes, at least four times the largest message ({needed}), not {memory!r}"
             raise ValueError(text)
         self.info: Implementation = Implementation(
-            name=name,
-            version=version,
-            title=title or ABSENT,
-            description=description or ABSENT,
-            icons=list(icons) or ABSENT,
-            website_url=website_url or ABSENT,
+            name=given_name("name", name),
+            version=given_name("version", version),
+            title=given_text("title", title),
+            description=given_text("description", description),
+            icons=given_icons("icons", icons),
+            website_url=given_text("website_url", website_url),
         )
+        advice = given_text("instructions", instructions)
         most = self.limits.max_client_info
-        profile = Profile(self.info, ServerCapabilities(), instructions, revisions_of(revisions), max_peer_info=most)
-        super().__init__(profile, dynamic=dynamic, extensions=extensions or {})
+        profile = Profile(self.info, ServerCapabilities(), advice or None, revisions_of(revisions), max_peer_info=most)
+        super().__init__(profile, dynamic=dynamic, extensions=extensions or {}, offers=offers)
         self.confirm: Confirm | None = confirm
         self.confirm_fallback: Fallback = confirm_fallback
         self.audit = audit

@@ -5,6 +5,7 @@ Pending changes are a set of lists and URIs, so the memory for a slow client is 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -21,7 +22,6 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import (
     LoggingMessageParams,
@@ -104,11 +104,11 @@ class Subscribers:
                 continue
             if session.counts.untold:
                 session.tell_dropped_logs(None)
-            params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
+            params = LoggingMessageParams(level=level, data=data, logger=logger)
             session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
 
     async def subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
-        if self.server.find_resource(params.uri)[0] is None:
+        if not await self._may_watch(ctx, params.uri):
             from trimcp.server.resources import missing
 
             raise missing(ctx, params.uri)
@@ -121,6 +121,15 @@ class Subscribers:
     async def unsubscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
         self._listener(ctx).uris.pop(params.uri, None)
         return EmptyResult()
+
+    async def _may_watch(self, ctx: Context[Any], uri: str) -> bool:
+        """Return whether there is a resource with this URI. Raises as `Permission.require` if it may not be read."""
+        entry, variables = self.server.find_resource(uri)
+        if entry is not None and entry.permission is not None:
+            if entry.permission.hides(ctx.admission):
+                return False
+            await entry.permission.require(ctx, uri, variables)
+        return entry is not None
 
     def _listener(self, ctx: Context[Any]) -> _LegacyListener:
         session, _ = ctx.internals
@@ -136,12 +145,16 @@ class Subscribers:
         uris = wanted.resource_subscriptions or []
         if len(uris) > _MOST_SUBSCRIPTIONS:
             raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} resources in one subscription")
-        honoured = [uri for uri in uris if self.server.find_resource(uri)[0] is not None]
+        honoured = []
+        for uri in uris:  # the acknowledgement lacks what is not there or not allowed
+            with suppress(ErrorReply):
+                if await self._may_watch(ctx, uri):
+                    honoured.append(uri)
         watch = Watch(frozenset([*lists, *honoured]))
         self.server.changes.attach(watch.note)
         try:
             agreed = SubscriptionFilter(
-                **{change.member: True for change in lists}, resource_subscriptions=honoured or ABSENT
+                **{change.member: True for change in lists}, resource_subscriptions=honoured or None
             )
             acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
             await _tell(session, job, "notifications/subscriptions/acknowledged", acknowledged)

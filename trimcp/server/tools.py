@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -18,14 +19,14 @@ from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, check_author_schema, validator_for
-from trimcp.server.calling import ListedOptions, PreparedFunction, Validate, check_options, listed_members, prepare
-from trimcp.server.media import as_content, json_text
+from trimcp.server.calling import PreparedFunction, Validate, prepare
+from trimcp.server.media import as_content, holds_content, json_text
+from trimcp.server.options import ListedOptions, check_options, listed_members, name_of
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
@@ -44,6 +45,7 @@ Isolation = Literal["process", "bwrap"]
 """Where a sync tool runs apart from the server: in a worker process, or in one of its own in a sandbox (Linux)."""
 
 _RUNS: Final = ("inline", "thread", "process")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # server/tools, "Tool Names", a SHOULD
 
 _FINISHED: Final = (CallToolResult, InputRequiredResult)
 
@@ -52,7 +54,7 @@ class ToolOptions(ListedOptions, total=False):
     """The options of a tool, each with a default, beside those of `ListedOptions`.
 
     Attributes:
-        annotations: hints on its behaviour (`ToolAnnotations`).
+        annotations: hints on its behaviour: a `ToolAnnotations`, or a dict such as `{"readOnlyHint": True}`.
         input_schema: any JSON Schema 2020-12 of an object, sent unchanged; the function then takes its properties as
             keyword arguments, or all of them as the one parameter `arguments`.
         output_schema: the schema of the structured result, by default that of the return type.
@@ -71,11 +73,13 @@ class ToolOptions(ListedOptions, total=False):
             one for each call: no network, and no files but the system's, Python's and those of its module.
         read: with `isolation="bwrap"`, absolute paths that it may read beside those.
         write: with `isolation="bwrap"`, absolute paths that it may write.
+        asks: with `isolation="bwrap"`, True lets what runs in the sandbox ask the client's user and model through its
+            context, in the server's name. By default only declared questions (`Elicit`) are asked.
         memory: with `run="process"`, bytes of address space for its process (RLIMIT_AS).
         cpu_time: with `run="process"`, seconds of processor time for a call, rounded up (RLIMIT_CPU).
     """
 
-    annotations: ToolAnnotations | None
+    annotations: ToolAnnotations | Mapping[str, Any] | None
     input_schema: Mapping[str, Any] | None
     output_schema: Mapping[str, Any] | None
     structured: bool
@@ -87,6 +91,7 @@ class ToolOptions(ListedOptions, total=False):
     isolation: Isolation | None
     read: Sequence[str | os.PathLike[str]]
     write: Sequence[str | os.PathLike[str]]
+    asks: bool
     memory: int | None
     cpu_time: float | None
 
@@ -113,7 +118,7 @@ class ToolEntry:
     async def call(self, pools: Pools, ctx: Context[Any], params: CallToolParams) -> Any:
         """Run a call and return its result, also for `ToolError`s and, from 2025-11-25 on, wrong arguments."""
         arguments = params.arguments
-        if arguments is ABSENT:
+        if arguments is None:
             arguments = {}
         if self.mirrors:
             self._check_headers(ctx, arguments)
@@ -173,22 +178,32 @@ class ToolEntry:
 
     def make_result(self, value: Any) -> Any:
         if isinstance(value, _FINISHED):
+            if self.prepared.remote is not None and self.prepared.remote.sandbox is not None:
+                self._check_promised(value)
             return value
         shape = self.shape
         try:
-            if shape is None:
+            if shape is None or (shape.untyped and holds_content(value)):
                 if type(value) is str:  # what most tools return
                     return CallToolResult([TextContent(value)], is_error=False)
                 return CallToolResult(content=as_content(value), is_error=False)
             structured = shape.dump(value)
         except ConversionError as error:  # otherwise it would be reported as wrong arguments
             raise TypeError(f"{self.listed.name} returned what JSON cannot carry: {error}") from error
-        if self.output_validator is not None and not self.output_validator.is_valid(structured):
-            problems = "; ".join(self.output_validator.problems(structured))
-            raise TypeError(f"{self.listed.name} returned what its outputSchema forbids: {problems}")
+        self._check_output(structured)
         shown = structured["result"] if shape.wrapped else structured
         text = shown if isinstance(shown, str) else json_text(shown)
         return CallToolResult(content=[TextContent(text)], structured_content=structured, is_error=False)
+
+    def _check_promised(self, result: Any) -> None:
+        """Check what a sandbox made of its tool's result: nothing there holds it to the schema."""
+        if self.output_validator is not None and isinstance(result, CallToolResult) and result.is_error is not True:
+            self._check_output(result.structured_content)
+
+    def _check_output(self, structured: Any) -> None:
+        if self.output_validator is not None and not self.output_validator.is_valid(structured):
+            problems = "; ".join(self.output_validator.problems(structured))
+            raise TypeError(f"{self.listed.name} returned what its outputSchema forbids: {problems}")
 
 
 def _has_own_errors(ctx: Context[Any]) -> bool:
@@ -212,8 +227,8 @@ def error_text(name: str, error: BaseException) -> str | None:
 def _run_mode(options: ToolOptions) -> str:
     """Return where a sync function runs. Raises TypeError if the options contradict each other."""
     isolation, run = options.get("isolation"), options.get("run")
-    if isolation != "bwrap" and (options.get("read") or options.get("write")):
-        raise TypeError('read and write open a sandbox; add isolation="bwrap"')
+    if isolation != "bwrap" and (options.get("read") or options.get("write") or options.get("asks")):
+        raise TypeError('read, write and asks open a sandbox; add isolation="bwrap"')
     if isolation is None:
         return run or "thread"
     if isolation not in get_args(Isolation):
@@ -224,9 +239,16 @@ def _run_mode(options: ToolOptions) -> str:
     return "process"
 
 
+def warn_of_name(name: str) -> None:
+    """Log a warning for a name that hosts may refuse: the specification's rule has other characters."""
+    if _NAME.fullmatch(name) is None:
+        text = "the tool %r has a name that hosts may refuse: letters, digits, _, - and . are safe, and at most 128"
+        log.warning(text, name[:200])
+
+
 def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """Build a tool from a function. Raises TypeError and ValueError as `Offering.tool` does."""
-    check_options(options, ToolOptions)
+    checked = check_options(options, ToolOptions)
     timeout, max_concurrent = options.get("timeout"), options.get("max_concurrent")
     check_number("timeout", timeout, optional=True)
     check_number("max_concurrent", max_concurrent, whole=True, optional=True)
@@ -243,7 +265,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     if given is not None:
         schema = dict(given)
         check_author_schema(schema)
-    name = options.get("name") or prepared.signature.name
+    name = name_of(options, prepared.signature.name, "tool")
     try:
         mirrors = find_mirrors(schema)
     except ValueError as error:
@@ -262,18 +284,19 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         prepared.remote = remote_tool(function, name, options, is_async=prepared.is_async, wants_context=wants_context)
     elif memory is not None or cpu_time is not None:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
+    promise = None if shape is None or shape.untyped else shape.schema
     listed = Tool(
         input_schema=schema,
-        output_schema=shape.schema if shape is not None else ABSENT,
-        annotations=options.get("annotations") or ABSENT,
-        **listed_members(options, name, prepared.signature.description),
+        output_schema=promise,
+        annotations=checked.get("annotations") or None,
+        **listed_members(checked, name, prepared.signature.description),
     )
     return ToolEntry(
         listed=listed,
         prepared=prepared,
         validator=validator_for(schema),
         shape=shape,
-        output_validator=validator_for(shape.schema) if shape is not None else None,
+        output_validator=None if promise is None else validator_for(promise),
         timeout=timeout,
         quota=quota,
         mirrors=mirrors,

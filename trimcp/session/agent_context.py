@@ -57,7 +57,8 @@ class AgentContext(Protocol):
         Updates apply in the order of their calls. Cancelling this may leave the state changed or not.
 
         Args:
-            updates: the patch; a member that is None is removed. Unlike agents, handlers may write `permissions`.
+            updates: the patch; a member that is None is removed. Unlike agents, handlers may write `permissions`: a
+                list of tools' names and of scopes, which later calls in the context are held to.
             version: the version that it changes; None for any.
         """
         ...

@@ -9,6 +9,7 @@ depend on an era, and it uses only `Revision.server_may_call`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +20,12 @@ import trio
 from trimcp.errors import AskRefused, CannotAsk, ErrorReply, McpError, Overloaded, RemoteError
 from trimcp.protocol.request_state import InvalidState, Memory, question_key, request_digest
 from trimcp.session.job import Job
+from trimcp.session.reports import Reports
 from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.common import REJECTED
 from trimcp.wire.converter import NotInRevision, WireError, converter_for
 from trimcp.wire.input_requests import (
     CreateMessageParams,
@@ -34,6 +37,8 @@ from trimcp.wire.input_requests import (
     ListRootsRequest,
 )
 from trimcp.wire.methods import METHODS, Method
+
+log: logging.Logger = logging.getLogger("trimcp.session")
 
 
 @slotted
@@ -67,6 +72,7 @@ class Questions:
         self.seen = {}
         admission = job.request.admission
         if not admission.revision.server_may_call:
+            self.memory.progress = None if job.reports is None else job.reports.kept
             state = session.sealer.seal(self.memory, digest=self.digest, principal=admission.principal, now=time.time())
             requests = {key: _REQUESTS[method.name](params) for key, (method, params) in asked.items()}
             result = InputRequiredResult(input_requests=requests, request_state=state)
@@ -106,6 +112,8 @@ def open_questions(session: Session, job: Job) -> Questions:
 
             security_event("request_state_refused", why=str(error), method=name, principal=principal)
             raise ErrorReply(INVALID_PARAMS, "requestState is not valid for this request") from None
+        if questions.memory.progress is not None:
+            job.reports = Reports(questions.memory.progress)
     responses = raw.get("inputResponses") or {}
     if type(responses) is not dict:
         raise ErrorReply(INVALID_PARAMS, "inputResponses must be an object")
@@ -136,7 +144,7 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
         seconds = session.limits.answer_timeout
         with session.jobs.waiting_for_peer(job), trio.move_on_after(seconds):
             try:
-                return await _ask_directly(session, job, name, params)
+                return _noted(name, await _ask_directly(session, job, name, params))
             except NotInRevision as error:
                 raise CannotAsk(f"the client cannot be asked that: {error}") from None
         raise CannotAsk(f"the client did not answer within {seconds:g} seconds")
@@ -190,9 +198,13 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
         await trio.lowlevel.checkpoint()
         assert method.result is not None
         try:
-            payload = questions.answers[key] = converter.load(answer, method.result)
+            try:
+                payload = converter.load(answer, method.result)
+            except WireError:
+                payload = _noted(name, converter.load_readable(answer, method))
         except WireError as error:
             raise ErrorReply(INVALID_PARAMS, f"inputResponses.{key} is invalid: {error}"[:500]) from None
+        questions.answers[key] = payload
         return payload
     questions.memory.answers.pop(key, None)
     _refuse_if_shielded(job)
@@ -202,6 +214,13 @@ async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key:
     job.scope.cancel(reason="unwound to ask the client a question")
     await trio.sleep_forever()
     raise AssertionError("unreachable")
+
+
+def _noted(name: str, payload: Any) -> Any:
+    """Return the answer to a question; warn of what was left out of it because it could not be read."""
+    for each in getattr(payload, REJECTED, ()):
+        log.warning("the client answered %s with something that is left out: %s %s", name, each.place, each.reason)
+    return payload
 
 
 def _refuse_if_shielded(job: Job) -> None:

@@ -26,7 +26,6 @@ from trimcp.session.session import Session
 from trimcp.wire.codes import HEADER_MISMATCH
 from trimcp.wire.common import META_TIMEOUT
 from trimcp.wire.converter import converter_for
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import InputRequest, InputRequiredResult
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import ProgressParams
@@ -143,7 +142,7 @@ class Rounds:
 
     async def _answer(self, asked: InputRequiredResult) -> Pending:
         """Get the answers to the server's questions, and send the next round with them."""
-        if asked.input_requests is ABSENT and asked.request_state is ABSENT:
+        if asked.input_requests is None and asked.request_state is None:
             raise InvalidReply(f"{self.name}: the server wants more input but does not say what")
         if self.left == 0:
             from trimcp.security import security_event
@@ -159,7 +158,7 @@ class Rounds:
         # The state is returned exactly as received, or not at all.
         self.params = attrs.evolve(
             self.params,
-            input_responses={key: dump(answer) for key, answer in answers.items()} or ABSENT,
+            input_responses={key: dump(answer) for key, answer in answers.items()} or None,
             request_state=asked.request_state,
         )
         return await self.begin()

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
-import attrs
-import orjson
 import trio
 
 from trimcp.budget import owner_of
@@ -20,12 +17,12 @@ from trimcp.protocol.states import Inbound
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
+from trimcp.session.reports import NUMBERS, Reports
 from trimcp.session.scopes import Background, Scope, Work, cancelled_around
 from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.common import SEVERITY, LoggingLevel
 from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -57,38 +54,7 @@ _T = TypeVar("_T")
 # A report that never yields would starve the writer; one that always does (11 µs each) would prevent merging. So at
 # least every 64th is a schedule point, and each is a cancel point.
 _REPORTS_PER_CHECKPOINT: Final = 64
-_NUMBERS: Final = (int, float)  # no bool, and no number of another library
 _COMPLETE: Final = "notifications/elicitation/complete"
-
-
-@slotted
-class _Reports:
-    """What one request has reported of its progress.
-
-    Attributes:
-        last: the last value.
-        count: how many reports waited for room.
-        head: a report's text up to its first number, the same for all; None before the first.
-        total, tail: the total of the last report, and the text that follows the first number.
-    """
-
-    last: float = -math.inf
-    count: int = 0
-    head: bytes | None = None
-    total: float | None = None
-    tail: bytes = b"}}"
-
-    def text(self, progress: float, total: float | None) -> bytes | None:
-        """Return a report of which only the numbers are new; None if JSON cannot carry one of them."""
-        assert self.head is not None
-        try:
-            if total is not self.total:
-                self.tail = b"}}" if total is None else b',"total":%b}}' % orjson.dumps(total)
-                self.total = total
-            data = b"".join((self.head, orjson.dumps(progress), self.tail))
-        except TypeError:  # an integer beyond 64 bits
-            return None
-        return data if data.find(b":null") < 0 else None  # of NaN and Infinity
 
 
 @slotted
@@ -127,7 +93,6 @@ class Context(Admitted, Generic[StateT]):
     _job: Job
     state: StateT
     _server_scope: Scope | None = None
-    _reports: _Reports | None = attrs.field(init=False, default=None)
 
     # The sender
 
@@ -230,26 +195,28 @@ class Context(Admitted, Generic[StateT]):
     # Progress and logging
 
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
-        """Send progress to the peer: in order, and none is dropped. Waits only while the outbox is full.
+        """Send progress to the peer: in order, and none that increases is dropped. Waits only while the outbox is full.
 
-        Nothing is sent if the peer did not ask for progress. Always a cancel point.
+        Nothing is sent if the peer did not ask for progress, or of a value that is not larger than the last one
+        (basic/utilities/progress); a handler that runs again after a question begins where it was. Always a cancel
+        point.
 
         Args:
-            progress: must be larger than the last one (basic/utilities/progress).
+            progress: how far it is.
             total: the final value of `progress`, if known.
             message: one line for a person; dropped in revisions without it.
-
-        Raises:
-            ValueError: `progress` did not increase.
         """
-        reports = self._reports
+        job = self._job
+        reports = job.reports
         if reports is None:
-            reports = self._reports = _Reports()
-        if not progress > reports.last:  # written like this to refuse NaN too
-            raise ValueError(f"progress must increase: {progress} after {reports.last}")
+            reports = job.reports = Reports()
+        if not progress > reports.last:  # written like this to find NaN too
+            reports.drop(progress)
+            await trio.lowlevel.checkpoint()
+            return
         reports.last = progress
         reports.count += 1
-        data, job = self._encode_progress(reports, progress, total, message), self._job
+        data = self._encode_progress(reports, progress, total, message)
         request, sink = job.request, job.sink
         if data is not None and sink.full:
             await sink.room()
@@ -271,26 +238,28 @@ class Context(Admitted, Generic[StateT]):
 
         A value that does not increase is dropped. The last one is sent before the result.
         """
-        reports = self._reports
+        job = self._job
+        reports = job.reports
         if reports is None:
-            reports = self._reports = _Reports()
+            reports = job.reports = Reports()
         if not progress > reports.last:
+            reports.drop(progress)
             return
         reports.last = progress
-        data, job = self._encode_progress(reports, progress, total, message), self._job
+        data = self._encode_progress(reports, progress, total, message)
         if data is not None and job.request.state is Inbound.UNDER_WAY:
             id = job.request.id
             job.latest_queued = True
             job.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, job.origin))
 
     def _encode_progress(
-        self, reports: _Reports, progress: float, total: float | None, message: str | None
+        self, reports: Reports, progress: float, total: float | None, message: str | None
     ) -> bytes | None:
         """Return the notification, or None if the peer did not ask for progress."""
         token = self._job.request.admission.progress_token
         if token is None:
             return None
-        if message is None and type(progress) in _NUMBERS and (total is None or type(total) in _NUMBERS):
+        if message is None and type(progress) in NUMBERS and (total is None or type(total) in NUMBERS):
             if reports.head is None:
                 example = self._encode("notifications/progress", ProgressParams(progress_token=token, progress=0))
                 reports.head = example.removesuffix(b"0}}")
@@ -300,8 +269,8 @@ class Context(Admitted, Generic[StateT]):
         params = ProgressParams(
             progress_token=token,
             progress=progress,
-            total=ABSENT if total is None else total,
-            message=ABSENT if message is None else message,
+            total=total,
+            message=message,
         )
         return self._encode("notifications/progress", params)
 
@@ -312,6 +281,22 @@ class Context(Admitted, Generic[StateT]):
         # Nothing may follow the answer, or be sent for a cancelled request.
         if self._job.request.state is Inbound.UNDER_WAY:
             self._job.sink.post(Outgoing(data, Kind.NOTIFICATION, self.request_id, self._job.origin))
+
+    async def notify(self, name: str, params: Mapping[str, JSON] | None = None) -> None:
+        """Send a notification that is defined by an extension, for this request. Waits for room.
+
+        A client that has no handler for it ignores it. Nothing is sent for a request that was cancelled.
+
+        Raises:
+            LocalError: the protocol itself defines the notification, or JSON cannot carry the params.
+        """
+        data = self._session.encode_foreign(name, params)
+        sink = self._job.sink
+        if sink.full:
+            await sink.room()
+        else:
+            await trio.lowlevel.checkpoint()
+        self._post(data)
 
     async def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
         """Send a log message for this request, if the peer wants messages of this level. Waits for room.
@@ -359,7 +344,7 @@ class Context(Admitted, Generic[StateT]):
         return wanted is not None and SEVERITY[level] >= SEVERITY[wanted]
 
     def _encode_log(self, level: LoggingLevel, data: JSON, logger: str | None) -> bytes:
-        params = LoggingMessageParams(level=level, data=data, logger=ABSENT if logger is None else logger)
+        params = LoggingMessageParams(level=level, data=data, logger=logger)
         return self._encode("notifications/message", params)
 
     async def debug(self, data: JSON, *, logger: str | None = None) -> None:
@@ -449,9 +434,7 @@ class Context(Admitted, Generic[StateT]):
         """
         if elicitation_id is None and _COMPLETE in vocabulary(self.revision):
             elicitation_id = os.urandom(16).hex()
-        params = ElicitURLParams(
-            message=message, url=url, elicitation_id=ABSENT if elicitation_id is None else elicitation_id
-        )
+        params = ElicitURLParams(message=message, url=url, elicitation_id=elicitation_id)
         result: ElicitResult = await self.ask("elicitation/create", params, key=key)
         return result
 

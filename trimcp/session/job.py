@@ -25,10 +25,12 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
+from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
 from trimcp.slotted import slotted
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
+    ERRORS,
     FORBIDDEN,
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -37,8 +39,7 @@ from trimcp.wire.codes import (
     TIMED_OUT,
 )
 from trimcp.wire.converter import NotInRevision
-from trimcp.wire.fields import ABSENT
-from trimcp.wire.jsonrpc import RequestId, encode_error
+from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
 
 SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
 
@@ -169,6 +170,7 @@ class Job:
         clock: the time limit of its handler, if any; it pauses while the peer is asked.
         work: the tasks started for it with `ctx.request.start_soon`, if any.
         questions: what it asked when re-running, if anything.
+        reports: what was reported of its progress, if anything.
         latest_queued: whether progress of which only the latest counts may wait in the sink.
     """
 
@@ -201,6 +203,7 @@ class Job:
     clock: WorkClock | None = attrs.field(init=False, default=None)
     work: Work | None = attrs.field(init=False, default=None)
     questions: Asked | None = attrs.field(init=False, default=None)
+    reports: Reports | None = attrs.field(init=False, default=None)
     latest_queued: bool = attrs.field(init=False, default=False)
 
     @property
@@ -212,7 +215,7 @@ class Job:
     def target(self) -> str | None:
         """The name of the tool or prompt, or the URI of the resource, that it is for, as received."""
         about = getattr(self.params, "ref", self.params)  # `ref` is a completion's
-        name = getattr(about, "name", ABSENT) or getattr(about, "uri", ABSENT)
+        name = getattr(about, "name", None) or getattr(about, "uri", None)
         return name if isinstance(name, str) else None
 
     # Cancelling
@@ -235,7 +238,15 @@ class Job:
         # Without a reason, a scope around the whole session was cancelled.
         reason = self.reason or CancelReason.DRAIN
         self.error = _CANCELLED_CODES.get(reason)
-        return None if self.error is None else encode_error(self.request.id, self.error, f"stopped: {reason.value}")
+        if self.error is None:
+            return None
+        text = f"stopped: {reason.value}" if self.started else f"{reason.value}; not started"
+        return encode_error(self.request.id, self.error, text, self._error_data(self.error))
+
+    def _error_data(self, code: int) -> JSON:
+        """Return the `data` of an error of our own: its reason and, in a drain, whether anything was done."""
+        data: dict[str, JSON] = {"reason": ERRORS[code].reason}
+        return {**data, "started": self.started} if code == CANCELLED_BY_DRAIN else data
 
     # Running
 
@@ -457,7 +468,7 @@ class Job:
             security_event("flood_refused", what=self.request.verb.name, principal=self.request.admission.principal)
         self.session.refused += 1
         self.error = code
-        self.finish(encode_error(self.request.id, code, message))
+        self.finish(encode_error(self.request.id, code, message, self._error_data(code)))
 
     def end(self) -> None:
         """End a job that has a slot: with its reply, its failure, or the answer due after a cancellation."""

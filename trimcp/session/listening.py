@@ -24,7 +24,6 @@ from trimcp.session.session import Session
 from trimcp.values import valued
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
-from trimcp.wire.fields import ABSENT
 from trimcp.wire.jsonrpc import RequestId
 from trimcp.wire.lifecycle import SubscriptionFilter, SubscriptionsListenParams
 from trimcp.wire.resources import SubscribeParams
@@ -234,10 +233,10 @@ class Subscriptions:
 def changes_wanted(tools: bool, prompts: bool, resources_list: bool, resources: Iterable[str]) -> SubscriptionFilter:
     """Return a subscription filter for these changes."""
     return SubscriptionFilter(
-        tools_list_changed=tools or ABSENT,
-        prompts_list_changed=prompts or ABSENT,
-        resources_list_changed=resources_list or ABSENT,
-        resource_subscriptions=list(dict.fromkeys(resources)) or ABSENT,
+        tools_list_changed=tools or None,
+        prompts_list_changed=prompts or None,
+        resources_list_changed=resources_list or None,
+        resource_subscriptions=list(dict.fromkeys(resources)) or None,
     )
 
 
@@ -255,7 +254,7 @@ def _honoured(wanted: SubscriptionFilter, capabilities: ServerCapabilities) -> S
     """Return the part of a filter that a server with these capabilities supports."""
 
     def told(asked: Any, path: str) -> Any:
-        return asked if asked and declares(capabilities, path) else ABSENT
+        return asked if asked and declares(capabilities, path) else None
 
     return SubscriptionFilter(
         tools_list_changed=told(wanted.tools_list_changed, "tools.listChanged"),

@@ -166,8 +166,8 @@ class Pushed:
         """Process received messages. Never waits and never raises because of what a peer sent."""
         self.session.deliver(batch)
 
-    def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End the session because its peer is gone, or was dropped by us because it read nothing (`slow`).
+    def disconnect(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
+        """End the session because its peer is gone, was dropped since it read nothing (`slow`), or the server ends.
 
         Handlers are cancelled, and calls raise `ConnectionLost`.
         """
@@ -176,7 +176,7 @@ class Pushed:
         if slow:
             session.jobs.cancel_all(CancelReason.LIMIT, why)
         else:
-            session.jobs.cancel_all(CancelReason.DISCONNECTED)
+            session.jobs.cancel_all(CancelReason.DRAIN if ending else CancelReason.DISCONNECTED)
         session.close()
 
     def close(self) -> None:

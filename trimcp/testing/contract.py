@@ -234,7 +234,7 @@ async def _cancelled_send(left: MessageChannel, right: MessageChannel) -> None:
         else:
             whole = True
         await left.aclose()
-    if not whole and isinstance(arrived[-1].message, Malformed):
+    if not whole and arrived and isinstance(arrived[-1].message, Malformed):
         arrived.pop()
     ids = _ids(arrived)
     if whole:

@@ -7,11 +7,11 @@ from trimcp.lazy import lazy_names as _lazy_names
 
 # The only list of names; the stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {
-    "trimcp.wire.common": "Annotations Icon Implementation",
+    "trimcp.wire.common": "Annotations Icon Implementation Unreadable",
     "trimcp.wire.content": "AudioContent BlobResourceContents EmbeddedResource ImageContent ResourceLink TextContent "
     "TextResourceContents",
     "trimcp.wire.input_requests": "CreateMessageParams CreateMessageResult ElicitFormParams ElicitParams ElicitResult "
-    "ElicitURLParams InputRequiredResult Root SamplingMessage",
+    "ElicitURLParams InputRequiredResult ModelHint ModelPreferences Root SamplingMessage",
     "trimcp.wire.lifecycle": "LoggingMessageParams ProgressParams",
     "trimcp.wire.prompts": "Completion GetPromptResult Prompt PromptMessage",
     "trimcp.wire.resources": "ReadResourceResult Resource ResourceTemplate",

@@ -3,6 +3,7 @@
 from trimcp.wire.common import Annotations as Annotations
 from trimcp.wire.common import Icon as Icon
 from trimcp.wire.common import Implementation as Implementation
+from trimcp.wire.common import Unreadable as Unreadable
 from trimcp.wire.content import AudioContent as AudioContent
 from trimcp.wire.content import BlobResourceContents as BlobResourceContents
 from trimcp.wire.content import EmbeddedResource as EmbeddedResource
@@ -17,6 +18,8 @@ from trimcp.wire.input_requests import ElicitParams as ElicitParams
 from trimcp.wire.input_requests import ElicitResult as ElicitResult
 from trimcp.wire.input_requests import ElicitURLParams as ElicitURLParams
 from trimcp.wire.input_requests import InputRequiredResult as InputRequiredResult
+from trimcp.wire.input_requests import ModelHint as ModelHint
+from trimcp.wire.input_requests import ModelPreferences as ModelPreferences
 from trimcp.wire.input_requests import Root as Root
 from trimcp.wire.input_requests import SamplingMessage as SamplingMessage
 from trimcp.wire.lifecycle import LoggingMessageParams as LoggingMessageParams
@@ -51,6 +54,8 @@ __all__ = [
     "Implementation",
     "InputRequiredResult",
     "LoggingMessageParams",
+    "ModelHint",
+    "ModelPreferences",
     "ProgressParams",
     "Prompt",
     "PromptMessage",
@@ -64,4 +69,5 @@ __all__ = [
     "TextResourceContents",
     "Tool",
     "ToolAnnotations",
+    "Unreadable",
 ]

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trimcp.wire.fields import ABSENT, Absent, field, wire, wire_name
+from trimcp.wire.fields import field, wire, wire_name
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 
 Settings: TypeAlias = dict[str, Any]
@@ -17,7 +17,7 @@ Settings: TypeAlias = dict[str, Any]
 class RootsCapability:
     """The client can list its roots, and until 2025-11-25 notify that they changed."""
 
-    list_changed: bool | Absent = field(default=ABSENT, until=V2026_07_28)
+    list_changed: bool | None = field(default=None, until=V2026_07_28)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -25,8 +25,8 @@ class RootsCapability:
 class SamplingCapability:
     """The client can ask a model: with context from other servers, with tools."""
 
-    context: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
-    tools: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
+    context: Settings | None = field(default=None, since=V2025_11_25)
+    tools: Settings | None = field(default=None, since=V2025_11_25)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -34,8 +34,8 @@ class SamplingCapability:
 class ElicitationCapability:
     """The client can ask its user: with a form, or by sending them to a URL. If neither is declared, form is meant."""
 
-    form: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
-    url: Settings | Absent = field(default=ABSENT, since=V2025_11_25)
+    form: Settings | None = field(default=None, since=V2025_11_25)
+    url: Settings | None = field(default=None, since=V2025_11_25)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -46,18 +46,18 @@ class TaskRequests:
     A client declares `sampling` and `elicitation`, a server `tools`.
     """
 
-    sampling: dict[str, Settings] | Absent = field(default=ABSENT)
-    elicitation: dict[str, Settings] | Absent = field(default=ABSENT)
-    tools: dict[str, Settings] | Absent = field(default=ABSENT)
+    sampling: dict[str, Settings] | None = field(default=None)
+    elicitation: dict[str, Settings] | None = field(default=None)
+    tools: dict[str, Settings] | None = field(default=None)
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class TasksCapability:
     """Requests can be run as tasks (experimental, basic/utilities/tasks)."""
 
-    list: Settings | Absent = field(default=ABSENT)
-    cancel: Settings | Absent = field(default=ABSENT)
-    requests: TaskRequests | Absent = field(default=ABSENT)
+    list: Settings | None = field(default=None)
+    cancel: Settings | None = field(default=None)
+    requests: TaskRequests | None = field(default=None)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -65,12 +65,12 @@ class TasksCapability:
 class ClientCapabilities:
     """What a client declares, once in the handshake or in every request's `_meta`."""
 
-    roots: RootsCapability | Absent = field(default=ABSENT)
-    sampling: SamplingCapability | Absent = field(default=ABSENT)
-    elicitation: ElicitationCapability | Absent = field(default=ABSENT, since=V2025_06_18)
-    tasks: TasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
-    experimental: dict[str, Settings] | Absent = field(default=ABSENT)
-    extensions: dict[str, Settings] | Absent = field(default=ABSENT, since=V2026_07_28)
+    roots: RootsCapability | None = field(default=None)
+    sampling: SamplingCapability | None = field(default=None)
+    elicitation: ElicitationCapability | None = field(default=None, since=V2025_06_18)
+    tasks: TasksCapability | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
+    experimental: dict[str, Settings] | None = field(default=None)
+    extensions: dict[str, Settings] | None = field(default=None, since=V2026_07_28)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -78,7 +78,7 @@ class ClientCapabilities:
 class PromptsCapability:
     """The server has prompts, and may notify that they changed."""
 
-    list_changed: bool | Absent = field(default=ABSENT)
+    list_changed: bool | None = field(default=None)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -86,8 +86,8 @@ class PromptsCapability:
 class ResourcesCapability:
     """The server has resources, may let clients subscribe to them, and may notify that the list changed."""
 
-    subscribe: bool | Absent = field(default=ABSENT)
-    list_changed: bool | Absent = field(default=ABSENT)
+    subscribe: bool | None = field(default=None)
+    list_changed: bool | None = field(default=None)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -95,7 +95,7 @@ class ResourcesCapability:
 class ToolsCapability:
     """The server has tools, and may notify that they changed."""
 
-    list_changed: bool | Absent = field(default=ABSENT)
+    list_changed: bool | None = field(default=None)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -103,14 +103,14 @@ class ToolsCapability:
 class ServerCapabilities:
     """What a server declares, in `InitializeResult` or `DiscoverResult`."""
 
-    tools: ToolsCapability | Absent = field(default=ABSENT)
-    resources: ResourcesCapability | Absent = field(default=ABSENT)
-    prompts: PromptsCapability | Absent = field(default=ABSENT)
-    completions: Settings | Absent = field(default=ABSENT, since=V2025_03_26)
-    logging: Settings | Absent = field(default=ABSENT)
-    tasks: TasksCapability | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
-    experimental: dict[str, Settings] | Absent = field(default=ABSENT)
-    extensions: dict[str, Settings] | Absent = field(default=ABSENT, since=V2026_07_28)
+    tools: ToolsCapability | None = field(default=None)
+    resources: ResourcesCapability | None = field(default=None)
+    prompts: PromptsCapability | None = field(default=None)
+    completions: Settings | None = field(default=None, since=V2025_03_26)
+    logging: Settings | None = field(default=None)
+    tasks: TasksCapability | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
+    experimental: dict[str, Settings] | None = field(default=None)
+    extensions: dict[str, Settings] | None = field(default=None, since=V2026_07_28)
     extra: dict[str, Any] = field(factory=dict)
 
 
@@ -125,17 +125,17 @@ def declares(capabilities: ClientCapabilities | ServerCapabilities, path: str) -
         if isinstance(found, ElicitationCapability) and step == "form" and not isinstance(found.url, dict):
             return True
         found = _member(found, step)
-        if found is ABSENT or found is None or found is False:
+        if found is None or found is False:
             return False
     return True
 
 
 def _member(value: Any, name: str) -> Any:
     if isinstance(value, dict):
-        return value.get(name, ABSENT)
+        return value.get(name)
     if not attrs.has(type(value)):
-        return ABSENT
+        return None
     for attribute in attrs.fields(type(value)):
         if wire_name(attribute) == name and name != "extra":
             return getattr(value, attribute.name)
-    return value.extra.get(name, ABSENT) if hasattr(value, "extra") else ABSENT
+    return value.extra.get(name) if hasattr(value, "extra") else None

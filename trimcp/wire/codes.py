@@ -34,7 +34,7 @@ UNSUPPORTED_VERSION: Final = -32022
 OVERLOADED: Final = 1001
 """trimcp's own: too many requests are in progress; this one was refused before anything was done."""
 CANCELLED_BY_DRAIN: Final = 1002
-"""trimcp's own: the receiver is shutting down and cancelled this call; it may be half done."""
+"""trimcp's own: the receiver is shutting down. If `data.started` is false nothing was done, else perhaps a half."""
 TIMED_OUT: Final = 1003
 """trimcp's own: the call exceeded its tool's timeout and was cancelled; it may be half done."""
 FORBIDDEN: Final = 1004

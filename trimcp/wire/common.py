@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from trimcp.wire.fields import ABSENT, Absent, field, wire
+import attrs
+
+from trimcp.values import valued
+from trimcp.wire.fields import ABSENT, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
 Meta: TypeAlias = dict[str, Any]
@@ -28,6 +32,8 @@ META_TIMEOUT: Final = "trimcp/timeout"
 META_TRACE: Final = ("traceparent", "tracestate", "baggage")
 """The W3C trace context. Only these three keys need no prefix (basic, "_meta")."""
 
+REJECTED: Final = "_rejected"
+"""The attribute of a loaded result behind `Result.rejected`. It is no member: neither compared nor dumped."""
 RESULT_COMPLETE: Final = "complete"
 RESULT_INPUT_REQUIRED: Final = "input_required"
 
@@ -41,9 +47,9 @@ def only_object(value: Any) -> Any:
 class Annotations:
     """Hints for displaying or ranking a piece of content (server/resources, "Annotations")."""
 
-    audience: list[Role] | Absent = field(default=ABSENT)
-    priority: float | Absent = field(default=ABSENT)
-    last_modified: str | Absent = field(default=ABSENT, since=V2025_06_18)
+    audience: list[Role] | None = field(default=None)
+    priority: float | None = field(default=None)
+    last_modified: str | None = field(default=None, since=V2025_06_18)
 
 
 @wire(since=V2025_11_25)
@@ -51,9 +57,9 @@ class Icon:
     """An icon: its URL (`https:` or `data:`), and what is known about it."""
 
     src: str
-    mime_type: str | Absent = field(default=ABSENT)
-    sizes: list[str] | Absent = field(default=ABSENT)
-    theme: Literal["light", "dark"] | Absent = field(default=ABSENT)
+    mime_type: str | None = field(default=None)
+    sizes: list[str] | None = field(default=None)
+    theme: Literal["light", "dark"] | None = field(default=None)
 
 
 @wire
@@ -62,17 +68,17 @@ class Implementation:
 
     name: str
     version: str
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
-    description: str | Absent = field(default=ABSENT, since=V2025_11_25)
-    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
-    website_url: str | Absent = field(default=ABSENT, since=V2025_11_25)
+    title: str | None = field(default=None, since=V2025_06_18)
+    description: str | None = field(default=None, since=V2025_11_25)
+    icons: list[Icon] | None = field(default=None, since=V2025_11_25)
+    website_url: str | None = field(default=None, since=V2025_11_25)
 
 
 @wire
 class Params:
     """Base class of all params: `_meta`, raw, which the protocol engine sets and checks."""
 
-    meta: Meta | Absent = field(default=ABSENT, kw_only=True)
+    meta: Meta | None = field(default=None, kw_only=True)
 
 
 @wire
@@ -93,15 +99,37 @@ class NotificationParams(Params):
 class PageParams(Params):
     """The params of every list request: a cursor (server/utilities/pagination)."""
 
-    cursor: str | Absent = field(default=ABSENT)
+    cursor: str | None = field(default=None)
+
+
+@attrs.frozen
+@valued
+class Unreadable:
+    """A member of a list in a server's result that could not be read, and was left out.
+
+    Attributes:
+        place: where it was, such as `tools[8]`; the name of the list alone for members that are only counted.
+        name: its name or URI, cut to 200 characters; None if it has none. Untrusted text.
+        reason: what is wrong with it: member names and JSON types, no values.
+    """
+
+    place: str
+    name: str | None
+    reason: str
 
 
 @wire
 class Result:
     """Base class of all results: `_meta` and, since 2026-07-28, the result type."""
 
-    meta: Meta | Absent = field(default=ABSENT, kw_only=True)
+    meta: Meta | None = field(default=None, kw_only=True)
     result_type: str = field(default=RESULT_COMPLETE, since=V2026_07_28, required_from=V2026_07_28, kw_only=True)
+
+    @property
+    def rejected(self) -> Sequence[Unreadable]:
+        """What a client left out of the result because it could not be read; nearly always nothing."""
+        found: Sequence[Unreadable] = vars(self).get(REJECTED, ())
+        return found
 
 
 @wire

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias, get_args
 
 from trimcp.wire.common import Annotations, Icon, Meta, only_object
-from trimcp.wire.fields import ABSENT, Absent, chooses, field, wire
+from trimcp.wire.fields import ABSENT, chooses, field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 
 
@@ -15,8 +15,8 @@ class TextContent:
     """Text, for a person or a model."""
 
     text: str
-    annotations: Annotations | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    annotations: Annotations | None = field(default=None)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
     type: Literal["text"] = field(default="text", required=True)
 
 
@@ -29,8 +29,8 @@ class ImageContent:
 
     data: str
     mime_type: str
-    annotations: Annotations | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    annotations: Annotations | None = field(default=None)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
     type: Literal["image"] = field(default="image", required=True)
 
 
@@ -40,8 +40,8 @@ class AudioContent:
 
     data: str
     mime_type: str
-    annotations: Annotations | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    annotations: Annotations | None = field(default=None)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
     type: Literal["audio"] = field(default="audio", required=True)
 
 
@@ -51,8 +51,8 @@ class TextResourceContents:
 
     uri: str
     text: str
-    mime_type: str | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    mime_type: str | None = field(default=None)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
 
 
 @wire
@@ -61,8 +61,8 @@ class BlobResourceContents:
 
     uri: str
     blob: str
-    mime_type: str | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    mime_type: str | None = field(default=None)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
 
 
 ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
@@ -89,13 +89,13 @@ class ResourceLink:
 
     name: str
     uri: str
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    mime_type: str | Absent = field(default=ABSENT)
-    size: int | Absent = field(default=ABSENT)
-    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
-    annotations: Annotations | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    mime_type: str | None = field(default=None)
+    size: int | None = field(default=None)
+    icons: list[Icon] | None = field(default=None, since=V2025_11_25)
+    annotations: Annotations | None = field(default=None)
+    meta: Meta | None = field(default=None)
     type: Literal["resource_link"] = field(default="resource_link", required=True)
 
 
@@ -104,8 +104,8 @@ class EmbeddedResource:
     """A resource's contents, included in the message."""
 
     resource: ResourceContents
-    annotations: Annotations | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    annotations: Annotations | None = field(default=None)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
     type: Literal["resource"] = field(default="resource", required=True)
 
 
@@ -120,7 +120,7 @@ class ToolUseContent:
     id: str
     name: str
     input: dict[str, Any]
-    meta: Meta | Absent = field(default=ABSENT)
+    meta: Meta | None = field(default=None)
     type: Literal["tool_use"] = field(default="tool_use", required=True)
 
 
@@ -131,8 +131,8 @@ class ToolResultContent:
     tool_use_id: str
     content: list[ContentBlock] = field(factory=list, required=True)
     structured_content: Any = field(default=ABSENT, narrow_until=V2026_07_28, narrow=only_object)
-    is_error: bool | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT)
+    is_error: bool | None = field(default=None)
+    meta: Meta | None = field(default=None)
     type: Literal["tool_result"] = field(default="tool_result", required=True)
 
 

@@ -12,16 +12,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args, overload
 
 from trimcp.errors import LocalError
+from trimcp.wire.common import REJECTED, Unreadable
 from trimcp.wire.dumping import Dump, Dumping
-from trimcp.wire.fields import Problem, Unsupported, is_payload
+from trimcp.wire.fields import ABSENT, Problem, TooNew, Unsupported, attributes, is_payload, wire_name
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.loading import MAX_PROBLEMS, Hook, Loading, MemberProblems
 from trimcp.wire.revisions import LATEST, Revision, revision_named
 
+if TYPE_CHECKING:
+    from trimcp.wire.methods import Method
+
 T = TypeVar("T")
+
+_MOST_REJECTED: Final = 100  # members left out of one list that are described; more are counted
+_LONGEST_NAME: Final = 200
+_NAMING: Final = ("name", "uri", "uriTemplate")
 
 
 class WireError(ValueError):
@@ -66,6 +74,56 @@ class WireConverter:
             WireError: it does not match.
         """
         return self.loader(tp)(value)
+
+    def load_readable(self, value: dict[str, Any], method: Method) -> Any:
+        """Return a method's result without the members of its list that cannot be read: they are its `rejected`.
+
+        Slower than `load`, so for what `load` refuses.
+
+        Raises:
+            WireError: something else does not match, or nothing that is of use is left. A list may be left empty.
+        """
+        tp = method.result
+        attribute = next((each for each in attributes(tp) if each.name == method.members), None)
+        if attribute is None:
+            return self.load(value, tp)
+        name, (kind,) = wire_name(attribute), get_args(attribute.type)
+        listed = value.get(name)
+        if type(listed) is not list:
+            return self.load(value, tp)
+        hook = self._loading.hook(kind)
+        kept: list[Any] = []
+        rejected: list[Unreadable] = []
+        more = 0
+        for place, member in enumerate(listed):
+            try:
+                hook(member)
+            except TooNew:
+                kept.append(member)  # the list knows what becomes of it
+            except Exception:  # a hook may raise anything
+                if len(rejected) < _MOST_REJECTED:
+                    rejected.append(self._rejected(f"{name}[{place}]", member, kind))
+                else:
+                    more += 1
+            else:
+                kept.append(member)
+        if more:
+            rejected.append(Unreadable(name, None, f"{more} more members cannot be read"))
+        payload = self.load({**value, name: kept}, tp)
+        if not kept and not method.name.endswith("/list") and getattr(payload, "structured_content", ABSENT) is ABSENT:
+            return self.load(value, tp)  # to say what is wrong
+        object.__setattr__(payload, REJECTED, tuple(rejected))
+        return payload
+
+    def _rejected(self, place: str, member: Any, kind: Any) -> Unreadable:
+        reason = "cannot be read"
+        try:
+            self._explain(member, kind)
+        except WireError as error:
+            reason = str(error)
+        named = member if type(member) is dict else {}
+        name = next((named[key] for key in _NAMING if type(named.get(key)) is str), None)
+        return Unreadable(place, None if name is None else name[:_LONGEST_NAME], reason)
 
     def dump(self, payload: Any) -> Any:
         """Return the JSON value of a payload in this revision. Open JSON in it is not copied.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, get_args, get_origin
+from typing import Any, TypeAlias, Union, get_args, get_origin
 
 import attrs
 
@@ -19,6 +19,7 @@ from trimcp.wire.fields import (
     is_payload,
     is_union,
     known_names,
+    member_types,
     members,
     too_new,
     wire_name,
@@ -65,7 +66,7 @@ class Dumping:
             if attribute.name != EXTRA and facts_of(attribute).exists_at(self._revision)
         ]
         plan = {attribute.name: (wire_name(attribute), self._member(attribute)) for attribute in there}
-        null_is_a_value = {attribute.name for attribute in there if {Any, type(None)} & set(members(attribute.type))}
+        null_is_a_value = {attribute.name for attribute in there if {Any, type(None)} & set(member_types(attribute))}
         narrows = any(facts_of(attribute).narrowed_at(self._revision) for attribute in there)
 
         def dump(payload: Any) -> dict[str, Any]:
@@ -75,10 +76,13 @@ class Dumping:
             try:
                 # Payloads have no slots: what an object has is read from it at once, instead of member by member.
                 for name, value in payload.__dict__.items():
-                    if value is not ABSENT and name in plan:
-                        wire, hook = plan[name]
-                        if value is None and name not in null_is_a_value:
+                    if value is None:
+                        if name not in null_is_a_value:
                             continue
+                    elif value is ABSENT:
+                        continue
+                    if name in plan:
+                        wire, hook = plan[name]
                         out[wire] = value if hook is None else hook(value)
             except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
                 raise Unsupported(*error.args) from None
@@ -111,9 +115,9 @@ class Dumping:
         return dump
 
     def _value(self, attribute: attrs.Attribute[Any]) -> Dump | None:
-        found = members(attribute.type)
+        found = member_types(attribute)
         if len(found) != 1 or not is_of_payloads(found[0]):
-            return self.hook(attribute.type)
+            return self.hook(found[0] if len(found) == 1 else Union[found])  # noqa: UP007 - a tuple of members
         hook: Dump | None = None
 
         def dump(value: Any) -> Any:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Absent(Enum):
-    """The type of `ABSENT`, for annotations: `title: str | Absent`."""
+    """The type of `ABSENT`."""
 
     ABSENT = ...  # a value no JSON encoder accepts: dumped by mistake, it must fail and not become a string
 
@@ -34,7 +34,10 @@ class Absent(Enum):
 
 
 ABSENT: Final = Absent.ABSENT
-"""The member is missing, as opposed to null. False in conditions; compare it with `is`."""
+"""Structured content is missing, as opposed to null. False in conditions; compare it with `is`.
+
+Every other member that is missing is None: for it, null means the same.
+"""
 
 
 @slotted(frozen=True)
@@ -95,7 +98,7 @@ def field(
     A member that some revision lacks must have a default. A member without a default is required in every revision.
 
     Args:
-        default: the default value; `ABSENT` for a member that may be missing.
+        default: the default value; None for a member that may be missing, and is not sent then.
         factory: returns the default value, if it is mutable.
         kw_only: only by keyword.
         since: the first revision that has it.
@@ -134,9 +137,10 @@ def wire_name(attribute: attrs.Attribute[Any]) -> str:
 
 
 def _repr(self: Any) -> str:
-    members = [(attribute.name, getattr(self, attribute.name)) for attribute in self.__attrs_attrs__]
-    shown = ", ".join(f"{name}={member!r}" for name, member in members if member is not ABSENT)
-    return f"{type(self).__name__}({shown})"
+    members = [(attribute, getattr(self, attribute.name)) for attribute in self.__attrs_attrs__]
+    missing = (None, ABSENT)
+    shown = [f"{a.name}={v!r}" for a, v in members if not (v is a.default and any(v is each for each in missing))]
+    return f"{type(self).__name__}({', '.join(shown)})"
 
 
 @overload
@@ -196,6 +200,7 @@ class _Raw:
 
         cls.__init__ = __init__
         cls.__attrs_attrs__ = raw
+        cls.__signature__ = _UnknownSignature(raw)
 
     def __get__(self, payload: Any, _: type) -> Any:
         self._finish()
@@ -205,6 +210,20 @@ class _Raw:
         with self._lock:
             if vars(self._cls)["__attrs_attrs__"] is self:
                 attrs.frozen(self._cls, init=True, slots=False)
+                del self._cls.__signature__  # that of its `__init__` is read instead
+
+
+class _UnknownSignature:
+    """The signature of a payload class that attrs has not processed yet: to ask for it has attrs do so."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: _Raw) -> None:
+        self._raw = raw
+
+    def __get__(self, payload: Any, _: type) -> Any:
+        self._raw._finish()
+        raise AttributeError("__signature__")  # `inspect` goes on with `__init__`
 
 
 CHOOSERS: Final[dict[frozenset[Any], Callable[[dict[str, Any]], Any]]] = {}
@@ -281,9 +300,14 @@ def is_union(tp: Any) -> bool:
 
 
 def members(tp: Any) -> tuple[Any, ...]:
-    """Return the members of a union without `Absent`, or the type itself."""
-    found = get_args(tp) if is_union(tp) else (tp,)
-    return tuple(member for member in found if member is not Absent)
+    """Return the members of a union, or the type itself."""
+    return get_args(tp) if is_union(tp) else (tp,)
+
+
+def member_types(attribute: attrs.Attribute[Any]) -> tuple[Any, ...]:
+    """Return the types that an attribute's member has on the wire: without None, if that says that it is missing."""
+    found = members(attribute.type)
+    return tuple(kind for kind in found if kind is not type(None)) if attribute.default is None else found
 
 
 def attributes(cls: Any) -> tuple[attrs.Attribute[Any], ...]:

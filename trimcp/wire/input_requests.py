@@ -21,8 +21,8 @@ class Root:
     """A directory or file that a server may work in; for now a `file://` URI."""
 
     uri: str
-    name: str | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    name: str | None = field(default=None)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
 
 
 @wire
@@ -30,14 +30,14 @@ class ListRootsResult:
     """The client's roots."""
 
     roots: list[Root]
-    meta: Meta | Absent = field(default=ABSENT, until=V2026_07_28)
+    meta: Meta | None = field(default=None, until=V2026_07_28)
 
 
 @wire(since=V2026_07_28)
 class ListRootsRequest:
     """The question as part of an `InputRequiredResult`."""
 
-    params: RequestParams | Absent = field(default=ABSENT)
+    params: RequestParams | None = field(default=None)
     method: Literal["roots/list"] = field(default="roots/list", required=True)
 
 
@@ -73,24 +73,24 @@ class SamplingMessage(_Message):
     Until 2025-06-18 it had exactly one content: for an older peer a list of one is unwrapped, any other is refused.
     """
 
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_11_25)
+    meta: Meta | None = field(default=None, since=V2025_11_25)
 
 
 @wire
 class ModelHint:
     """A model's name or part of it."""
 
-    name: str | Absent = field(default=ABSENT)
+    name: str | None = field(default=None)
 
 
 @wire
 class ModelPreferences:
     """Criteria for choosing a model; each priority is from 0 to 1."""
 
-    hints: list[ModelHint] | Absent = field(default=ABSENT)
-    cost_priority: float | Absent = field(default=ABSENT)
-    speed_priority: float | Absent = field(default=ABSENT)
-    intelligence_priority: float | Absent = field(default=ABSENT)
+    hints: list[ModelHint] | None = field(default=None)
+    cost_priority: float | None = field(default=None)
+    speed_priority: float | None = field(default=None)
+    intelligence_priority: float | None = field(default=None)
 
 
 @wire
@@ -99,16 +99,16 @@ class CreateMessageParams:
 
     messages: list[SamplingMessage]
     max_tokens: int
-    model_preferences: ModelPreferences | Absent = field(default=ABSENT)
-    system_prompt: str | Absent = field(default=ABSENT)
-    include_context: Literal["none", "thisServer", "allServers"] | Absent = field(default=ABSENT)
-    temperature: float | Absent = field(default=ABSENT)
-    stop_sequences: list[str] | Absent = field(default=ABSENT)
-    metadata: dict[str, Any] | Absent = field(default=ABSENT)
-    tools: list[Tool] | Absent = field(default=ABSENT, since=V2025_11_25)
-    tool_choice: ToolChoice | Absent = field(default=ABSENT, since=V2025_11_25)
-    task: TaskMetadata | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
-    meta: Meta | Absent = field(default=ABSENT, until=V2026_07_28)
+    model_preferences: ModelPreferences | None = field(default=None)
+    system_prompt: str | None = field(default=None)
+    include_context: Literal["none", "thisServer", "allServers"] | None = field(default=None)
+    temperature: float | None = field(default=None)
+    stop_sequences: list[str] | None = field(default=None)
+    metadata: dict[str, Any] | None = field(default=None)
+    tools: list[Tool] | None = field(default=None, since=V2025_11_25)
+    tool_choice: ToolChoice | None = field(default=None, since=V2025_11_25)
+    task: TaskMetadata | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
+    meta: Meta | None = field(default=None, until=V2026_07_28)
 
 
 @wire
@@ -116,8 +116,8 @@ class CreateMessageResult(_Message):
     """The model's answer; its content as in `SamplingMessage`."""
 
     model: str
-    stop_reason: str | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT)
+    stop_reason: str | None = field(default=None)
+    meta: Meta | None = field(default=None)
 
 
 @wire(since=V2026_07_28)
@@ -148,10 +148,6 @@ class Bounds(NamedTuple):
     most: float | None = None
 
 
-def _bounds(least: float | Absent, most: float | Absent) -> Bounds:
-    return Bounds(None if isinstance(least, Absent) else least, None if isinstance(most, Absent) else most)
-
-
 class _FormField:
     """Base class of a form's fields, with what is needed to display any of them."""
 
@@ -170,42 +166,42 @@ class _FormField:
 class StringSchema(_FormField):
     """A line of text, which may have a known format."""
 
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    min_length: int | Absent = field(default=ABSENT)
-    max_length: int | Absent = field(default=ABSENT)
-    format: Literal["email", "uri", "date", "date-time"] | Absent = field(default=ABSENT)
-    default: str | Absent = field(default=ABSENT, since=V2025_11_25)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    min_length: int | None = field(default=None)
+    max_length: int | None = field(default=None)
+    format: Literal["email", "uri", "date", "date-time"] | None = field(default=None)
+    default: str | None = field(default=None, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
 
     @property
     def bounds(self) -> Bounds:
-        return _bounds(self.min_length, self.max_length)
+        return Bounds(self.min_length, self.max_length)
 
 
 @wire(since=V2025_06_18)
 class NumberSchema(_FormField):
     """A number or an integer."""
 
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    minimum: float | Absent = field(default=ABSENT)
-    maximum: float | Absent = field(default=ABSENT)
-    default: float | Absent = field(default=ABSENT, since=V2025_11_25)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    minimum: float | None = field(default=None)
+    maximum: float | None = field(default=None)
+    default: float | None = field(default=None, since=V2025_11_25)
     type: Literal["number", "integer"] = field(default="number", required=True)
 
     @property
     def bounds(self) -> Bounds:
-        return _bounds(self.minimum, self.maximum)
+        return Bounds(self.minimum, self.maximum)
 
 
 @wire(since=V2025_06_18)
 class BooleanSchema(_FormField):
     """Yes or no."""
 
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    default: bool | Absent = field(default=ABSENT)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    default: bool | None = field(default=None)
     type: Literal["boolean"] = field(default="boolean", required=True)
 
 
@@ -214,9 +210,9 @@ class UntitledSingleSelectEnumSchema(_FormField):
     """One of several values."""
 
     enum: list[str]
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    default: str | Absent = field(default=ABSENT, since=V2025_11_25)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    default: str | None = field(default=None, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
 
     @property
@@ -229,10 +225,10 @@ class LegacyTitledEnumSchema(_FormField):
     """One of several values, with names: the older notation, and the only one of 2025-06-18."""
 
     enum: list[str]
-    enum_names: list[str] | Absent = field(default=ABSENT)
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    default: str | Absent = field(default=ABSENT, since=V2025_11_25)
+    enum_names: list[str] | None = field(default=None)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    default: str | None = field(default=None, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
 
     @property
@@ -264,9 +260,9 @@ class TitledSingleSelectEnumSchema(_FormField):
     """One of several values, each with a name. For an older peer it is written in the older notation."""
 
     one_of: list[EnumOption]
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    default: str | Absent = field(default=ABSENT)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    default: str | None = field(default=None)
     type: Literal["string"] = field(default="string", required=True)
 
     @property
@@ -294,11 +290,11 @@ class UntitledMultiSelectEnumSchema(_FormField):
     """A selection of several values."""
 
     items: UntitledItems
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    min_items: int | Absent = field(default=ABSENT)
-    max_items: int | Absent = field(default=ABSENT)
-    default: list[str] | Absent = field(default=ABSENT)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    min_items: int | None = field(default=None)
+    max_items: int | None = field(default=None)
+    default: list[str] | None = field(default=None)
     type: Literal["array"] = field(default="array", required=True)
 
     @property
@@ -307,7 +303,7 @@ class UntitledMultiSelectEnumSchema(_FormField):
 
     @property
     def bounds(self) -> Bounds:
-        return _bounds(self.min_items, self.max_items)
+        return Bounds(self.min_items, self.max_items)
 
 
 @wire(since=V2025_11_25)
@@ -315,11 +311,11 @@ class TitledMultiSelectEnumSchema(_FormField):
     """A selection of several values, each with a name."""
 
     items: TitledItems
-    title: str | Absent = field(default=ABSENT)
-    description: str | Absent = field(default=ABSENT)
-    min_items: int | Absent = field(default=ABSENT)
-    max_items: int | Absent = field(default=ABSENT)
-    default: list[str] | Absent = field(default=ABSENT)
+    title: str | None = field(default=None)
+    description: str | None = field(default=None)
+    min_items: int | None = field(default=None)
+    max_items: int | None = field(default=None)
+    default: list[str] | None = field(default=None)
     type: Literal["array"] = field(default="array", required=True)
 
     @property
@@ -328,7 +324,7 @@ class TitledMultiSelectEnumSchema(_FormField):
 
     @property
     def bounds(self) -> Bounds:
-        return _bounds(self.min_items, self.max_items)
+        return Bounds(self.min_items, self.max_items)
 
 
 PrimitiveSchema: TypeAlias = (
@@ -369,8 +365,8 @@ class FormSchema:
     """The fields of a form: flat values by name, some of them required."""
 
     properties: dict[str, PrimitiveSchema]
-    required: list[str] | Absent = field(default=ABSENT)
-    schema: str | Absent = field(default=ABSENT, since=V2025_11_25, name="$schema")
+    required: list[str] | None = field(default=None)
+    schema: str | None = field(default=None, since=V2025_11_25, name="$schema")
     type: Literal["object"] = field(default="object", required=True)
 
 
@@ -380,9 +376,9 @@ class ElicitFormParams:
 
     message: str
     requested_schema: FormSchema
-    mode: Literal["form"] | Absent = field(default=ABSENT, since=V2025_11_25)
-    task: TaskMetadata | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
-    meta: Meta | Absent = field(default=ABSENT, until=V2026_07_28)
+    mode: Literal["form"] | None = field(default=None, since=V2025_11_25)
+    task: TaskMetadata | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
+    meta: Meta | None = field(default=None, until=V2026_07_28)
 
 
 @wire(since=V2025_11_25)
@@ -394,9 +390,9 @@ class ElicitURLParams:
 
     message: str
     url: str
-    elicitation_id: str | Absent = field(default=ABSENT, required_from=V2025_11_25, until=V2026_07_28)
-    task: TaskMetadata | Absent = field(default=ABSENT, until=V2026_07_28)
-    meta: Meta | Absent = field(default=ABSENT, until=V2026_07_28)
+    elicitation_id: str | None = field(default=None, required_from=V2025_11_25, until=V2026_07_28)
+    task: TaskMetadata | None = field(default=None, until=V2026_07_28)
+    meta: Meta | None = field(default=None, until=V2026_07_28)
     mode: Literal["url"] = field(default="url", required=True)
 
 
@@ -418,8 +414,8 @@ class ElicitResult:
     """The user's action, and what they filled in."""
 
     action: Literal["accept", "decline", "cancel"]
-    content: dict[str, ElicitAnswer] | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT, until=V2026_07_28)
+    content: dict[str, ElicitAnswer] | None = field(default=None)
+    meta: Meta | None = field(default=None, until=V2026_07_28)
 
 
 @wire(since=V2026_07_28)
@@ -461,7 +457,7 @@ def _response(value: dict[str, Any]) -> Any:
 class InputRequiredResult:
     """Questions, by names that the server chose, and a state that the client returns unread with the answers."""
 
-    input_requests: dict[str, InputRequest] | Absent = field(default=ABSENT)
-    request_state: str | Absent = field(default=ABSENT)
-    meta: Meta | Absent = field(default=ABSENT)
+    input_requests: dict[str, InputRequest] | None = field(default=None)
+    request_state: str | None = field(default=None)
+    meta: Meta | None = field(default=None)
     result_type: str = field(default=RESULT_INPUT_REQUIRED, required=True)

@@ -94,11 +94,13 @@ class Lost:
         id: the request of ours that gets no answer; None if the peer has lost our subscriptions.
         message: the reason, as one line for a person.
         authorization: if no access token could be obtained, the authorization server's error code or ""; else None.
+        nothing_sent: nothing of the request was sent.
     """
 
     id: RequestId | None
     message: str
     authorization: str | None = None
+    nothing_sent: bool = False
 
 
 @slotted(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import Cacheable, Implementation, LoggingLevel, Params, ProgressToken, Result
-from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.fields import field, wire
 from trimcp.wire.revisions import V2025_03_26, V2025_11_25, V2026_07_28
 
 
@@ -26,7 +26,7 @@ class InitializeResult(Result):
     protocol_version: str
     capabilities: ServerCapabilities
     server_info: Implementation
-    instructions: str | Absent = field(default=ABSENT)
+    instructions: str | None = field(default=None)
 
 
 @wire(since=V2026_07_28)
@@ -35,7 +35,7 @@ class DiscoverResult(Cacheable):
 
     supported_versions: list[str]
     capabilities: ServerCapabilities
-    instructions: str | Absent = field(default=ABSENT)
+    instructions: str | None = field(default=None)
 
 
 @wire
@@ -45,8 +45,8 @@ class CancelledParams(Params):
     In 2025-11-25 only, the id may be missing, for a task; such a notification cancels nothing here.
     """
 
-    request_id: str | int | Absent = field(default=ABSENT, required_from=V2026_07_28)
-    reason: str | Absent = field(default=ABSENT)
+    request_id: str | int | None = field(default=None, required_from=V2026_07_28)
+    reason: str | None = field(default=None)
 
 
 @wire
@@ -55,8 +55,8 @@ class ProgressParams(Params):
 
     progress_token: ProgressToken
     progress: float
-    total: float | Absent = field(default=ABSENT)
-    message: str | Absent = field(default=ABSENT, since=V2025_03_26)
+    total: float | None = field(default=None)
+    message: str | None = field(default=None, since=V2025_03_26)
 
 
 @wire(since=V2026_07_28)
@@ -87,17 +87,17 @@ class LoggingMessageParams(Params):
 
     level: LoggingLevel
     data: Any
-    logger: str | Absent = field(default=ABSENT)
+    logger: str | None = field(default=None)
 
 
 @wire(since=V2026_07_28)
 class SubscriptionFilter:
     """The changes that a client wants to be notified of, or a server agreed to notify."""
 
-    tools_list_changed: bool | Absent = field(default=ABSENT)
-    prompts_list_changed: bool | Absent = field(default=ABSENT)
-    resources_list_changed: bool | Absent = field(default=ABSENT)
-    resource_subscriptions: list[str] | Absent = field(default=ABSENT)
+    tools_list_changed: bool | None = field(default=None)
+    prompts_list_changed: bool | None = field(default=None)
+    resources_list_changed: bool | None = field(default=None)
+    resource_subscriptions: list[str] | None = field(default=None)
 
 
 @wire(since=V2026_07_28)
@@ -128,7 +128,7 @@ TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "faile
 class TaskMetadata:
     """Asks for a request to become a task, which is kept for `ttl` milliseconds."""
 
-    ttl: int | Absent = field(default=ABSENT)
+    ttl: int | None = field(default=None)
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
@@ -147,8 +147,8 @@ class Task:
     created_at: str
     last_updated_at: str
     ttl: int | None
-    poll_interval: int | Absent = field(default=ABSENT)
-    status_message: str | Absent = field(default=ABSENT)
+    poll_interval: int | None = field(default=None)
+    status_message: str | None = field(default=None)
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
@@ -182,7 +182,7 @@ class ListTasksResult(Result):
     """One page of tasks."""
 
     tasks: list[Task]
-    next_cursor: str | Absent = field(default=ABSENT)
+    next_cursor: str | None = field(default=None)
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)

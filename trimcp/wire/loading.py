@@ -26,6 +26,7 @@ from trimcp.wire.fields import (
     is_payload,
     is_union,
     known_names,
+    member_types,
     members,
     too_new,
     wire_name,
@@ -148,13 +149,13 @@ class Loading:
             plan.mandatory.append(name)
         elif facts.required_at(self._revision):
             plan.expected.append(name)
-        found = members(attribute.type)
+        found = member_types(attribute)
         tp = found[0] if len(found) == 1 else Union[found]  # noqa: UP007 - a tuple of members
         optional = attribute.default is not attrs.NOTHING
         hook = self._later(tp) if optional and is_of_payloads(tp) else self.hook(tp)
         narrowed = facts.narrow is not None and facts.narrowed_at(self._revision)
         null_is_a_value = type(None) in found or (tp is Any and not narrowed)
-        if attribute.default is ABSENT and not facts.required_at(self._revision) and not null_is_a_value:
+        if attribute.default in (None, ABSENT) and not facts.required_at(self._revision) and not null_is_a_value:
             plan.nullable.add(name)
         if facts.narrow is not None and narrowed:
             hook = _narrowed(hook, facts.narrow, self._revision)

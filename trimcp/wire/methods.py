@@ -55,6 +55,7 @@ class Method:
         may_ask_from: the first revision in which its result may be an `InputRequiredResult`, or None.
         mirrored: the params member that Streamable HTTP repeats as `Mcp-Name`, or None.
         failed: makes a result from an error text, if its results can report errors; else None.
+        members: the list in its result from which a member that cannot be read is left out, or None.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Method:
     narrowed: tuple[Revision, Direction] | None = attrs.field(default=None, kw_only=True)
     mirrored: str | None = attrs.field(default=None, kw_only=True)
     failed: Callable[[str], Any] | None = attrs.field(default=None, kw_only=True)
+    members: str | None = attrs.field(default=None, kw_only=True)
     is_notification: bool = attrs.field(
         init=False, default=attrs.Factory(lambda method: method.result is None, takes_self=True)
     )
@@ -84,8 +86,8 @@ class Method:
         return self.direction
 
 
-def _lists(name: str, result: Any, capability: str) -> Method:
-    return Method(name, PageParams, result, C2S, capability=capability, cacheable=True)
+def _lists(name: str, result: Any, capability: str, members: str) -> Method:
+    return Method(name, PageParams, result, C2S, capability=capability, cacheable=True, members=members)
 
 
 def _changed(name: str, capability: str, direction: Direction = S2C, until: Revision | None = None) -> Method:
@@ -93,9 +95,17 @@ def _changed(name: str, capability: str, direction: Direction = S2C, until: Revi
 
 
 def _legacy(
-    name: str, params: Any, result: Any, direction: Direction, capability: str | None = None, since: Revision = OLDEST
+    name: str,
+    params: Any,
+    result: Any,
+    direction: Direction,
+    capability: str | None = None,
+    since: Revision = OLDEST,
+    members: str | None = None,
 ) -> Method:
-    return Method(name, params, result, direction, since=since, until=V2026_07_28, capability=capability)
+    return Method(
+        name, params, result, direction, since=since, until=V2026_07_28, capability=capability, members=members
+    )
 
 
 def _task(name: str, params: Any, result: Any, capability: str) -> Method:
@@ -110,7 +120,7 @@ _ROWS: Final = (
     Method("server/discover", RequestParams, lifecycle.DiscoverResult, C2S, since=V2026_07_28, cacheable=True),
     Method("notifications/cancelled", lifecycle.CancelledParams, None, BOTH),
     Method("notifications/progress", lifecycle.ProgressParams, None, BOTH, narrowed=(V2026_07_28, S2C)),
-    _lists("tools/list", tools.ListToolsResult, "tools"),
+    _lists("tools/list", tools.ListToolsResult, "tools", "tools"),
     Method(
         "tools/call",
         tools.CallToolParams,
@@ -120,10 +130,11 @@ _ROWS: Final = (
         may_ask_from=V2026_07_28,
         mirrored="name",
         failed=tools.failed_call,
+        members="content",
     ),
     _changed("notifications/tools/list_changed", "tools.listChanged"),
-    _lists("resources/list", resources.ListResourcesResult, "resources"),
-    _lists("resources/templates/list", resources.ListResourceTemplatesResult, "resources"),
+    _lists("resources/list", resources.ListResourcesResult, "resources", "resources"),
+    _lists("resources/templates/list", resources.ListResourceTemplatesResult, "resources", "resource_templates"),
     Method(
         "resources/read",
         resources.ReadResourceParams,
@@ -133,6 +144,7 @@ _ROWS: Final = (
         cacheable=True,
         may_ask_from=V2026_07_28,
         mirrored="uri",
+        members="contents",
     ),
     _legacy("resources/subscribe", resources.SubscribeParams, EmptyResult, C2S, "resources.subscribe"),
     _legacy("resources/unsubscribe", resources.SubscribeParams, EmptyResult, C2S, "resources.subscribe"),
@@ -140,7 +152,7 @@ _ROWS: Final = (
         "notifications/resources/updated", resources.ResourceUpdatedParams, None, S2C, capability="resources.subscribe"
     ),
     _changed("notifications/resources/list_changed", "resources.listChanged"),
-    _lists("prompts/list", prompts.ListPromptsResult, "prompts"),
+    _lists("prompts/list", prompts.ListPromptsResult, "prompts", "prompts"),
     Method(
         "prompts/get",
         prompts.GetPromptParams,
@@ -149,6 +161,7 @@ _ROWS: Final = (
         capability="prompts",
         may_ask_from=V2026_07_28,
         mirrored="name",
+        members="messages",
     ),
     _changed("notifications/prompts/list_changed", "prompts.listChanged"),
     Method("completion/complete", prompts.CompleteParams, prompts.CompleteResult, C2S, capability="completions"),
@@ -171,7 +184,7 @@ _ROWS: Final = (
     # Since 2026-07-28 these three are part of an `InputRequiredResult`.
     _legacy("sampling/createMessage", CreateMessageParams, CreateMessageResult, S2C, "sampling"),
     _legacy("elicitation/create", ElicitParams, ElicitResult, S2C, "elicitation", V2025_06_18),
-    _legacy("roots/list", RequestParams, ListRootsResult, S2C, "roots"),
+    _legacy("roots/list", RequestParams, ListRootsResult, S2C, "roots", members="roots"),
     _legacy("notifications/elicitation/complete", ElicitationCompleteParams, None, S2C, "elicitation.url", V2025_11_25),
     _changed("notifications/roots/list_changed", "roots.listChanged", C2S, V2026_07_28),
     _task("tasks/get", lifecycle.TaskIdParams, lifecycle.GetTaskResult, "tasks"),

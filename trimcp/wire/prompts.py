@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from trimcp.wire.common import Cacheable, Icon, Meta, Params, Result, Role
 from trimcp.wire.content import ContentBlock, joined_text
-from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.fields import field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
 
@@ -15,9 +15,9 @@ class PromptArgument:
     """One argument of a prompt; its value is always text."""
 
     name: str
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
-    description: str | Absent = field(default=ABSENT)
-    required: bool | Absent = field(default=ABSENT)
+    title: str | None = field(default=None, since=V2025_06_18)
+    description: str | None = field(default=None)
+    required: bool | None = field(default=None)
 
 
 @wire
@@ -25,11 +25,11 @@ class Prompt:
     """One prompt as listed."""
 
     name: str
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
-    description: str | Absent = field(default=ABSENT)
-    arguments: list[PromptArgument] | Absent = field(default=ABSENT)
-    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    title: str | None = field(default=None, since=V2025_06_18)
+    description: str | None = field(default=None)
+    arguments: list[PromptArgument] | None = field(default=None)
+    icons: list[Icon] | None = field(default=None, since=V2025_11_25)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
 
 
 @wire
@@ -50,7 +50,7 @@ class ListPromptsResult(Cacheable):
     """One page of a server's prompts."""
 
     prompts: list[Prompt]
-    next_cursor: str | Absent = field(default=ABSENT)
+    next_cursor: str | None = field(default=None)
 
 
 @wire
@@ -58,9 +58,9 @@ class GetPromptParams(Params):
     """Which prompt, and its arguments; answers to earlier questions are raw JSON, as in `CallToolParams`."""
 
     name: str
-    arguments: dict[str, str] | Absent = field(default=ABSENT)
-    input_responses: dict[str, dict[str, Any]] | Absent = field(default=ABSENT, since=V2026_07_28)
-    request_state: str | Absent = field(default=ABSENT, since=V2026_07_28)
+    arguments: dict[str, str] | None = field(default=None)
+    input_responses: dict[str, dict[str, Any]] | None = field(default=None, since=V2026_07_28)
+    request_state: str | None = field(default=None, since=V2026_07_28)
 
 
 @wire
@@ -68,7 +68,7 @@ class GetPromptResult(Result):
     """The messages of a prompt with its arguments filled in."""
 
     messages: list[PromptMessage]
-    description: str | Absent = field(default=ABSENT)
+    description: str | None = field(default=None)
 
 
 @wire
@@ -76,7 +76,7 @@ class PromptReference:
     """The prompt whose argument is being completed."""
 
     name: str
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
+    title: str | None = field(default=None, since=V2025_06_18)
     type: Literal["ref/prompt"] = field(default="ref/prompt", required=True)
 
 
@@ -103,7 +103,7 @@ class CompletionArgument:
 class CompletionContext:
     """The values of the other arguments, as far as known."""
 
-    arguments: dict[str, str] | Absent = field(default=ABSENT)
+    arguments: dict[str, str] | None = field(default=None)
 
 
 @wire
@@ -112,7 +112,7 @@ class CompleteParams(Params):
 
     ref: Reference
     argument: CompletionArgument
-    context: CompletionContext | Absent = field(default=ABSENT, since=V2025_06_18)
+    context: CompletionContext | None = field(default=None, since=V2025_06_18)
 
 
 @wire
@@ -120,8 +120,8 @@ class Completion:
     """At most 100 suggestions, best first, and their total number, if known."""
 
     values: list[str]
-    total: int | Absent = field(default=ABSENT)
-    has_more: bool | Absent = field(default=ABSENT)
+    total: int | None = field(default=None)
+    has_more: bool | None = field(default=None)
 
 
 @wire

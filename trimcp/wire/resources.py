@@ -6,7 +6,7 @@ from typing import Any
 
 from trimcp.wire.common import Annotations, Cacheable, Icon, Meta, Params
 from trimcp.wire.content import ResourceContents, joined_text
-from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.fields import field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 
 
@@ -16,13 +16,13 @@ class Resource:
 
     uri: str
     name: str
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
-    description: str | Absent = field(default=ABSENT)
-    mime_type: str | Absent = field(default=ABSENT)
-    size: int | Absent = field(default=ABSENT)
-    annotations: Annotations | Absent = field(default=ABSENT)
-    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    title: str | None = field(default=None, since=V2025_06_18)
+    description: str | None = field(default=None)
+    mime_type: str | None = field(default=None)
+    size: int | None = field(default=None)
+    annotations: Annotations | None = field(default=None)
+    icons: list[Icon] | None = field(default=None, since=V2025_11_25)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
 
 
 @wire
@@ -31,12 +31,12 @@ class ResourceTemplate:
 
     uri_template: str
     name: str
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
-    description: str | Absent = field(default=ABSENT)
-    mime_type: str | Absent = field(default=ABSENT)
-    annotations: Annotations | Absent = field(default=ABSENT)
-    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    title: str | None = field(default=None, since=V2025_06_18)
+    description: str | None = field(default=None)
+    mime_type: str | None = field(default=None)
+    annotations: Annotations | None = field(default=None)
+    icons: list[Icon] | None = field(default=None, since=V2025_11_25)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
 
 
 @wire
@@ -44,7 +44,7 @@ class ListResourcesResult(Cacheable):
     """One page of a server's resources."""
 
     resources: list[Resource]
-    next_cursor: str | Absent = field(default=ABSENT)
+    next_cursor: str | None = field(default=None)
 
 
 @wire
@@ -52,7 +52,7 @@ class ListResourceTemplatesResult(Cacheable):
     """One page of a server's resource templates."""
 
     resource_templates: list[ResourceTemplate]
-    next_cursor: str | Absent = field(default=ABSENT)
+    next_cursor: str | None = field(default=None)
 
 
 @wire
@@ -60,8 +60,8 @@ class ReadResourceParams(Params):
     """Which resource to read; answers to earlier questions are raw JSON, as in `CallToolParams`."""
 
     uri: str
-    input_responses: dict[str, dict[str, Any]] | Absent = field(default=ABSENT, since=V2026_07_28)
-    request_state: str | Absent = field(default=ABSENT, since=V2026_07_28)
+    input_responses: dict[str, dict[str, Any]] | None = field(default=None, since=V2026_07_28)
+    request_state: str | None = field(default=None, since=V2026_07_28)
 
 
 @wire

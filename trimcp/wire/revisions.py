@@ -6,6 +6,7 @@ To add a sixth revision, begin with one more constant in this file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import Enum
 from typing import Final
@@ -29,9 +30,16 @@ def _switch(default: bool = False) -> bool:
     return value
 
 
+def _date(value: object) -> str:
+    """Return a date that a revision is compared with. Raises TypeError for any other value."""
+    if isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\d", value):
+        return value
+    raise TypeError(f"a revision is compared with a revision or a date such as '2025-06-18', not {value!r:.60}")
+
+
 @attrs.frozen(eq=False, repr=False)
 class Revision:
-    """One dated revision. Compares by age: `V2025_03_26 < V2025_06_18`.
+    """One dated revision. Compares by age, also with a date as text: `V2025_03_26 < V2025_06_18 == "2025-06-18"`.
 
     Attributes:
         name: the date that names it on the wire.
@@ -74,22 +82,22 @@ class Revision:
     )
 
     def __eq__(self, other: object) -> bool:
-        return self.name == other.name if isinstance(other, Revision) else NotImplemented
+        return self.name == (other.name if isinstance(other, Revision) else other)
 
     def __hash__(self) -> int:
         return hash(self.name)
 
-    def __lt__(self, other: Revision) -> bool:
-        return self.name < other.name if other.__class__ is Revision else NotImplemented
+    def __lt__(self, other: Revision | str) -> bool:
+        return self.name < (other.name if other.__class__ is Revision else _date(other))
 
-    def __le__(self, other: Revision) -> bool:
-        return self.name <= other.name if other.__class__ is Revision else NotImplemented
+    def __le__(self, other: Revision | str) -> bool:
+        return self.name <= (other.name if other.__class__ is Revision else _date(other))
 
-    def __gt__(self, other: Revision) -> bool:
-        return self.name > other.name if other.__class__ is Revision else NotImplemented
+    def __gt__(self, other: Revision | str) -> bool:
+        return self.name > (other.name if other.__class__ is Revision else _date(other))
 
-    def __ge__(self, other: Revision) -> bool:
-        return self.name >= other.name if other.__class__ is Revision else NotImplemented
+    def __ge__(self, other: Revision | str) -> bool:
+        return self.name >= (other.name if other.__class__ is Revision else _date(other))
 
     def __str__(self) -> str:
         return self.name

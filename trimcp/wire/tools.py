@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from trimcp.wire.common import Cacheable, Icon, Meta, Params, Result, only_object
 from trimcp.wire.content import ContentBlock, TextContent, joined_text
-from trimcp.wire.fields import ABSENT, Absent, field, wire
+from trimcp.wire.fields import ABSENT, field, wire
 from trimcp.wire.lifecycle import TaskMetadata
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28
 
@@ -15,25 +15,25 @@ from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_0
 class ToolAnnotations:
     """Hints about a tool. Do not rely on them unless you trust the server."""
 
-    title: str | Absent = field(default=ABSENT)
-    read_only_hint: bool | Absent = field(default=ABSENT)
-    destructive_hint: bool | Absent = field(default=ABSENT)
-    idempotent_hint: bool | Absent = field(default=ABSENT)
-    open_world_hint: bool | Absent = field(default=ABSENT)
+    title: str | None = field(default=None)
+    read_only_hint: bool | None = field(default=None)
+    destructive_hint: bool | None = field(default=None)
+    idempotent_hint: bool | None = field(default=None)
+    open_world_hint: bool | None = field(default=None)
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)
 class ToolExecution:
     """Whether calls of a tool may become tasks (experimental)."""
 
-    task_support: Literal["forbidden", "optional", "required"] | Absent = field(default=ABSENT)
+    task_support: Literal["forbidden", "optional", "required"] | None = field(default=None)
 
 
 @wire(since=V2025_11_25)
 class ToolChoice:
     """Whether a model must, may or must not use tools in a sampling answer."""
 
-    mode: Literal["auto", "required", "none"] | Absent = field(default=ABSENT)
+    mode: Literal["auto", "required", "none"] | None = field(default=None)
 
 
 @wire
@@ -45,18 +45,18 @@ class Tool:
 
     name: str
     input_schema: dict[str, Any]
-    title: str | Absent = field(default=ABSENT, since=V2025_06_18)
-    description: str | Absent = field(default=ABSENT)
-    output_schema: dict[str, Any] | Absent = field(
-        default=ABSENT,
+    title: str | None = field(default=None, since=V2025_06_18)
+    description: str | None = field(default=None)
+    output_schema: dict[str, Any] | None = field(
+        default=None,
         since=V2025_06_18,
         narrow_until=V2026_07_28,
         narrow=lambda schema: schema if schema.get("type") == "object" else ABSENT,
     )
-    annotations: ToolAnnotations | Absent = field(default=ABSENT, since=V2025_03_26)
-    icons: list[Icon] | Absent = field(default=ABSENT, since=V2025_11_25)
-    execution: ToolExecution | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
-    meta: Meta | Absent = field(default=ABSENT, since=V2025_06_18)
+    annotations: ToolAnnotations | None = field(default=None, since=V2025_03_26)
+    icons: list[Icon] | None = field(default=None, since=V2025_11_25)
+    execution: ToolExecution | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
+    meta: Meta | None = field(default=None, since=V2025_06_18)
 
 
 @wire
@@ -64,7 +64,7 @@ class ListToolsResult(Cacheable):
     """One page of a server's tools."""
 
     tools: list[Tool]
-    next_cursor: str | Absent = field(default=ABSENT)
+    next_cursor: str | None = field(default=None)
 
 
 @wire
@@ -72,10 +72,10 @@ class CallToolParams(Params):
     """A call. Answers to earlier questions are raw JSON: their type depends on the question."""
 
     name: str
-    arguments: dict[str, Any] | Absent = field(default=ABSENT)
-    input_responses: dict[str, dict[str, Any]] | Absent = field(default=ABSENT, since=V2026_07_28)
-    request_state: str | Absent = field(default=ABSENT, since=V2026_07_28)
-    task: TaskMetadata | Absent = field(default=ABSENT, since=V2025_11_25, until=V2026_07_28)
+    arguments: dict[str, Any] | None = field(default=None)
+    input_responses: dict[str, dict[str, Any]] | None = field(default=None, since=V2026_07_28)
+    request_state: str | None = field(default=None, since=V2026_07_28)
+    task: TaskMetadata | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
 
 
 @wire
@@ -87,7 +87,7 @@ class CallToolResult(Result):
 
     content: list[ContentBlock] = field(factory=list, required=True)
     structured_content: Any = field(default=ABSENT, since=V2025_06_18, narrow_until=V2026_07_28, narrow=only_object)
-    is_error: bool | Absent = field(default=ABSENT)
+    is_error: bool | None = field(default=None)
 
     @property
     def text(self) -> str:

@@ -57,30 +57,30 @@ class ParentConnection:
     _connection: socket.socket
     calls: SimpleQueue[dict[str, Any]] = attrs.field(init=False, factory=SimpleQueue)
     _lock: threading.Lock = attrs.field(init=False, factory=threading.Lock)
-    _call: int = attrs.field(init=False, default=0)
+    _call: str = attrs.field(init=False, default="")
     _ids: Iterator[int] = attrs.field(init=False, factory=count)
     _waiting: dict[int, SimpleQueue[dict[str, Any]]] = attrs.field(init=False, factory=dict)
 
-    def begin(self) -> int:
-        """Begin a call and return its number. Threads left over from earlier calls can no longer send."""
-        self._call += 1
-        return self._call
+    def begin(self, call: str) -> None:
+        """Begin the call with this id. Threads left over from earlier calls can no longer send."""
+        self._call = call
 
-    def send(self, call: int, message: Mapping[str, JSON], *, last: bool = False) -> None:
+    def send(self, call: str, message: Mapping[str, JSON], *, last: bool = False) -> None:
         """Send a message that belongs to a call. Waits while the client is slow.
 
         Raises:
             LocalError: that call is over.
             Unencodable: the message cannot be encoded as JSON.
         """
-        line = encode(message) + b"\n"
+        line = encode({**message, "call": call}) + b"\n"
         with self._lock:
             if call != self._call:
                 raise LocalError("the request is over; its context can no longer be used")
-            self._call += last
+            if last:
+                self._call = ""
             self._connection.sendall(line)
 
-    def ask(self, call: int, message: Mapping[str, JSON]) -> JSON:
+    def ask(self, call: str, message: Mapping[str, JSON]) -> JSON:
         """Let the parent send a request to the client, and wait for the result."""
         id = next(self._ids)
         answer = self._waiting[id] = SimpleQueue()
@@ -126,13 +126,14 @@ class RemoteContext(Admitted):
     headers: Mapping[str, str]
     deadline: float
     _parent: ParentConnection
-    _call: int
+    _call: str
+    _may_ask: bool
     cancel_reason: None = attrs.field(init=False, default=None)
     cancel_detail: None = attrs.field(init=False, default=None)
     _last_progress: float = attrs.field(init=False, default=-math.inf)
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], parent: ParentConnection, call: int) -> RemoteContext:
+    def of(cls, facts: Mapping[str, Any], parent: ParentConnection, call: str) -> RemoteContext:
         """Return the context of a call from the facts that the parent sent about its request."""
         load = converter_for(LATEST).load
         admission = Admission(
@@ -146,7 +147,8 @@ class RemoteContext(Admitted):
         )
         left = facts["seconds_left"]
         deadline = math.inf if left is None else time.monotonic() + left
-        return cls(admission, facts["request_id"], facts["method"], facts["headers"], deadline, parent, call)
+        asks = facts["may_ask"]
+        return cls(admission, facts["request_id"], facts["method"], facts["headers"], deadline, parent, call, asks)
 
     @property
     def state(self) -> Any:
@@ -156,7 +158,7 @@ class RemoteContext(Admitted):
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Like `Context.report_progress`. Waits while the connection to the parent is full."""
         if not progress > self._last_progress:
-            raise ValueError(f"progress must increase: {progress} after {self._last_progress}")
+            return  # as there
         self._last_progress = progress
         if self.admission.progress_token is not None:
             self._parent.send(self._call, {"say": "progress", "values": [progress, total, message]})
@@ -167,6 +169,8 @@ class RemoteContext(Admitted):
             self._parent.send(self._call, {"say": "log", "level": level, "data": data, "logger": logger})
 
     async def ask(self, name: str, params: Any, *, key: str | None = None) -> Any:
+        if not self._may_ask:
+            raise LocalError("what runs in a sandbox asks nobody; add asks=True to its tool to let it")
         dumped = None if params is None else converter_for(LATEST).dump(params)
         value = self._parent.ask(self._call, {"method": name, "params": dumped, "key": key})
         return converter_for(LATEST).load(value, METHODS[name].result)
@@ -199,7 +203,10 @@ def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> 
         incoming: the input from the parent, after its first line.
         memory: the bound of this process's address space from now on, in bytes; None for no bound.
     """
-    faulthandler.enable()
+    if sys.version_info >= (3, 14):
+        faulthandler.enable(c_stack=False)  # its lines would be the last, which are kept for the log
+    else:
+        faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a killed process does not flush
     parent = ParentConnection(connection)
@@ -209,7 +216,8 @@ def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> 
     tools: dict[bytes, ToolEntry] = {}
     while True:
         message = parent.calls.get()
-        call = parent.begin()
+        call = message.get("call", "")
+        parent.begin(call)
         outcome = _carry_out(message, call, parent, tools)
         sys.stdout.flush()
         try:
@@ -219,7 +227,7 @@ def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> 
 
 
 def _carry_out(
-    message: dict[str, Any], call: int, parent: ParentConnection, tools: dict[bytes, ToolEntry]
+    message: dict[str, Any], call: str, parent: ParentConnection, tools: dict[bytes, ToolEntry]
 ) -> dict[str, JSON]:
     """Return the last message of a call: its result, or the exception that was raised."""
     try:
@@ -241,7 +249,7 @@ def _carry_out(
         return {"say": "raised", "error": pack(error)}
 
 
-def _call(tool: ToolEntry, message: dict[str, Any], call: int, parent: ParentConnection) -> Any:
+def _call(tool: ToolEntry, message: dict[str, Any], call: str, parent: ParentConnection) -> Any:
     prepared = tool.prepared
     arguments = message["arguments"]
     keywords = {"arguments": arguments} if prepared.whole_arguments else dict(prepared.signature.bind(arguments))

@@ -338,7 +338,8 @@ class Command:
         if finished.status not in self.success:
             raise ToolError(f"{self.name} {self._how(finished.status)}{_quoted(finished.errors or finished.output)}")
         if finished.errors:
-            log.debug("%s wrote to standard error%s", self.name, _quoted(finished.errors))
+            said = _quoted(finished.errors).replace("\n", "\n    | ")  # which cannot imitate a line of the log
+            log.debug("%s wrote to standard error%s", self.name, said)
         if self.output == "text":
             return finished.output.decode(errors="replace")
         try:

@@ -70,7 +70,7 @@ def unpack(packed: dict[str, Any]) -> Exception:
     """Return the exception that was `pack`ed; its cause shows the worker's traceback."""
     error: Exception = _KINDS.get(packed["kind"], FailedInWorker)(*packed["arguments"])
     if packed["trace"]:
-        error.__cause__ = _RemoteTraceback(packed["trace"])
+        error.__cause__ = _RemoteTraceback(packed["trace"][-_LONGEST:])
     return error
 
 

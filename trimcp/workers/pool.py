@@ -7,16 +7,16 @@ counts until it was reaped, so the bound holds for the processes that really exi
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
 from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,10 +26,12 @@ import attrs
 import orjson
 import trio
 
+from trimcp.security import security_event
 from trimcp.session.limits import Quota
 from trimcp.session.turns import MOST_WAITING, Turns
 from trimcp.values import valued
-from trimcp.wire.jsonrpc import encode
+from trimcp.wire.jsonrpc import Malformed, encode, parse_value
+from trimcp.workers.output import OutputBound, WorkerOutput
 
 if TYPE_CHECKING:
     from trimcp.workers.bubblewrap import Sandbox, SandboxedProgram
@@ -37,15 +39,17 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 MAX_LINE: Final = 64 * 1024 * 1024
-"""Bytes of the longest line that a worker may write, such as a result."""
+"""Bytes of the longest message of a worker, such as a result."""
+
+_MAX_SANDBOXED: Final = 16 * 1024 * 1024
+"""The same for one in a sandbox, whose messages are bounded as those of a peer: in members and depth, too."""
 
 _START: Final = str(Path(__file__).parent.with_name("worker") / "start.py")
 _CHUNK: Final = 64 * 1024
-_TAIL: Final = 64 * 1024  # bytes of a worker's output that are kept for the log
-_TAIL_LINES: Final = 40  # lines of that output that are logged
 _REAPED: Final = 5.0  # seconds for the system to end a killed process
 _DRAINED: Final = 0.5  # seconds to read what a dead worker left in its pipes
 _IDLE_TIME: Final = 60.0  # seconds
+_STOPPED: Final = 5.0  # seconds between two looks whether a process was stopped (SIGSTOP); at the second it is killed
 
 
 @attrs.define(eq=False, repr=False)
@@ -64,7 +68,7 @@ class _Turn:
 
 @attrs.define(eq=False, repr=False)
 class WorkerProcess:
-    """One worker process. Its output is copied to our standard error.
+    """One worker process. Its output is copied to our standard error, marked and bounded.
 
     Attributes:
         process: the process, leader of its own group.
@@ -75,21 +79,26 @@ class WorkerProcess:
         crashed: whether it ended by itself, or was killed for an error of its own.
         done: whether its call has ended, with a result or an exception; then it can take another.
         turn: its call's turn; None while it is idle.
+        strayed: whether it wrote what belongs to none of its calls.
+        call: the id of its call, which each of its messages repeats. No call before could know it.
+        output: what it writes.
     """
 
     process: trio.Process | SandboxedProgram
     memory: int | None
     sandbox: Sandbox | None
+    output: WorkerOutput
     _connection: trio.SocketStream
-    _output: trio.lowlevel.FdStream
+    _output_pipe: trio.lowlevel.FdStream
     _parent_pipe: int
     idle_scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     killed: bool = attrs.field(init=False, default=False)
     crashed: bool = attrs.field(init=False, default=False)
     done: bool = attrs.field(init=False, default=True)
     turn: _Turn | None = attrs.field(init=False, default=None)
-    _oversize: bool = attrs.field(init=False, default=False)
-    _tail: bytearray = attrs.field(init=False, factory=bytearray)
+    call: str = attrs.field(init=False, default="")
+    strayed: bool = attrs.field(init=False, default=False)
+    _why: str | None = attrs.field(init=False, default=None)  # it was killed
     _send: trio.MemorySendChannel[Any] = attrs.field(init=False)
     _receive: trio.MemoryReceiveChannel[Any] = attrs.field(init=False)
 
@@ -98,7 +107,9 @@ class WorkerProcess:
         self._send, self._receive = trio.open_memory_channel[Any](0)
 
     @staticmethod
-    async def start(memory: int | None, sandbox: Sandbox | None, nursery: trio.Nursery) -> WorkerProcess:
+    async def start(
+        memory: int | None, sandbox: Sandbox | None, nursery: trio.Nursery, bound: OutputBound
+    ) -> WorkerProcess:
         """Start a process, in a thread, so the event loop is not blocked. Raises OSError if that fails.
 
         A task in the nursery waits for the end of a sandbox.
@@ -132,7 +143,9 @@ class WorkerProcess:
                 process = await start_worker(nursery, sandbox, command, output_end, kept)
             ours.pop_all()
         connection = trio.SocketStream(trio.socket.from_stdlib_socket(near))
-        return WorkerProcess(process, memory, sandbox, connection, trio.lowlevel.FdStream(output), parent_pipe)
+        return WorkerProcess(
+            process, memory, sandbox, WorkerOutput(bound), connection, trio.lowlevel.FdStream(output), parent_pipe
+        )
 
     async def keep(self, started: Callable[[], None]) -> None:
         """Serve the process until it has ended and was reaped. Cancelling it kills the process.
@@ -143,7 +156,7 @@ class WorkerProcess:
         try:
             with self.idle_scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._forward_output)
+                    nursery.start_soon(self.output.forward, self._output_pipe)
                     nursery.start_soon(self._watch, nursery.cancel_scope)
                     await self._write(self._setup())
                     started()
@@ -160,40 +173,56 @@ class WorkerProcess:
             self._send.close()
             self._connection.socket.close()
             os.close(self._parent_pipe)
-            self._output.close()
+            self._output_pipe.close()
 
     def _setup(self) -> bytes:
         path = [os.path.abspath(each) for each in sys.path]  # "" is the current directory
+        argv = sys.argv if self.sandbox is None else sys.argv[:1]  # a command line may hold secrets
         # Not orjson: an argument may hold lone surrogates, which only the standard library's module can encode.
-        return json.dumps({"path": path, "argv": sys.argv, "memory": self.memory}).encode()
+        return json.dumps({"path": path, "argv": argv, "memory": self.memory}).encode()
 
     async def _read(self) -> None:
         """Pass on the worker's messages until it ends, or writes a line that is not JSON or too long."""
         line = bytearray()
+        most = MAX_LINE if self.sandbox is None else _MAX_SANDBOXED
         try:
             while chunk := await self._connection.receive_some(_CHUNK):
                 *ended, rest = chunk.split(b"\n")
                 for each in ended:
                     line += each
-                    await self._send.send(orjson.loads(line))
+                    await self._send.send(self._parsed(line))
                     line = bytearray()
                 line += rest
-                if len(line) > MAX_LINE:
-                    self._oversize = True
+                if len(line) > most:
+                    self._why = f"said more than {most // 2**20} MiB at once"
                     return
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the worker has ended, or its call was given up
-        except orjson.JSONDecodeError:
-            log.error("the worker process %d wrote what is no message, and is killed", self.process.pid)
+        except ValueError as error:
+            self._why = "wrote what is no message"
+            self.breach(str(error))
 
-    async def _forward_output(self) -> None:
-        """Copy the worker's output to standard error, in a thread: the reader of standard error may be slow."""
-        limiter = trio.CapacityLimiter(1)
-        with suppress(trio.BrokenResourceError):
-            while chunk := await self._output.receive_some(_CHUNK):
-                self._tail += chunk
-                del self._tail[:-_TAIL]
-                await trio.to_thread.run_sync(_write_stderr, chunk, abandon_on_cancel=True, limiter=limiter)
+    def _parsed(self, line: bytearray) -> Any:
+        """Return a message. Raises ValueError if it is none, or from a sandbox and too much."""
+        if self.sandbox is None:
+            return orjson.loads(line)
+        value = parse_value(bytes(line))
+        if isinstance(value, Malformed):
+            raise ValueError(value.message)
+        return value
+
+    def breach(self, what: str) -> None:
+        """Tell of a worker that did what its tool does not declare."""
+        security_event("worker_refused", what=what, worker=self.output.mark, sandboxed=self.sandbox is not None)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process, so that it does nothing until another lets it go on."""
+        if not isinstance(self.process, trio.Process) or not hasattr(os, "waitid"):
+            return False
+        with suppress(ChildProcessError):
+            return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         """Detect the end of the process, even if a descendant holds its pipes open; `keep` reaps it.
@@ -205,13 +234,27 @@ class WorkerProcess:
         elif sys.platform == "linux":
             handle = os.pidfd_open(self.process.pid)
             try:
-                await trio.lowlevel.wait_readable(handle)
+                await self._ended(partial(trio.lowlevel.wait_readable, handle))
             finally:
                 os.close(handle)
         else:
-            await self.process.wait()
+            await self._ended(self.process.wait)
         self._note_end()
         scope.deadline = trio.current_time() + _DRAINED
+
+    async def _ended(self, wait: Callable[[], Awaitable[object]]) -> None:
+        """Wait for the end of the process. Kill it if it stays stopped: what its call waits for would never come."""
+        before = False
+        while True:
+            with trio.move_on_after(_STOPPED) as patience:
+                await wait()
+            if not patience.cancelled_caught:
+                return
+            now = self.stopped
+            if now and before:
+                self._why, self.crashed = "was stopped by a signal", True
+                self._kill_group()
+            before = now
 
     def _note_end(self) -> None:
         """Note that the process has ended, and kill the rest of its group."""
@@ -253,23 +296,38 @@ class WorkerProcess:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
 
-    async def receive(self) -> Any:
-        """Return the worker's next message. Raises trio.EndOfChannel once the process has ended and was reaped."""
-        return await self._receive.receive()
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message for this call. Raises trio.EndOfChannel once the process has ended and was reaped.
 
-    def clear_output(self) -> None:
-        self._tail.clear()
+        What it wrote for an earlier call, and what is no message, is passed over; then it is not used again.
+        """
+        while True:
+            message = await self._receive.receive()
+            if type(message) is dict and message.get("call") == self.call:
+                return message
+            if self.sandbox is not None:  # whatever it is, nobody there may say it
+                return {"say": "a message that belongs to no call"}
+            if not self.strayed:
+                self.strayed = True
+                self.breach("a message that belongs to no call")
 
-    def output_tail(self) -> str:
-        """Return the last lines of the worker's output, such as a traceback. Untrusted text."""
-        lines = self._tail.decode(errors="backslashreplace").rstrip().split("\n")
-        return "\n".join(lines[-_TAIL_LINES:])
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it can take another call: it is alive, and nothing is left of earlier ones."""
+        waiting = self._receive.statistics().tasks_waiting_send
+        return self.usable and self.sandbox is None and not (self.strayed or waiting or self.stopped)
+
+    def begin(self, turn: _Turn, tool: str) -> None:
+        """Begin a call of this tool."""
+        self.turn, self.done, self.call = turn, False, secrets.token_hex(8)
+        self.idle_scope.deadline = math.inf
+        self.output.begin(tool, self.process.pid)
 
     def end_reason(self, cpu_time: float | None) -> str:
         """Return how the process ended by itself, as readable text: "was ended by SIGSEGV"."""
         code = self.process.returncode
-        if self._oversize:
-            return f"said more than {MAX_LINE // 2**20} MiB at once"
+        if self._why is not None:
+            return self._why
         if code is None:
             return "cannot be killed"
         if code >= 0:
@@ -314,6 +372,7 @@ class WorkerPool:
     turns: Turns = attrs.field(init=False)
     _alive: int = attrs.field(init=False, default=0)
     _idle: list[WorkerProcess] = attrs.field(init=False, factory=list)
+    _bounds: dict[bool, OutputBound] = attrs.field(init=False)  # of plain workers, and of those in sandboxes
     _gone: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _started: int = attrs.field(init=False, default=0)
     _killed: int = attrs.field(init=False, default=0)
@@ -321,6 +380,8 @@ class WorkerPool:
 
     def __attrs_post_init__(self) -> None:
         self.turns = Turns(Quota(running=self.most, waiting=MOST_WAITING), "processes")
+        now = trio.current_time()
+        self._bounds = {sandboxed: OutputBound(sandboxed=sandboxed, now=now) for sandboxed in (False, True)}
 
     def statistics(self) -> ProcessStatistics:
         return ProcessStatistics(
@@ -335,7 +396,13 @@ class WorkerPool:
 
     @asynccontextmanager
     async def worker(
-        self, memory: int | None, whose: Hashable, deadline: float = math.inf, *, sandbox: Sandbox | None = None
+        self,
+        memory: int | None,
+        whose: Hashable,
+        deadline: float = math.inf,
+        *,
+        tool: str = "",
+        sandbox: Sandbox | None = None,
     ) -> AsyncIterator[WorkerProcess]:
         """Provide a worker for one call, with this bound of its address space.
 
@@ -345,24 +412,25 @@ class WorkerPool:
             memory: bytes, or None for no bound.
             whose: identifies the session; while all workers are busy, sessions take turns.
             deadline: the latest time to begin, on Trio's clock.
+            tool: whose call it is; marks what the worker writes.
             sandbox: where the worker is to run, which then is a new one; None for a plain process.
 
         Raises:
             ErrorReply: the deadline has passed.
             OSError: no process could be started.
         """
-        worker = await self._take(memory, sandbox, whose, deadline)
+        worker = await self._take(memory, sandbox, whose, deadline, tool)
         try:
             yield worker
         finally:
-            if worker.done and worker.usable and sandbox is None:
+            if worker.done and worker.may_go_on:
                 self._give_back(worker)
             else:
                 self._killed += not worker.killed and not (worker.done and sandbox is not None)
                 worker.kill()
 
     async def _take(
-        self, memory: int | None, sandbox: Sandbox | None, whose: Hashable, deadline: float
+        self, memory: int | None, sandbox: Sandbox | None, whose: Hashable, deadline: float, tool: str
     ) -> WorkerProcess:
         turn = _Turn(self.turns, await self.turns.take(whose, deadline))
         try:
@@ -376,17 +444,17 @@ class WorkerPool:
         except BaseException:  # cancelled, or no process could be started
             turn.give_back()
             raise
-        worker.turn, worker.done = turn, False
-        worker.idle_scope.deadline = math.inf
-        worker.clear_output()
+        worker.begin(turn, tool)
         return worker
 
     def _fitting(self, memory: int | None) -> WorkerProcess | None:
         """Take the idle worker with this bound that was used last, so that the others reach their idle time."""
-        for worker in reversed(self._idle):
+        for worker in self._idle[::-1]:
             if worker.memory == memory and worker.usable:
                 self._idle.remove(worker)
-                return worker
+                if worker.may_go_on:
+                    return worker
+                worker.kill(crashed=True)  # it was stopped, or said something while nobody had called it
         return None
 
     def _give_back(self, worker: WorkerProcess) -> None:
@@ -407,7 +475,7 @@ class WorkerPool:
         self._alive += 1
         worker: WorkerProcess | None = None
         try:
-            worker = await WorkerProcess.start(memory, sandbox, self._nursery)
+            worker = await WorkerProcess.start(memory, sandbox, self._nursery, self._bounds[sandbox is not None])
             self._started += 1
             worker.turn = turn
             log.debug("started worker process %d", worker.process.pid)
@@ -435,15 +503,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _write_stderr(data: bytes) -> None:
-    while data:
-        try:
-            data = data[os.write(2, data) :]
-        except BlockingIOError:  # another program made it non-blocking; the lost output is still kept for the log
-            return
-        except OSError as error:
-            if error.errno in (errno.EBADF, errno.EPIPE, errno.EIO):
-                return
-            raise

@@ -16,8 +16,6 @@ from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.framing.grpc import GrpcStatus, json_rpc_header, message_frame
 from trimcp.testing.contract import check_channel
 from trimcp.transports.grpc.channel import GrpcChannel
-from trimcp.transports.http.asgi.guards import without
-from trimcp.transports.http.asgi.request import FLOW_WINDOW
 from trimcp.wire.jsonrpc import Malformed
 
 
@@ -41,14 +39,14 @@ async def test_it_keeps_the_contract(ends: object) -> None:
     await check_channel(ends)  # type: ignore[arg-type]
 
 
-async def check_both_go_on(patience: float) -> None:
+async def test_a_session_that_reads_nothing_holds_up_neither_side() -> None:
     """The server sends until the client's window is full, and must still hear that the client has read."""
+    sent: list[int] = []
     async with pair() as (client, server), trio.open_nursery() as nursery:
         text = Outgoing(b'{"jsonrpc":"2.0","method":"x","params":{"a":"%b"}}' % (b"x" * 10_000), Kind.NOTIFICATION)
         with trio.move_on_after(0.5):
             while True:  # until the server's window is full: its channel is not received from
                 await client.send([text])
-        sent: list[int] = []
 
         async def answer() -> None:
             for number in range(60):
@@ -56,23 +54,11 @@ async def check_both_go_on(patience: float) -> None:
                 sent.append(number)
 
         nursery.start_soon(answer)
-        with trio.fail_after(patience):
+        with trio.fail_after(PATIENCE):
             heard = 0
             while heard < 60:
                 heard += len(await client.receive())
-        assert len(sent) == 60
-
-
-async def test_a_session_that_reads_nothing_holds_up_neither_side() -> None:
-    await check_both_go_on(PATIENCE)
-
-
-@pytest.mark.slow
-async def test_without_the_guard_they_wait_for_each_other() -> None:
-    with without("flow"):
-        with pytest.raises(BaseExceptionGroup) as caught:
-            await check_both_go_on(1)
-        assert caught.group_contains(trio.TooSlowError)
+    assert len(sent) == 60
 
 
 async def test_what_is_unread_is_bounded_by_the_window() -> None:
@@ -82,15 +68,14 @@ async def test_what_is_unread_is_bounded_by_the_window() -> None:
         with trio.move_on_after(0.5) as scope:
             await client.send([big])
         assert scope.cancelled_caught
-        call = server._call
-        assert call._waiting <= FLOW_WINDOW  # type: ignore[attr-defined]
+        assert len(server._stream._arrived) <= server._stream.window  # type: ignore[attr-defined]
 
 
 async def test_what_breaks_the_protocol_ends_the_call() -> None:
-    for wrong, why in ((b"\x01\0\0\0\0", "compressed"), (message_frame(b"\xff"), "no JsonRpc")):
+    for wrong, why in ((b"\x01\0\0\0\0", "no header that says how"), (message_frame(b"\xff"), "no JsonRpc")):
         async with pair() as (client, server):
             assert isinstance(client, GrpcChannel)
-            await client._call.send(wrong)
+            await client._stream.send(wrong)
             with trio.fail_after(5), pytest.raises(trio.BrokenResourceError, match=why):
                 await server.receive()
             with trio.fail_after(5), pytest.raises(trio.BrokenResourceError, match=why):
@@ -116,7 +101,8 @@ class _Bytes:
     too_slow = half_closed = False
 
     def __init__(self) -> None:
-        self.gone, self.status, self.given = trio.Event(), GrpcStatus.OK, False
+        self.gone, self.given = trio.Event(), False
+        self.trailers: tuple[tuple[str, str], ...] = ()
 
     async def receive(self) -> bytes:
         if self.given:
@@ -126,9 +112,8 @@ class _Bytes:
 
     def credit(self, size: int) -> None: ...
 
-    async def close(self, status: GrpcStatus, message: str = "") -> None:
-        self.status = status
-        await trio.lowlevel.checkpoint()
+    def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        self.trailers = trailers
 
 
 async def test_a_message_has_to_become_whole(autojump_clock: MockClock) -> None:
@@ -137,5 +122,5 @@ async def test_a_message_has_to_become_whole(autojump_clock: MockClock) -> None:
     began = trio.current_time()
     with pytest.raises(trio.BrokenResourceError, match="a message took too long"):
         await channel.receive()
-    assert call.status is GrpcStatus.DEADLINE_EXCEEDED
+    assert call.trailers[0] == ("grpc-status", str(int(GrpcStatus.DEADLINE_EXCEEDED)))
     assert trio.current_time() - began == pytest.approx(30, abs=0.5)

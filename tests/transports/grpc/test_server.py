@@ -17,11 +17,11 @@ import trio
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
+from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere, connect, served
 from tests.transports.grpc_support import foreign
-from tests.transports.http.hypercorn_support import H2Client
 from trimcp.framing.grpc import json_of, json_rpc_header
-from trimcp.transports.http.asgi import guard_protocols
+from trimcp.transports.http.h2 import connection
 from trimcp.transports.websocket.frames import KeepAlive
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.revisions import LATEST
@@ -163,7 +163,7 @@ async def test_callers_are_identified_as_over_http() -> None:
             error: Any = refused(channel, metadata)
             assert error.code() is grpc.StatusCode.UNAUTHENTICATED
             assert "bearer token" in error.details()
-            assert dict(error.initial_metadata())["www-authenticate"].startswith("Bearer")
+            assert dict(error.trailing_metadata())["www-authenticate"].startswith("Bearer")
         metadata = [("authorization", "Bearer a-token")]
         answers = channel.stream_stream(EXCHANGE)(iter([call(1, "who")]), metadata=metadata, timeout=PATIENCE)
         assert heard(answers)[0]["result"]["content"][0]["text"] == "ada"
@@ -255,11 +255,6 @@ async def test_the_same_port_serves_mcp_over_http_too() -> None:
         assert response.status_code == 426
 
 
-async def test_without_hypercorn_there_is_no_grpc() -> None:
-    with pytest.raises(trimcp.LocalError, match="HTTP/2"):
-        await trimcp.serve_http(make_server(), grpc=True)
-
-
 async def test_who_holds_far_more_sessions_makes_room_for_others() -> None:
     """All of them are one address, so principals tell the owners apart."""
 
@@ -289,7 +284,7 @@ async def test_who_holds_far_more_sessions_makes_room_for_others() -> None:
 
 @pytest.mark.parametrize("alive", [True, False])
 async def test_a_client_that_answers_no_ping_is_taken_for_dead(monkeypatch: pytest.MonkeyPatch, alive: bool) -> None:
-    monkeypatch.setattr(guard_protocols, "KEEP_ALIVE", KeepAlive(interval=0.1, dead_after=0.4))
+    monkeypatch.setattr(connection, "KEEP_ALIVE", KeepAlive(interval=0.1, dead_after=0.4))
     async with served(make_server(), "grpc") as place:
         stream = await connect(place.port)
         client = H2Client(stream)

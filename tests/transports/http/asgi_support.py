@@ -43,6 +43,9 @@ class DummyHandler:
     def too_large(self, beginning: bytes) -> HttpResponse:
         return HttpResponse(413, TEXT, b"%d" % len(beginning))
 
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        return response
+
     def disconnected(self, slow: str | None = None) -> None:
         assert self.reply is not None
         assert self.reply.gone

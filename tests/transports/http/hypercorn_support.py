@@ -1,19 +1,15 @@
-"""A server under Hypercorn on a port of its own, and clients that behave as told: HTTP/1.1, HTTP/2, WebSocket."""
+"""A server under Hypercorn on a port of its own, and clients that behave as told: HTTP/1.1, WebSocket."""
 
 from __future__ import annotations
 
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
-import h2.config
-import h2.connection
-import h2.events
-import h2.settings
 import trio
 
 from tests.peers.serving import connect
@@ -114,105 +110,16 @@ async def open_websocket(served: Served, path: str = "/ws", *lines: str, **optio
     return stream
 
 
-@attrs.define(eq=False)
-class H2Client:
-    """One connection of HTTP/2, over which even what is wrong can be sent.
-
-    Args:
-        stream: to the server.
-        window: bytes that each stream may send us before we allow more.
-    """
-
-    stream: trio.abc.Stream
-    window: int = 65535
-    connection: h2.connection.H2Connection = attrs.field(init=False)
-    seen: list[h2.events.Event] = attrs.field(init=False, factory=list)
-
-    def __attrs_post_init__(self) -> None:
-        config = h2.config.H2Configuration(
-            client_side=True,
-            header_encoding=None,
-            validate_outbound_headers=False,
-            normalize_outbound_headers=False,
-        )
-        self.connection = h2.connection.H2Connection(config)
-        settings = {h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: self.window}
-        self.connection.local_settings = h2.settings.Settings(client=True, initial_values=settings)
-        self.connection.initiate_connection()
-
-    async def flush(self) -> None:
-        await self.stream.send_all(self.connection.data_to_send())
-
-    async def request(
-        self,
-        path: bytes = b"/",
-        method: bytes = b"POST",
-        body: bytes | None = b"",
-        extra: Sequence[tuple[bytes, bytes]] = (),
-    ) -> int:
-        """Send a request, and leave its body open if that is None."""
-        number = self.connection.get_next_available_stream_id()
-        scheme = b"http" if path else b""  # a plain CONNECT has neither
-        head = [(b":method", method), (b":path", path), (b":scheme", scheme), (b":authority", b"localhost"), *extra]
-        self.connection.send_headers(number, [pair for pair in head if pair[1]], end_stream=body == b"")
-        await self.flush()
-        if body:
-            await self.send_body(number, body)
-        return number
-
-    async def send_body(self, number: int, body: bytes) -> None:
-        """Send a body, as far as one window lets us."""
-        for start in range(0, len(body), 16384):
-            piece = body[start : start + 16384]
-            self.connection.send_data(number, piece, end_stream=start + 16384 >= len(body))
-        await self.flush()
-
-    async def event(self, kind: type[Any], number: int | None = None) -> Any:
-        """Wait for an event of a kind, on that stream; every event is returned once. None if the connection ends."""
-        while True:
-            for event in self.seen:
-                if isinstance(event, kind) and number in (None, getattr(event, "stream_id", None)):
-                    self.seen.remove(event)
-                    return event
-            try:
-                data = await self.stream.receive_some(65536)
-            except trio.BrokenResourceError:
-                data = b""
-            if not data:
-                return None
-            for event in self.connection.receive_data(bytes(data)):
-                if isinstance(event, h2.events.DataReceived) and self.window:
-                    self.connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
-                self.seen.append(event)
-            await self.flush()
-
-    async def response(self, number: int) -> tuple[int, bytes]:
-        """Wait for a whole response; its status and body."""
-        head = await self.event(h2.events.ResponseReceived, number)
-        await self.event(h2.events.StreamEnded, number)
-        data = [event for event in self.seen if isinstance(event, h2.events.DataReceived) and event.stream_id == number]
-        self.seen = [event for event in self.seen if event not in data]
-        return int(dict(head.headers)[b":status"]), b"".join(event.data for event in data)
-
-
-async def h2_client(served: Served, **options: Any) -> H2Client:
-    """Connect with prior knowledge."""
-    return H2Client(await served.connect(), **options)
-
-
-async def h2_over_tls(served: Served, context: ssl.SSLContext) -> tuple[H2Client, str | None]:
-    """Connect, and return what was agreed to by ALPN too."""
+async def over_tls(served: Served, context: ssl.SSLContext) -> trio.SSLStream[trio.SocketStream]:
     stream = trio.SSLStream(await served.connect(), context, server_hostname="localhost", https_compatible=True)
     await stream.do_handshake()
-    return H2Client(stream), stream.selected_alpn_protocol()
+    return stream
 
 
 __all__ = [
-    "H2Client",
     "Served",
-    "h2_client",
-    "h2_over_tls",
     "open_websocket",
+    "over_tls",
     "read_until",
     "reset_on_close",
     "serving",

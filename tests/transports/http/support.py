@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import attrs
@@ -10,11 +10,15 @@ import trio
 from trio.testing import memory_stream_pair
 
 from tests.peers.http1 import HttpWire
+from tests.peers.http2 import FramePeer
 from trimcp.budget import Budget
 from trimcp.transports.http.deadlines import Deadlines
-from trimcp.transports.http.h1.connection import H1Connection, Hosting, UpgradeWebSocket
+from trimcp.transports.http.h1.connection import H1Connection
+from trimcp.transports.http.h1.hosting import Hosting, UpgradeWebSocket
+from trimcp.transports.http.h1.listener import begin_http2
 from trimcp.transports.http.h1.wires import StreamWire, Take, Wire
-from trimcp.transports.http.seams import Admitted, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.h2.frames import Setting
+from trimcp.transports.http.seams import Admitted, ByteStream, Head, HttpReply, HttpResponse, Tunnel, Upgrade
 from trimcp.transports.http.settings import HttpLimits
 
 JSON = (("Content-Type", "application/json"),)
@@ -80,6 +84,7 @@ class DummyFace:
     ended: list[tuple[str, int, int]] = attrs.field(factory=list)
     held: trio.Event | None = None
     again: bool = True
+    serve: Callable[[ByteStream], Awaitable[None]] | None = None  # what is at /tunnel
     judged: int = 0
     connections: int = 0
     deadlines: Deadlines = attrs.field(factory=Deadlines)
@@ -93,6 +98,8 @@ class DummyFace:
             return HttpResponse(403, JSON, b'"no"')
         if head.path == "/bug":
             raise RuntimeError("the face's bug")
+        if head.path == "/tunnel" and self.serve is not None:
+            return Tunnel(self.serve)
         if head.path == "/ws" and head.websocket:
             return Upgrade(_never, None, 1024)
         head.again = self._take
@@ -143,6 +150,11 @@ class Memory:
         self.hosting.nursery.start_soon(self._run, connection)
         return HttpWire(ours)
 
+    async def connect_http2(self, settings: Mapping[Setting, int] | None = None) -> FramePeer:
+        peer = FramePeer(self.connect().stream)
+        await peer.start(settings)
+        return peer
+
     async def _run(self, connection: H1Connection) -> None:
         await connection.run()
         self.ended += 1
@@ -160,7 +172,7 @@ async def memory(
     """Open a face that connections in memory lead to; leaving cuts them off."""
     async with trio.open_nursery() as nursery:
         face = DummyFace() if face is None else face
-        hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, upgrade_websocket)
+        hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, begin_http2, upgrade_websocket)
         nursery.start_soon(face.deadlines.run)
         yield Memory(face, hosting, wire)
         nursery.cancel_scope.cancel()

@@ -1,4 +1,4 @@
-"""Hypercorn serves the face over real sockets: HTTP/1.1, HTTP/2, TLS, WebSocket, mounted, limited, and to its end."""
+"""Hypercorn serves the face over real sockets: HTTP/1.1, TLS, WebSocket, mounted, limited, and to its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import h2.events
 import httpx2
 import pytest
 import trio
@@ -26,14 +25,12 @@ from tests.peers.tls import authority, client_context
 from tests.peers.websockets import CLOSE, FIN, frame, handshake
 from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, failing, upgrade
 from tests.transports.http.hypercorn_support import (
-    h2_client,
-    h2_over_tls,
     open_websocket,
+    over_tls,
     read_until,
     serving,
 )
 from trimcp.transports.http.asgi.app import AsgiApp
-from trimcp.transports.http.asgi.hypercorn import _configure as configure
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
 from trimcp.transports.http.seams import HttpReply, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
@@ -88,20 +85,13 @@ async def test_a_stream_arrives_as_it_is_written() -> None:
         assert handler.disconnects == 0
 
 
-@pytest.mark.parametrize("protocol", ["1.1", "2"])
-async def test_a_client_that_leaves_is_noticed(protocol: str) -> None:
+async def test_a_client_that_leaves_is_noticed() -> None:
     face = hello()
     face["/stream"] = handler = DummyHandler(open_stream)
     async with serving(AsgiApp(face.running)) as served:
-        if protocol == "2":
-            client = await h2_client(served)
-            await client.request(b"/stream")
-            await client.event(h2.events.DataReceived)
-            stream: Any = client.stream
-        else:
-            stream = await served.connect()
-            await stream.send_all(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await read_until(stream, b"begin ")
+        stream = await served.connect()
+        await stream.send_all(b"GET /stream HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await read_until(stream, b"begin ")
         await stream.aclose()
         await handler.gone.wait()
         await settle()
@@ -132,40 +122,6 @@ async def test_an_early_answer_survives_a_body_that_goes_on(steady_clock: trio.a
     assert served.failure is None
 
 
-async def test_http_2_carries_many_requests() -> None:
-    face = hello()
-    async with serving(AsgiApp(face.running)) as served:
-        client = await h2_client(served)
-        async with client.stream:
-            numbers = [await client.request(b"/mcp", body=b"%d" % n) for n in range(50)]
-            for n, number in enumerate(numbers):
-                assert await client.response(number) == (200, b"%d" % n)
-            large = bytes(range(256)) * 200
-            assert await client.response(await client.request(b"/mcp", body=large)) == (200, large)
-    assert face.heads[0].headers["host"] == "localhost"
-
-
-async def test_http_2_does_not_lose_the_request_after_the_last_one_allowed(
-    monkeypatch: pytest.MonkeyPatch, steady_clock: trio.abc.Clock
-) -> None:
-    """Hypercorn closes the connection under the request that follows; so there is no last one."""
-    assert configure(HttpLimits()).keep_alive_max_requests > 1 << 60
-    monkeypatch.setattr("trimcp.transports.http.asgi.hypercorn._FOREVER", 3)
-    face = hello()
-    face["/slow"] = handler = DummyHandler(lambda body, reply: None)
-    async with serving(AsgiApp(face.running), limits=HttpLimits(head_timeout=0.1)) as served:
-        client = await h2_client(served)
-        async with client.stream:
-            for _ in range(3):
-                assert await client.response(await client.request(b"/here")) == (200, b"hello")
-            number = await client.request(b"/slow")
-            assert (await client.event(h2.events.ConnectionTerminated)).last_stream_id == number, "it was taken"
-            await settle()
-            assert handler.reply is not None
-            handler.reply.send(HttpResponse(200))
-            assert await client.event(h2.events.ResponseReceived) is None, "it was not lost"
-
-
 @attrs.frozen
 class Identity:
     certfile: Path
@@ -184,22 +140,19 @@ def identity(tmp_path_factory: pytest.TempPathFactory) -> Identity:
 
 
 @pytest.mark.parametrize("own_context", [False, True])
-@pytest.mark.parametrize("http2", [True, False])
-async def test_tls_agrees_on_a_protocol(identity: Identity, http2: bool, own_context: bool) -> None:
+async def test_tls_agrees_on_http_1_1(identity: Identity, own_context: bool) -> None:
     face = hello()
     tls: dict[str, Any] = {"certfile": identity.certfile, "keyfile": identity.keyfile}
     if own_context:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(identity.certfile, identity.keyfile)
         tls = {"ssl_context": context}
-    async with serving(AsgiApp(face.running), http2=http2, **tls) as served:
+    async with serving(AsgiApp(face.running), **tls) as served:
         assert served.address.startswith("https://127.0.0.1:")
         identity.client.set_alpn_protocols(["h2", "http/1.1"])
-        client, agreed = await h2_over_tls(served, identity.client)
-        async with client.stream:
-            assert agreed == ("h2" if http2 else "http/1.1")
-            if http2:
-                assert await client.response(await client.request(b"/here")) == (200, b"hello")
+        stream = await over_tls(served, identity.client)
+        assert stream.selected_alpn_protocol() == "http/1.1"
+        await trio.aclose_forcefully(stream)
         async with httpx2.AsyncClient(base_url=served.address, verify=identity.client) as http1:
             assert (await http1.post("/mcp", content=b"x")).content == b"x"
     assert all(head.secure for head in face.heads)
@@ -558,18 +511,6 @@ async def test_ordinary_lives_and_deaths_are_quiet(caplog: pytest.LogCaptureFixt
                 assert b" 400 " in await read_until(stream, b"\r\n\r\n")
             await settle()
     assert [record.getMessage() for record in caplog.records if record.name.startswith(("trimcp", "hyper"))] == []
-
-
-async def test_headers_of_http_2_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The client here logs what it encodes, and never decodes a token."""
-    with caplog.at_level(logging.DEBUG):
-        async with serving(AsgiApp(hello().running)) as served:
-            client = await h2_client(served)
-            async with client.stream:
-                number = await client.request(b"/here", extra=[(b"authorization", b"Bearer secret")])
-                assert await client.response(number) == (200, b"hello")
-    assert "Adding b'authorization'=b'Bearer secret'" in caplog.text
-    assert "Decoded (b'authorization'" not in caplog.text
 
 
 async def test_a_handler_that_crashes_is_one_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,16 +9,13 @@ import random
 import subprocess
 import sys
 import tomllib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h2.errors
-import h2.events
 import hypercorn.trio
-import priority
 import pytest
 import trio
 from hypercorn.config import Config
@@ -31,9 +28,8 @@ from tests.peers.websockets import TEXT as TEXT_FRAME
 from tests.transports.http.asgi_support import TEXT, DummyFace, DummyHandler, upgrade
 from tests.transports.http.hypercorn_support import (
     Served,
-    h2_client,
-    h2_over_tls,
     open_websocket,
+    over_tls,
     read_until,
     reset_on_close,
     serving,
@@ -79,211 +75,6 @@ def download(size: int = LARGE) -> tuple[DummyFace, DummyHandler]:
     face["/ws"] = upgrade()
     face["/large"] = handler = DummyHandler(lambda body, reply: reply.send(HttpResponse(200, TEXT, b"x" * size)))
     return face, handler
-
-
-# window
-
-
-@Guarded
-async def test_a_client_without_a_window_costs_no_memory(guarded: bool, steady_clock: trio.abc.Clock) -> None:
-    face, handler = download()
-    with guard(guarded, "window"):
-        async with serving(AsgiApp(face.running, limits=HttpLimits(linger_timeout=0.1))) as served:
-            client = await h2_client(served, window=0)
-            async with client.stream:
-                await client.request(b"/large")
-                await client.event(h2.events.ResponseReceived)
-                assert handler.reply is not None
-                if guarded:
-                    await settle()
-                    assert LARGE - handler.reply.waiting <= 128 * 1024
-                else:
-                    await handler.reply.room()
-                    await settle()
-                    assert handler.reply.waiting == 0, "Hypercorn has taken 30 MB that nobody wanted"
-            with trio.fail_after(2):
-                while not face.ended:
-                    await settle()
-            assert handler.disconnects == int(guarded)
-
-
-async def test_a_window_that_opens_late_lets_everything_through() -> None:
-    face, _ = download(1_000_000)
-    async with serving(AsgiApp(face.running)) as served:
-        client = await h2_client(served, window=0)
-        async with client.stream:
-            number = await client.request(b"/large")
-            await client.event(h2.events.ResponseReceived)
-            await settle()
-            size = 0
-            client.connection.increment_flow_control_window(2_000_000)
-            for step in (1, 100, 999_899):
-                client.connection.increment_flow_control_window(step, number)
-                await client.flush()
-                while size < min(step + size, 1_000_000):
-                    size += len((await client.event(h2.events.DataReceived)).data)
-                    if size in (1, 101):
-                        break
-            assert size == 1_000_000
-            assert await client.event(h2.events.StreamEnded, number)
-
-
-@Guarded
-async def test_whoever_waits_for_a_window_learns_that_its_client_left(guarded: bool) -> None:
-    """An application of somebody else's, beside ours: it has no watcher that would cancel it."""
-    waiting, ended = trio.Event(), trio.Event()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert scope["type"] == "http"
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        waiting.set()
-        await send({"type": "http.response.body", "body": b"x"})
-        ended.set()
-
-    with guard(guarded, "window"):
-        async with serving(app, grace=0) as served:
-            client = await h2_client(served, window=0)
-            await client.request()
-            await waiting.wait()
-            await settle()
-            await client.stream.aclose()
-            await settle()
-            assert ended.is_set() is guarded
-
-
-# streams
-
-
-async def early_answer(served: Served, client: Any) -> None:
-    number = await client.request(b"/early", body=None)
-    assert await client.response(number) == (413, b"")
-    client.connection.send_data(number, b"x" * 1000)
-    await client.flush()
-
-
-async def bad_path(served: Served, client: Any) -> None:
-    await client.request(b"/\xff\xfe")
-
-
-async def plain_connect(served: Served, client: Any) -> None:
-    await client.request(b"", b"CONNECT")
-
-
-async def other_connect(served: Served, client: Any) -> None:
-    await client.request(b"/ws", b"CONNECT", body=None, extra=[(b":protocol", b"webtransport")])
-
-
-@Dying
-@Guarded
-@pytest.mark.parametrize(
-    ("attack", "death"),
-    [(early_answer, KeyError), (bad_path, UnicodeDecodeError), (plain_connect, UnboundLocalError)],
-)
-async def test_a_request_hypercorn_does_not_expect_costs_its_stream(
-    guarded: bool,
-    attack: Callable[[Served, Any], Awaitable[None]],
-    death: type[Exception],
-    caplog: pytest.LogCaptureFixture,
-    steady_clock: trio.abc.Clock,
-) -> None:
-    face, _ = download()
-    # The answer is to be complete before the rest of its body comes.
-    app = AsgiApp(face.running, limits=HttpLimits(linger_timeout=0.01))
-    with guard(guarded, "streams", "alive"):
-        async with serving(app) as served:
-            client = await h2_client(served)
-            async with client.stream:
-                await attack(served, client)
-                if guarded:
-                    reset = await client.event(h2.events.StreamReset)
-                    early = attack is early_answer
-                    assert reset.error_code == (
-                        h2.errors.ErrorCodes.NO_ERROR if early else h2.errors.ErrorCodes.PROTOCOL_ERROR
-                    )
-                    assert await client.response(await client.request(b"/here")) == (200, b"hello")
-                else:
-                    with trio.fail_after(2):
-                        await served.ended.wait()
-    gc.collect()
-    assert isinstance(served.failure, type(None) if guarded else death)
-    assert not caplog.records
-
-
-@Dying
-@Guarded
-async def test_priorities_are_nobodys_burden(
-    guarded: bool, caplog: pytest.LogCaptureFixture, steady_clock: trio.abc.Clock
-) -> None:
-    face, _ = download()
-    with guard(guarded, "streams", "alive"):
-        async with serving(AsgiApp(face.running)) as served:
-            client = await h2_client(served)
-            async with client.stream:
-                for number in range(3, 3 + 2 * 1_001, 2):
-                    client.connection.prioritize(number, weight=1 + number % 256)
-                await client.flush()
-                if guarded:
-                    assert await client.response(await client.request(b"/here")) == (200, b"hello")
-                else:
-                    with trio.fail_after(2):
-                        await served.ended.wait()
-    gc.collect()
-    assert isinstance(served.failure, type(None) if guarded else priority.TooManyStreamsError)
-    assert not caplog.records
-
-
-async def test_only_websockets_are_connected_to() -> None:
-    async with serving(AsgiApp(download()[0].running)) as served:
-        client = await h2_client(served)
-        async with client.stream:
-            await other_connect(served, client)
-            assert await client.event(h2.events.StreamReset)
-            assert await client.response(await client.request(b"/here")) == (200, b"hello")
-
-
-@Guarded
-async def test_a_cut_response_is_told_over_http_2(guarded: bool, steady_clock: trio.abc.Clock) -> None:
-    def answer(body: bytes, reply: Any) -> None:
-        reply.start(HttpResponse(200, TEXT, b"half"))
-
-    face = DummyFace()
-    face["/cut"] = handler = DummyHandler(answer)
-    with guard(guarded, "streams"):
-        async with serving(AsgiApp(face.running)) as served:
-            client = await h2_client(served)
-            async with client.stream:
-                number = await client.request(b"/cut")
-                await client.event(h2.events.DataReceived, number)
-                assert handler.reply is not None
-                handler.reply.abort()
-                reset = None
-                with trio.move_on_after(2 if guarded else 0.1):
-                    reset = await client.event(h2.events.StreamReset, number)
-                assert (reset is not None) is guarded
-
-
-async def test_websocket_over_http_2() -> None:
-    face, _ = download()
-    async with serving(AsgiApp(face.running)) as served:
-        client = await h2_client(served)
-        async with client.stream:
-            extra = [
-                (b":protocol", b"websocket"),
-                (b"sec-websocket-version", b"13"),
-                (b"sec-websocket-protocol", b"mcp"),
-            ]
-            number = await client.request(b"/ws", b"CONNECT", body=None, extra=extra)
-            head = await client.event(h2.events.ResponseReceived, number)
-            assert dict(head.headers)[b":status"] == b"200"
-            client.connection.send_data(number, frame(FIN | TEXT_FRAME, b'{"jsonrpc":"2.0","id":1,"method":"m"}'))
-            await client.flush()
-            assert b'"id":1' in (await client.event(h2.events.DataReceived, number)).data
-            client.connection.end_stream(number)
-            await client.flush()
-            assert await client.event(h2.events.StreamReset, number)
-        await settle()
-        assert face.ended[0][:2] == ("/ws", 101)
-    assert served.failure is None
 
 
 # messages
@@ -545,7 +336,7 @@ async def connected(served: Served, identity: Identity | None) -> trio.abc.Strea
     if identity is None:
         return await served.connect()
     identity.client.set_alpn_protocols(["http/1.1"])
-    return (await h2_over_tls(served, identity.client))[0].stream
+    return await over_tls(served, identity.client)
 
 
 def secured(identity: Identity, tls: bool) -> tuple[Identity | None, dict[str, Any]]:
@@ -667,21 +458,6 @@ async def test_a_client_that_closes_an_idle_connection_is_let_go(guarded: bool) 
             assert await served.alive() is guarded
 
 
-@Guarded
-@pytest.mark.parametrize("more", [b"", b"\0\0\0\4\0\0\0\0\0", b"\0\0\0\4\0\0\0\0\0\0\0\5\1\0\0\0\0\1\x82"])
-async def test_who_begins_with_http_2_and_says_nothing_is_not_waited_for(
-    guarded: bool, more: bytes, steady_clock: trio.abc.Clock
-) -> None:
-    face, _ = download()
-    with guard(guarded, "idle"):
-        app, limits = AsgiApp(face.running), HttpLimits(head_timeout=0.1)
-        async with serving(app, limits=limits, grace=0) as served, await served.connect() as stream:
-            await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + more)
-            with trio.move_on_after(0.5 if not guarded else 5) as scope:
-                await read_until(stream, b"never")
-            assert scope.cancelled_caught is not guarded
-
-
 # stall
 
 
@@ -698,7 +474,7 @@ async def test_a_client_that_does_not_read_does_not_hold_the_end(
             if tls:
                 identity.client.set_alpn_protocols(["http/1.1"])
                 await stream.aclose()
-                stream = (await h2_over_tls(served, identity.client))[0].stream
+                stream = await over_tls(served, identity.client)
             await stream.send_all(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
             await settle()
             assert handler.reply is not None
@@ -987,6 +763,16 @@ async def test_what_two_parsers_read_differently_is_refused(guarded: bool, stead
                         answer = await read_until(stream, b"\r\n\r\n")
                     assert answer.startswith(b"HTTP/1.1 400 " if guarded else b"HTTP/1.1 200 "), data
     assert len(face.heads) == (2 if guarded else len(AMBIGUOUS)), "the head is judged before the chunks come"
+
+
+@pytest.mark.parametrize("version", [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /here HTTP/2.0\r\nHost: h\r\n\r\n"])
+async def test_http_2_is_not_served(version: bytes) -> None:
+    """Our own listener has it."""
+    face, _ = download()
+    async with serving(AsgiApp(face.running)) as served, await served.connect() as stream:
+        await stream.send_all(version)
+        assert (await read_until(stream, b"\r\n\r\n")).startswith(b"HTTP/1.1 505 ")
+    assert not face.heads
 
 
 @Guarded

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.yardsticks import assert_costs
-from trimcp.transports.http.shares import FAR, Shares
+from trimcp.transports.http.shares import FAR, Places, Shares
 
 
 class Held:
@@ -127,3 +127,62 @@ def test_a_newcomer_costs_the_same_however_many_there_are() -> None:
     small = newcomers(16, 17)
     assert_costs(newcomers(5_000, 2), at_most=20, times=small)
     assert_costs(newcomers(1, 10_000), at_most=20, times=small)
+
+
+class Piece:
+    """Work under way that leaves its place when it has to give way."""
+
+    def __init__(self, places: Places[Piece], owner: str, key: int) -> None:
+        self.place = (places, owner, key)
+        self.why = ""
+        assert places.admit(owner, key, self)
+
+    def give_way(self, why: str) -> None:
+        self.why = why
+        places, owner, key = self.place
+        places.leave(owner, key)
+
+
+def test_places_are_counted_by_owner_and_key() -> None:
+    places: Places[Piece] = Places(3, "call")
+    mine = Piece(places, "ada", 1)
+    assert (places.find("ada", 1), places.find("ada", 2), places.find("bob", 1)) == (mine, None, None)
+    assert list(places) == [mine]
+    places.leave("bob", 1)
+    places.leave("ada", 2)
+    assert places.taken == 1
+    places.leave("ada", 1)
+    places.leave("ada", 1)
+    assert (places.taken, list(places), places._owners) == (0, [], {})
+
+
+def test_one_place_is_made_for_who_has_far_less_and_none_for_an_equal() -> None:
+    places: Places[Piece] = Places(3 * FAR, "call")
+    eve = [Piece(places, "eve", n) for n in range(3 * FAR)]
+    for n in range(2):
+        Piece(places, "ada", n)
+        assert [piece.why != "" for piece in eve].index(False) == n + 1, "the oldest first"
+    assert not places.admit("ada", 9, eve[0])
+    assert not places.admit("eve", 99, eve[0])
+    assert places.taken == 3 * FAR
+
+
+def test_a_hoarder_behind_many_owners_is_found_and_a_newcomer_costs_little() -> None:
+    def newcomers(owners: int) -> Callable[[], None]:
+        places: Places[Piece] = Places(owners, "call")
+        for n in range(owners):
+            Piece(places, f"owner{n}", 0)
+
+        def come() -> None:
+            for _ in range(50):
+                places.make_room("newcomer")
+
+        return come
+
+    assert_costs(newcomers(10_000), at_most=20, times=newcomers(100))
+    places: Places[Piece] = Places(1_000 + FAR, "call")
+    for n in range(1_000):
+        Piece(places, f"owner{n}", 0)
+    eve = [Piece(places, "eve", n) for n in range(FAR)]
+    assert True in [places.make_room("newcomer") for _ in range(5)]
+    assert eve[0].why

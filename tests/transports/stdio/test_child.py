@@ -21,7 +21,7 @@ from trimcp.wire.jsonrpc import Malformed, Notification, Request, encode_notific
 from trimcp.wire.revisions import LATEST_LEGACY
 
 ECHO = "import sys\nfor line in sys.stdin.buffer: sys.stdout.buffer.write(line); sys.stdout.flush()"
-HOLD = "import subprocess; subprocess.Popen(['sleep', '30']); "
+HOLD = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(30)']); "
 
 
 def python(code: str, *arguments: str, **settings: object) -> StdioServer:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import attrs
 import pytest
@@ -155,6 +154,7 @@ def child(**options: object) -> Iterator[subprocess.Popen[bytes]]:
         process.stdout.close()
 
 
+@pytest.mark.needs("coreutils")
 def test_others_are_not_descendants() -> None:
     mark = Descendants.new_mark()
     with (
@@ -170,6 +170,7 @@ def test_others_are_not_descendants() -> None:
             assert known == {marked.pid}
 
 
+@pytest.mark.needs("coreutils")
 def test_an_id_given_to_somebody_else_is_not_signalled() -> None:
     with child() as process:
         row = _table([process.pid])[process.pid]
@@ -182,6 +183,7 @@ def test_an_id_given_to_somebody_else_is_not_signalled() -> None:
         descendants.signal([row.known], signal.SIGKILL)  # nobody is there any more
 
 
+@pytest.mark.needs("coreutils")
 def test_a_session_whose_leader_changed_is_not_ours() -> None:
     code = "import subprocess; subprocess.Popen(['sleep', '60']); print(flush=True); input()"
     process = subprocess.Popen(
@@ -198,9 +200,8 @@ def test_a_session_whose_leader_changed_is_not_ours() -> None:
     process.communicate(b"\n", timeout=60)
 
 
+@pytest.mark.needs("coreutils", "ps")
 def test_ps_tells_the_same_tree() -> None:
-    if not Path("/bin/ps").exists():
-        pytest.skip("no ps here")
     with child(start_new_session=True) as process:
         (row,) = _table_from_ps([process.pid])
         assert (row.known.pid, row.parent, row.session, row.alive) == (process.pid, os.getpid(), process.pid, True)

@@ -45,7 +45,9 @@ from trimcp.session.limits import Limits
 from trimcp.session.push import WrittenOutbox
 from trimcp.session.session import Session
 from trimcp.transports.http.face import HttpFace
-from trimcp.transports.http.h1.connection import H1Connection, Hosting
+from trimcp.transports.http.h1.connection import H1Connection
+from trimcp.transports.http.h1.hosting import Hosting
+from trimcp.transports.http.h1.listener import begin_http2
 from trimcp.transports.http.h1.wires import SocketWire, StreamWire, Wire
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.transports.websocket.channel import serve_upgraded
@@ -157,7 +159,7 @@ async def site(
         http_face(running, settings) as face,
         trio.open_nursery() as nursery,
     ):
-        hosting = Hosting(face, HttpLimits(), nursery, serve_upgraded, partial(push_websocket, keep_alive))
+        hosting = Hosting(face, HttpLimits(), nursery, begin_http2, serve_upgraded, partial(push_websocket, keep_alive))
         yielded = Site(face, hosting, running.sessions)
         yield yielded
         nursery.cancel_scope.cancel()

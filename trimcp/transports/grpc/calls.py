@@ -1,23 +1,36 @@
-"""One gRPC call of a client: its headers, its bytes in both directions, its status. It knows no frames."""
+"""One gRPC call of a client: its headers, its bytes in both directions, its status."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Final, Protocol
 
-import attrs
 import trio
 
 from trimcp.cleaning import one_line
-from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, decode_text, status_of_http
+from trimcp.framing.grpc import PREFIX, GrpcDecoder, GrpcFault, GrpcStatus, decode_text, status_of_http, whole_message
+from trimcp.transports.descriptors import PIECE
+from trimcp.transports.http.h1.writer import H1Writer
+from trimcp.transports.http.h2.engine import Engine
+from trimcp.transports.http.h2.frames import Code
+from trimcp.transports.http.h2.heads import ResponseFields
+from trimcp.transports.http.h2.interface import Http2Stream
 
 WINDOW: Final = 256 * 1024
 """Bytes of one call that may wait here unread."""
 
 _LONGEST: Final = 200
+_WAITING: Final = 64 * 1024  # bytes that wait for the socket, from which on a sender waits
+
+_BY_RESET: Final = {
+    Code.CANCEL: GrpcStatus.CANCELLED,
+    Code.REFUSED_STREAM: GrpcStatus.UNAVAILABLE,
+    Code.ENHANCE_YOUR_CALM: GrpcStatus.RESOURCE_EXHAUSTED,
+    Code.INADEQUATE_SECURITY: GrpcStatus.PERMISSION_DENIED,
+}
 
 
-class CallFailed(Exception):
+class CallFailed(trio.BrokenResourceError):
     """A gRPC call has not ended well.
 
     Attributes:
@@ -40,73 +53,143 @@ class CallFailed(Exception):
 class Carrier(Protocol):
     """The connection of a call."""
 
-    async def send_data(self, call: Http2Call, data: bytes, end: bool) -> None:
-        """Send bytes on a call as its window lets them. Raises CallFailed if it has ended."""
+    engine: Engine
+    writer: H1Writer
 
-    def grant_call(self, id: int, size: int) -> None:
-        """Let the server send so many bytes more on a call."""
+    def flush(self) -> None:
+        """Write what the engine has to say."""
 
-    def end_call(self, call: Http2Call) -> None:
-        """Tell the server that nothing more follows on a call."""
-
-    def forget(self, call: Http2Call, *, reset: bool) -> None:
-        """Note that a call is over for its caller."""
+    def call_ended(self) -> None:
+        """Note that there is room for another call."""
 
 
-@attrs.define(eq=False)
-class Http2Call:
-    """One call. Made by `Http2Client.call`.
+class Http2Call(Http2Stream):
+    """One call: a `ByteStream` to a channel. Made by `Http2Client`.
 
     Attributes:
         headers: the server's first headers by lower-case name, once they are there.
-        trailers: its last ones.
+        last_headers: its last ones.
         failure: why it has failed, or None.
         ended: whether the server has said everything.
         gone: set when nothing sent reaches the server any more.
-        pieces: counts what was sent.
     """
 
-    _connection: Carrier
-    id: int
-    headers: dict[str, str] | None = attrs.field(init=False, default=None)
-    trailers: dict[str, str] = attrs.field(init=False, factory=dict)
-    failure: CallFailed | None = attrs.field(init=False, default=None)
-    ended: bool = attrs.field(init=False, default=False)
-    gone: trio.Event = attrs.field(init=False, factory=trio.Event)
-    pieces: int = attrs.field(init=False, default=0)
-    _arrived: bytearray = attrs.field(init=False, factory=bytearray)  # not a list: pieces may be tiny
-    _owed: int = attrs.field(init=False, default=0)  # bytes taken, and not granted again yet
-    _news: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _closed: bool = attrs.field(init=False, default=False)
+    __slots__ = (
+        *("_arrived", "_closed", "_connection", "_gone", "_http", "_most", "_news", "_pieces", "_size", "ended"),
+        *("failure", "headers", "last_headers"),
+    )
+
+    window: int = WINDOW
+    message_timeout: float = 30.0
+    message_rate: float = 64 * 1024
+    too_slow: bool = False
+    half_closed: bool = False  # a server that has ended the call reads nothing more
+
+    def __init__(self, connection: Carrier, most: int = -1) -> None:
+        super().__init__()
+        self._connection = connection
+        self._most = most  # bytes of the answer that are granted to the server at once; -1 where the caller says it
+        self._arrived = bytearray()  # not a list: pieces may be tiny
+        self._size = 0  # bytes that have arrived
+        self._closed = False
+        self._gone: trio.Event | None = None
+        self._http = 0  # the HTTP status
+        self._news = trio.lowlevel.ParkingLot()
+        self._pieces = 0  # counts what was sent
+        self.headers: dict[str, str] | None = None
+        self.last_headers: dict[str, str] = {}
+        self.failure: CallFailed | None = None
+        self.ended: bool = False
 
     # The caller
 
-    async def begun(self, refused: str) -> None:
-        """Wait for the server's first headers, and if the one called `refused` is among them for its status.
+    @property
+    def gone(self) -> trio.Event:
+        if self._gone is None:
+            self._gone = trio.Event()
+            if self._over:
+                self._gone.set()
+        return self._gone
+
+    @property
+    def _over(self) -> bool:
+        return self.ended or self._closed or self.failure is not None
+
+    async def begun(self) -> None:
+        """Wait for the server's first headers.
 
         Raises:
             CallFailed: it refused the call, or there was none that it understands.
         """
-        while self.failure is None and not self.ended and not self._closed:
-            if self.headers is not None and refused not in self.headers:
+        while not self._over:
+            if self.headers is not None and "grpc-status" not in self.headers:
                 break
             await self._news.park()
         if self.failure is not None:
             raise self.failure
         if self.ended and self.status is not GrpcStatus.OK:
             raise self._outcome()
-        headers = self.headers or {}
-        if headers.get(":status") != "200" or not headers.get("content-type", "").startswith("application/grpc"):
+        if self._http != 200 or not (self.headers or {}).get("content-type", "").startswith("application/grpc"):
             raise self._outcome()
+
+    async def answer(self) -> bytes:
+        """Wait for the end of a call that is answered with one message, and return that.
+
+        Raises:
+            CallFailed: the call has failed.
+        """
+        while not self.ended:
+            if self.failure is not None:
+                raise self.failure
+            if self._closed:
+                raise trio.ClosedResourceError("this call was closed")
+            await self._news.park()
+        if self.status is not GrpcStatus.OK:
+            raise self._outcome()
+        found = whole_message(bytes(self._arrived), self._most)
+        if isinstance(found, GrpcFault):
+            raise CallFailed(GrpcStatus.INTERNAL, "the server sent no answer, or several")
+        return found
+
+    def send_whole(self, data: bytes) -> int:
+        """Send the only message, as far as it can be sent at once; return how many bytes that is."""
+        connection = self._connection
+        sent = connection.engine.send_data(self, data, end=True)
+        connection.flush()
+        self._pieces += 1
+        return sent
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
         """Send bytes; with `end`, nothing more follows. If cancelled, a part of them may have been sent.
 
         Raises:
             CallFailed: the call has ended.
+            trio.ClosedResourceError: it was closed here.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        await self._connection.send_data(self, data, end)
+        await self.send_rest(data, end=end)
+        await trio.lowlevel.cancel_shielded_checkpoint()
+
+    async def send_rest(self, data: bytes, *, end: bool) -> None:
+        """Send as `send` does, without a checkpoint if nothing has to be waited for."""
+        connection, at, size = self._connection, 0, len(data)
+        with memoryview(data) as view:
+            while True:
+                self.check()
+                with view[at : at + PIECE] as piece:
+                    at += connection.engine.send_data(self, piece, end=end and at + len(piece) == size)
+                self._pieces += 1
+                connection.flush()
+                if at == size:
+                    break
+                if connection.writer.waiting >= _WAITING:
+                    await connection.writer.room()
+                elif self.send_window <= 0 or connection.engine.send_window <= 0:
+                    await self._news.park()
+        if connection.writer.waiting >= _WAITING:
+            await connection.writer.room()
+        if self.failure is not None:
+            raise self.failure
 
     async def receive(self) -> bytes:
         """Return the bytes that have arrived, at least one; b"" at the end. Call `credit` once they are used.
@@ -115,28 +198,30 @@ class Http2Call:
             CallFailed: the call has failed.
             trio.ClosedResourceError: it was closed here.
         """
-        await trio.lowlevel.checkpoint_if_cancelled()
+        waited = False
         while not self._arrived:
             if self._closed:
                 raise trio.ClosedResourceError("this call was closed")
             if self.failure is not None:
                 raise self.failure
             if self.ended:
-                await trio.lowlevel.cancel_shielded_checkpoint()
+                await trio.lowlevel.checkpoint()
                 if self.status is not GrpcStatus.OK:
                     raise self._outcome()
                 return b""
+            waited = True
             await self._news.park()
+        if not waited:
+            await trio.lowlevel.checkpoint()
         arrived = bytes(self._arrived)
         self._arrived = bytearray()
         return arrived
 
     def credit(self, size: int) -> None:
         """Note that received bytes have been used, so that the server may send as many again."""
-        self._owed += size
-        if self._owed >= WINDOW // 4 and not self.ended:
-            owed, self._owed = self._owed, 0
-            self._connection.grant_call(self.id, owed)
+        if not self._over:
+            self._connection.engine.credit(self, size)
+            self._connection.flush()
 
     async def next_message(self, decoder: GrpcDecoder) -> bytes | None:
         """Return the next message of the answer; None at the end. Cancelling this loses nothing.
@@ -163,80 +248,128 @@ class Http2Call:
                 return None
             decoder.feed(data)
 
-    def end(self) -> None:
-        """Say that nothing more follows. Returns at once."""
-        self._connection.end_call(self)
+    def start(self, headers: tuple[tuple[str, str], ...]) -> None:
+        """Do nothing: the head of the request has been sent."""
+
+    def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        """Say that nothing more follows, and give the call up. The server sees an end, and no failure."""
+        if self.sends and not self._over:
+            self._connection.engine.send_data(self, b"", end=True)
+        self.cancel()
+
+    def reset(self, why: str) -> None:
+        """End the call now; see `ByteStream.reset`."""
+        self.cancel()
 
     def cancel(self) -> None:
         """End the call now: the server is told, unless it has ended already. May be called more than once."""
+        if self._closed:
+            return
         self._closed = True
-        self.gone.set()
         self._arrived = bytearray()
-        self._connection.forget(self, reset=True)
-        self._news.unpark_all()
+        if not self.ended and self.failure is None:
+            self._connection.engine.reset(self, Code.CANCEL)
+            self._connection.flush()
+        self._wake()
+
+    def progress(self) -> Hashable:
+        """Return a value that changes when the server takes more of what is being sent."""
+        return self._pieces, self._connection.writer.waiting
 
     @property
     def status(self) -> GrpcStatus:
         """The status that the server ended it with."""
-        said = self.trailers.get("grpc-status")
+        said = self.last_headers.get("grpc-status")
+        if said == "0":
+            return GrpcStatus.OK
         if said is None:
-            http = (self.headers or {}).get(":status", "")
-            return status_of_http(int(http)) if http.isascii() and http.isdigit() else GrpcStatus.UNKNOWN
+            return status_of_http(self._http)
         try:
             return GrpcStatus(int(said))
         except ValueError:
             return GrpcStatus.UNKNOWN
 
     def _outcome(self) -> CallFailed:
-        http = (self.headers or {}).get(":status", "")
-        message = self.trailers.get("grpc-message")
-        text = f"the server answered with HTTP status {http:.10}" if message is None else decode_text(message)
+        message = self.last_headers.get("grpc-message")
+        text = f"the server answered with HTTP status {self._http or ''}" if message is None else decode_text(message)
         status = self.status
         if status is GrpcStatus.OK:
             status = GrpcStatus.UNKNOWN
-        return CallFailed(status, one_line(text, _LONGEST), self.trailers)
+        return CallFailed(status, one_line(text, _LONGEST), self.last_headers)
 
     def check(self) -> None:
-        """Raise CallFailed if nothing can be sent any more."""
-        self.check_broken()
-        if self.ended and self.status is not GrpcStatus.OK:
-            raise self._outcome()
-        if self.ended or self._closed:
-            raise CallFailed(GrpcStatus.CANCELLED, "the call has ended")
-
-    def check_broken(self) -> None:
-        """Raise CallFailed if the call has failed."""
+        """Raise if nothing can be sent any more."""
         if self.failure is not None:
             raise self.failure
+        if self._closed:
+            raise trio.ClosedResourceError("this call was closed")
+        if self.ended:
+            raise (
+                self._outcome()
+                if self.status is not GrpcStatus.OK
+                else CallFailed(GrpcStatus.CANCELLED, "the call has ended")
+            )
 
-    # The connection
+    # The engine
 
-    def take_data(self, data: bytes, size: int) -> None:
-        """Keep received bytes; `size` counts their padding too."""
-        if data and not self._closed:
+    def response(self, head: ResponseFields) -> bool:
+        """See `Http2Stream.response`."""
+        if 100 <= head.status < 200:
+            return True
+        self._http, self.headers = head.status, head.headers
+        if "grpc-status" in head.headers:
+            self.last_headers = head.headers
+        if self._news:
+            self._news.unpark_all()
+        return False
+
+    def trailers(self, headers: dict[str, str]) -> None:
+        """See `Http2Stream.trailers`."""
+        self.last_headers = headers
+
+    def arrived(self, data: bytes) -> None:
+        """See `Http2Stream.arrived`."""
+        self._size += len(data)
+        if not self._closed:
             self._arrived += data
-        self.credit(size - len(data))
-        self._news.unpark_all()
+        if self._most >= 0:
+            if self._size > self._most + PREFIX:
+                self.fail(CallFailed(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {self._most:,} bytes"))
+                self._connection.engine.reset(self, Code.CANCEL)
+            else:
+                self._connection.engine.credit(self, len(data))
+        elif self._news:
+            self._news.unpark_all()
 
-    def take_headers(self, headers: dict[str, str], *, last: bool) -> None:
-        """Note the server's first or last headers."""
-        if last or "grpc-status" in headers:
-            self.trailers = headers
-        if not last:
-            self.headers = headers
-        self._news.unpark_all()
-
-    def take_end(self) -> None:
-        """Note that the server has ended the call."""
+    def peer_ended(self) -> None:
+        """See `Http2Stream.peer_ended`."""
         self.ended = True
-        self.gone.set()
-        self._connection.forget(self, reset=True)  # our side may be open still
+        if self.sends:  # our side may be open still
+            self._connection.engine.reset(self, Code.CANCEL)
+        self._wake()
+
+    def was_reset(self, code: int, reason: str) -> None:
+        """See `Http2Stream.was_reset`."""
+        try:
+            name = Code(code).name
+        except ValueError:
+            name = str(code)
+        status = _BY_RESET.get(code, GrpcStatus.INTERNAL)  # type: ignore[call-overload]  # any number
+        why = f"the server reset the call ({name})"
+        self.fail(CallFailed(status, why, begun=code != Code.REFUSED_STREAM))
+
+    def window_opened(self) -> None:
+        """See `Http2Stream.window_opened`."""
         self._news.unpark_all()
 
     def fail(self, failure: CallFailed) -> None:
         """Note that the call has failed."""
         if not self.ended and self.failure is None:
             self.failure = failure
-        self.gone.set()
-        self._connection.forget(self, reset=False)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._gone is not None:
+            self._gone.set()
         self._news.unpark_all()
+        self._connection.call_ended()

@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
 
 from trimcp.budget import Amount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
-from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, json_rpc_header
+from trimcp.framing.grpc import OK_TRAILERS, GrpcDecoder, GrpcStatus, json_rpc_header, status_trailers
 from trimcp.principal import Principal
 from trimcp.transports.descriptors import PIECE
+from trimcp.transports.http.seams import ByteStream
 from trimcp.wire.jsonrpc import Malformed, parse
 
 EXCHANGE: Final = "/trimcp.v1.Mcp/Exchange"
 """The path of the method that carries MCP."""
-
-REFUSED: Final = "trimcp-refused"
-"""A header of calls that are refused: their status follows at once, so that a client can wait for it."""
 
 ResultT = TypeVar("ResultT")
 
@@ -29,75 +27,40 @@ _BATCH: Final = 128  # messages that one `receive` returns at most: each costs a
 _SMALLEST: Final = 32  # bytes of a short request, approximately
 
 
-class ByteCall(Protocol):
-    """A call as the channel sees it: bytes in both directions."""
-
-    @property
-    def gone(self) -> trio.Event:
-        """Set when nothing sent reaches the peer any more."""
-        ...
-
-    async def send(self, data: bytes) -> None:
-        """Send bytes. Raises trio.BrokenResourceError if the call has ended."""
-
-    async def receive(self) -> bytes:
-        """Return bytes that have arrived; b"" once the peer has said everything.
-
-        Raises:
-            trio.BrokenResourceError: the call has failed; its text says how.
-            trio.ClosedResourceError: it was closed here.
-        """
-        ...
-
-    def credit(self, size: int) -> None:
-        """Note that received bytes have been used: the peer may send as many again."""
-
-    async def close(self, status: GrpcStatus, message: str = "") -> None:
-        """End the call. May be called twice; if cancelled, it ends at once."""
-
-    def progress(self) -> Hashable:
-        """Return a value that changes when the peer takes more; see `MessageChannel.taken`."""
-        ...
-
-    @property
-    def too_slow(self) -> bool:
-        """Whether this side ended the call because the peer read nothing for too long."""
-        ...
-
-    @property
-    def half_closed(self) -> bool:
-        """Whether the peer has said everything, and still listens."""
-        ...
-
-
 @attrs.define(eq=False)
 class GrpcChannel(MessageChannel):
     """One JSON-RPC message per `JsonRpc`.
 
-    A message over the limit is received as `Malformed` and is not kept in memory. What is no `JsonRpc`, a compressed
-    message, or one of sixteen times the limit ends the call, as does one that is not whole in time.
+    A message over the limit is received as `Malformed` and is not kept in memory. What is no `JsonRpc`, or
+    one of sixteen times the limit, ends the call, as does one that is not whole in time.
 
     Args:
-        call: the call; ended with the channel.
+        stream: the call; finished with the channel.
         max_message: bytes of the largest message that is accepted.
         message_timeout: seconds from a message's first byte to its last.
         message_rate: bytes; for each so many that arrive of a message it gets one second more.
         window: bytes that may arrive before any of them is used.
+        encoding: how messages may be compressed: the call's header `grpc-encoding`, or None.
+        ending: returns the trailers with which the channel ends the call (servers).
         principal, headers: set on every received message.
         read: returns a message from its bytes. Never raises.
         write: returns the frame of a message's JSON text. With it payloads are of another kind, which `read` knows; by
             default they are `JsonRpc`.
     """
 
-    _call: ByteCall
+    _stream: ByteStream
     max_message: int
     message_timeout: float = attrs.field(default=30.0, kw_only=True)
     message_rate: float = attrs.field(default=64 * 1024, kw_only=True)
     _window: int = attrs.field(default=64 * 1024, kw_only=True, alias="window")
+    _encoding: str | None = attrs.field(default=None, kw_only=True, alias="encoding")
+    _ending: Callable[[], tuple[tuple[str, str], ...]] = attrs.field(
+        default=lambda: OK_TRAILERS, kw_only=True, alias="ending"
+    )
     _principal: Principal | None = attrs.field(default=None, kw_only=True, alias="principal")
     _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, alias="headers")
     _read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True, alias="read")
-    _write: Callable[[bytes], bytes] | None = attrs.field(default=None, kw_only=True, alias="write")
+    _write: Callable[[bytes], Awaitable[bytes]] | None = attrs.field(default=None, kw_only=True, alias="write")
     read_ahead: tuple[int, int] = attrs.field(init=False)
     _decoder: GrpcDecoder = attrs.field(init=False)
     _unfinished: Amount = attrs.field(init=False, factory=Amount)
@@ -110,17 +73,22 @@ class GrpcChannel(MessageChannel):
     _why: str | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self._decoder = GrpcDecoder(self.max_message, tunnel=self._write is None)
+        self._decoder = GrpcDecoder(self.max_message, tunnel=self._write is None, encoding=self._encoding)
         self.read_ahead = (_BATCH + self._window // _SMALLEST, 2 * self._window)
 
     @property
     def half_open(self) -> bool:  # type: ignore[override]  # it depends on how the peer ended its side
         """Whether the peer has only said everything: it may still read the answers."""
-        return self._call.half_closed
+        return self._stream.half_closed
 
     @property
     def too_slow(self) -> bool:  # type: ignore[override]  # as above
-        return self._call.too_slow
+        return self._stream.too_slow
+
+    @property
+    def sends(self) -> bool:
+        """Whether a part of a message has not been taken from it yet."""
+        return self._broken
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         with self._sending:
@@ -138,22 +106,22 @@ class GrpcChannel(MessageChannel):
                 for message in batch:
                     data = message.data
                     if self._write is not None:
-                        held.append(self._write(data))
+                        held.append(await self._write(data))
                         size += len(data)
                         continue
                     held.append(json_rpc_header(len(data)))
                     if len(data) >= PIECE:  # is not copied
-                        await self._call.send(b"".join(held))
+                        await self._stream.send(b"".join(held))
                         held, size = [], 0
-                        await self._call.send(data)
+                        await self._stream.send(data)
                         continue
                     held.append(data)
                     size += len(data)
                     if size >= PIECE:
-                        await self._call.send(b"".join(held))
+                        await self._stream.send(b"".join(held))
                         held, size = [], 0
                 if held:
-                    await self._call.send(b"".join(held))
+                    await self._stream.send(b"".join(held))
             except trio.BrokenResourceError as error:
                 self._check_open()
                 self._why = self._why or str(error)
@@ -161,7 +129,7 @@ class GrpcChannel(MessageChannel):
             self._broken = False
 
     def taken(self) -> Hashable:
-        return self._call.progress()
+        return self._stream.progress()
 
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
@@ -175,7 +143,7 @@ class GrpcChannel(MessageChannel):
                     if found := self._take():
                         return found
                 if decoder.fault is not None:
-                    raise await self._failed(decoder.fault.status, decoder.fault.reason)
+                    raise self._failed(decoder.fault.status, decoder.fault.reason)
                 if self._unfinished.counted and self.holding is not None and not self.holding.may_grow:
                     await self._in_time(self.holding.room)
                 if not (data := await self._more()):
@@ -189,7 +157,7 @@ class GrpcChannel(MessageChannel):
         decoder, before = self._decoder, self._decoder.taken
         found = decoder.take(_BATCH)
         used = decoder.taken - before
-        self._call.credit(used)
+        self._stream.credit(used)
         if not found and (decoder.held or self._unfinished.counted):
             self._unfinished.holding = self.holding
             self._unfinished.set(decoder.held)
@@ -208,11 +176,11 @@ class GrpcChannel(MessageChannel):
         """Wait for bytes. A message that has begun has to be whole in time; waiting for memory counts as well."""
         if not self._decoder.unfinished:
             try:
-                return await self._call.receive()
+                return await self._stream.receive()
             except trio.BrokenResourceError as error:
                 self._why = str(error)
                 raise
-        return await self._in_time(self._call.receive)
+        return await self._in_time(self._stream.receive)
 
     async def _in_time(self, wait: Callable[[], Awaitable[ResultT]]) -> ResultT:
         """Wait for something in the middle of a message, for as long as the message may still take."""
@@ -224,11 +192,11 @@ class GrpcChannel(MessageChannel):
                 return await wait()
         finally:
             self._left -= trio.current_time() - began
-        raise await self._failed(GrpcStatus.DEADLINE_EXCEEDED, "a message took too long")
+        raise self._failed(GrpcStatus.DEADLINE_EXCEEDED, "a message took too long")
 
-    async def _failed(self, status: GrpcStatus, why: str) -> trio.BrokenResourceError:
+    def _failed(self, status: GrpcStatus, why: str) -> trio.BrokenResourceError:
         self._why = f"the peer broke the protocol ({why})"
-        await self._call.close(status, why)
+        self._stream.finish(status_trailers(status, why))
         return trio.BrokenResourceError(self._why)
 
     def settle(self) -> None:
@@ -239,12 +207,13 @@ class GrpcChannel(MessageChannel):
         self._decoder.max_size = size
 
     async def hung_up(self) -> None:
-        await self._call.gone.wait()
+        await self._stream.gone.wait()
 
     async def aclose(self) -> None:
         self._closed = True
         self._unfinished.set(0)
-        await self._call.close(GrpcStatus.OK)
+        self._stream.finish(self._ending())
+        await trio.lowlevel.checkpoint()
 
     def close_reason(self) -> str | None:
         return self._why

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Hashable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import SplitResult, urlsplit
@@ -15,8 +15,8 @@ from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.grpc import GrpcStatus
-from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
-from trimcp.transports.grpc.channel import EXCHANGE, REFUSED, GrpcChannel
+from trimcp.transports.grpc.calls import WINDOW, CallFailed
+from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
 from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, shown_url, socket_path
 from trimcp.transports.trace import Write, traced
@@ -104,13 +104,13 @@ class GrpcServer:
         async with self.open() as connection, connection.call(EXCHANGE, self.headers.items()) as call:
             try:
                 with trio.fail_at(deadline):
-                    await call.begun(REFUSED)
+                    await call.begun()
             except CallFailed as failure:
                 raise ConnectionLost(self._why_refused(failure)) from failure
             except trio.TooSlowError:
                 text = f"no answer of {shown_url(self.url)} within {self.timeout:g} seconds"
                 raise ConnectionLost(text) from None
-            async with GrpcChannel(_ExchangeEnd(call, connection), CLIENT_MAX_MESSAGE, window=WINDOW) as channel:
+            async with GrpcChannel(call, CLIENT_MAX_MESSAGE, window=WINDOW) as channel:
                 yield channel if self.trace is None else traced(channel, self.trace)
 
     @asynccontextmanager
@@ -140,41 +140,3 @@ class GrpcServer:
     def _why_refused(self, failure: CallFailed) -> str:
         advice = _ADVICE.get(failure.status, "check the URL")
         return f"no MCP at {shown_url(self.url)}: the server answered {failure} ({advice})"
-
-
-@attrs.define(eq=False)
-class _ExchangeEnd:
-    """The client's end of the call, for the channel."""
-
-    _call: Http2Call
-    _connection: Http2Client
-    too_slow: bool = False
-    half_closed: bool = False  # a server that has ended the call reads nothing more
-
-    @property
-    def gone(self) -> trio.Event:
-        return self._call.gone
-
-    async def send(self, data: bytes) -> None:
-        try:
-            await self._call.send(data)
-        except CallFailed as failure:
-            raise trio.BrokenResourceError(str(failure)) from None
-
-    async def receive(self) -> bytes:
-        try:
-            return await self._call.receive()
-        except CallFailed as failure:
-            raise trio.BrokenResourceError(str(failure)) from None
-
-    def credit(self, size: int) -> None:
-        self._call.credit(size)
-
-    async def close(self, status: GrpcStatus, message: str = "") -> None:
-        if status is GrpcStatus.OK:
-            self._call.end()  # so that the server sees an end, and no failure
-        self._call.cancel()
-        await self._connection.aclose()
-
-    def progress(self) -> Hashable:
-        return self._call.pieces, self._connection.progress()

@@ -1,52 +1,77 @@
-"""gRPC under an ASGI server that speaks HTTP/2: MCP through `Mcp.Exchange`, health checks, and services of others.
+"""What a face serves through gRPC: MCP through `Mcp.Exchange`, health checks, and the services of its companion.
 
-Requests of other kinds go to the HTTP face, so that one port serves both. Callers are identified as over HTTP, by the
-same hook; a refusal becomes a gRPC status. Two tasks of a call connect its channel and the server, as for a WebSocket.
+A call is a request like another one: the face identifies the caller, a host reads and writes. What refuses it is turned
+into a status here. A call of one message is a `Handler`; one whose two directions go their own ways is a `Tunnel`.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from http import HTTPStatus
+from typing import Final, Protocol
 
 import attrs
 import orjson
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, encode_text, json_of, message_frame, status_of_refusal
-from trimcp.security import security_event
-from trimcp.transports.descriptors import PIECE
-from trimcp.transports.grpc.channel import EXCHANGE, REFUSED, GrpcChannel
-from trimcp.transports.http.asgi.app import AsgiApp
-from trimcp.transports.http.asgi.request import (
-    FLOW,
-    FLOW_WINDOW,
-    AsgiEvent,
-    Receive,
-    Scope,
-    Send,
-    SendTimer,
-    plain,
-    response_start,
+from trimcp.framing.grpc import (
+    ACCEPTED_ENCODINGS,
+    GRPC_HEADERS,
+    OK_TRAILERS,
+    PREFIX,
+    UNKNOWN_ENCODING,
+    GrpcDecoder,
+    GrpcFault,
+    GrpcStatus,
+    decode_timeout,
+    json_of,
+    message_frame,
+    status_of_refusal,
+    status_trailers,
+    whole_message,
 )
-from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
-from trimcp.transports.http.settings import HttpLimits
+from trimcp.security import security_event
+from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
+from trimcp.transports.http.seams import (
+    Admitted,
+    ByteStream,
+    Handler,
+    Head,
+    HttpReply,
+    HttpResponse,
+    Tunnel,
+    Upgrade,
+    refusal,
+)
 from trimcp.transports.http.shares import Shares
 
 HEALTH: Final = "/grpc.health.v1.Health/"
 """The service of health checks."""
 
-_CONTENT_TYPE: Final = "application/grpc"
-_TRAILERS: Final = "http.response.trailers"
-_CLOSING: Final = 2.0  # seconds for the status of a call whose session has ended
 _SERVING, _NOT_SERVING, _SERVICE_UNKNOWN = (message_frame(bytes((0x08, value))) for value in (1, 2, 3))
 _MOST_CHECK: Final = 1_024
+_SILENCE: Final = 60.0  # seconds until the next request on a stream of small ones
+_KEPT: Final = ("www-authenticate", "retry-after")
 
 
-class GrpcFace(Face, Protocol):
-    """What a face offers to gRPC beside `Face`."""
+class GrpcService(Protocol):
+    """One service of a companion."""
+
+    def admit(self, routes: GrpcRoutes, head: Head, /) -> Admitted:
+        """Admit a call by its head; the caller has been identified."""
+        ...
+
+    def refused(self, refused: HttpResponse, /) -> HttpResponse:
+        """Return the answer to a call that would be refused with this response over HTTP."""
+        ...
+
+
+class GrpcFace(Protocol):
+    """What a face offers to gRPC."""
 
     @property
     def draining(self) -> trio.Event:
@@ -58,195 +83,221 @@ class GrpcFace(Face, Protocol):
         """How many sessions may be open at once."""
         ...
 
-    async def authorize(self, head: Head) -> HttpResponse | None:
-        """Check a request's Host, Origin and caller; return its refusal, or None."""
-
     def upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade | HttpResponse:
         """Return how to serve a session on this connection, or the refusal."""
         ...
 
 
-GrpcService: TypeAlias = "Callable[[GrpcApp, GrpcFace, Head, Scope, Receive, Send], Awaitable[None]]"
-"""Answers the calls of one service, whose callers have been identified."""
+# Answers
+
+
+def status_response(status: int, message: str = "", *headers: tuple[str, str]) -> HttpResponse:
+    """Return the answer to a call that consists of a status."""
+    return HttpResponse(200, (*GRPC_HEADERS, *headers, *status_trailers(status, message)))
+
+
+def fault_response(fault: GrpcFault) -> HttpResponse:
+    """Return the answer to a request whose messages cannot be read."""
+    return status_response(fault.status, fault.reason, *(ACCEPTED_ENCODINGS if fault is UNKNOWN_ENCODING else ()))
+
+
+def refused_call(refused: HttpResponse) -> HttpResponse:
+    """Return the answer to a call that would be refused with this response over HTTP."""
+    return status_response(status_of_refusal(refused.status), refusal_text(refused), *kept_headers(refused))
+
+
+def refusal_text(refused: HttpResponse) -> str:
+    """Return the text of a refusal, whose body is a JSON-RPC error, a line of text, or nothing."""
+    try:
+        return str(orjson.loads(refused.body)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return refused.body.decode("utf-8", "replace").strip() or HTTPStatus(refused.status).phrase
+
+
+def kept_headers(refused: HttpResponse) -> list[tuple[str, str]]:
+    """Return the headers of a refusal that say what to do about it."""
+    return [(name.lower(), value) for name, value in refused.headers if name.lower() in _KEPT]
+
+
+def timeout_of(head: Head) -> float:
+    """Return the seconds that the caller gives a call; infinity if it does not say."""
+    value = head.headers.get("grpc-timeout")
+    if value is None:
+        return math.inf
+    seconds = decode_timeout(value)
+    return math.inf if seconds is None else seconds
+
+
+# What there is
 
 
 @attrs.define(eq=False)
-class GrpcApp(AsgiApp):
-    """An ASGI application that serves gRPC and, beside it, a face over HTTP.
+class GrpcRoutes:
+    """The services of one face.
 
     Args:
+        face: whose sessions they are.
         services: other services, by the beginning of their paths: "/package.Service/".
     """
 
-    services: Mapping[str, GrpcService] = attrs.field(factory=dict, kw_only=True)
-    _calls: set[ExchangeCall] = attrs.field(init=False, factory=set)  # that are channels
+    face: GrpcFace
+    services: Mapping[str, GrpcService]
+    watchers: set[HealthRequest] = attrs.field(init=False, factory=set)
+    _calls: set[ExchangeCall] = attrs.field(init=False, factory=set)
     _shares: Shares[ExchangeCall] = attrs.field(init=False, factory=Shares)
 
-    async def serve_http(self, face: Face, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a call, or pass a request on to the face; see `AsgiApp.serve_http`."""
-        service = self._service(head.path)
-        is_grpc = head.headers.get("content-type", "").startswith(_CONTENT_TYPE)
-        if (service is None and not is_grpc) or self._face is None:
-            await super().serve_http(face, head, scope, receive, send)
-        elif is_grpc and _TRAILERS not in (scope.get("extensions") or {}):
-            await _respond(send, plain(426, "gRPC needs HTTP/2", ("Upgrade", "h2c")))
-        else:
-            await self._call(self._face, service, head, scope, receive, send)  # type: ignore[arg-type]  # a GrpcFace
+    def admits_anyone(self, head: Head) -> bool:
+        """Return whether a call without credentials is answered: a health probe may be sent by anybody."""
+        return head.path.startswith(HEALTH)
 
-    def _service(self, path: str) -> GrpcService | None:
+    def admit(self, head: Head) -> Admitted:
+        """Admit a call of an identified caller by its head, or refuse it with a status."""
+        path = head.path
+        timeout = head.headers.get("grpc-timeout")
+        if timeout is not None and decode_timeout(timeout) is None:
+            return status_response(GrpcStatus.INVALID_ARGUMENT, "the header grpc-timeout is malformed")
         if path == EXCHANGE:
-            return _exchange
-        name = path[: path.rfind("/") + 1]
-        return _check_health if name == HEALTH else self.services.get(name)
+            return self.tunnel(head, self.face.upgrade(head))
+        method = path.rfind("/") + 1
+        service = self.services.get(path[:method])
+        if service is not None:
+            return service.admit(self, head)
+        if path in (f"{HEALTH}Check", f"{HEALTH}Watch"):
+            return HealthRequest(self, head)
+        return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
 
-    async def _call(
-        self, face: GrpcFace, service: GrpcService | None, head: Head, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        # A health probe may be sent by anybody, as over HTTP.
-        refused = None if service is _check_health else await face.authorize(head)
-        if refused is not None:
-            await refuse(head, send, refused)
-            face.done(head, refused.status, 0)
-        elif service is None:
-            await end_call(send, GrpcStatus.UNIMPLEMENTED, "there is no such method")
-            face.done(head, 404, 0)
-        else:
-            await service(self, face, head, scope, receive, send)
+    def refused(self, head: Head, refused: HttpResponse) -> HttpResponse:
+        """Return the answer to a call that would be refused with this response over HTTP."""
+        service = self.services.get(head.path[: head.path.rfind("/") + 1])
+        return refused_call(refused) if service is None else service.refused(refused)
 
-    async def serve_stream(
-        self,
-        face: GrpcFace,
-        head: Head,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        found: Upgrade | HttpResponse,
-        write: Callable[[bytes], bytes] | None = None,
-    ) -> None:
-        """Serve a call as a channel of messages, or refuse it.
+    def health(self, name: bytes) -> bytes:
+        """Return the message that tells the state of a service; the empty name is the server's."""
+        if name not in (b"", b"trimcp.v1.Mcp", b"grpc.health.v1.Health") and f"/{name.decode('latin-1')}/" not in (
+            self.services
+        ):
+            return _SERVICE_UNKNOWN
+        return _NOT_SERVING if self.face.draining.is_set() else _SERVING
+
+    def drain(self) -> None:
+        """Tell those who watch the health that no new work is taken."""
+        watchers, self.watchers = self.watchers, set()
+        for watcher in watchers:
+            watcher.tell_end()
+
+    def tunnel(
+        self, head: Head, found: Upgrade | HttpResponse, write: Callable[[bytes], Awaitable[bytes]] | None = None
+    ) -> Tunnel | HttpResponse:
+        """Return how to serve a call as a channel of messages, or its refusal.
 
         Args:
-            face, head, scope, receive, send: as for a service.
-            found: how to serve it, or the refusal.
+            head: of the call.
+            found: how to serve the session, or the refusal.
             write: returns the frame of a JSON text; None for those of MCP's tunnel.
         """
-        owner = owner_of(head.principal, head.peer)
-        if not isinstance(found, HttpResponse) and not self._has_room(face.max_calls, owner):
-            security_event("flood_refused", what="sessions", peer=head.peer, most=face.max_calls)
-            found = plain(503, "there are too many sessions; try again later")
         if isinstance(found, HttpResponse):
-            await refuse(head, send, found)
-            face.done(head, found.status, 0)
-            return
-        call = ExchangeCall(face, head, self.limits, scope, receive, send, owner)
-        self._calls.add(call)
-        self._shares.add(call, used=True)
-        try:
-            await call.run(found, write)
-        finally:
-            self._forget(call)
+            return self.refused(head, found)
+        call = ExchangeCall(self, head, found, write)
+        return Tunnel(call.serve) if self.has_room(call) else self.refused(head, self.too_many(head))
 
-    def _has_room(self, most: int, owner: str) -> bool:
-        """Return whether one more session of this owner may begin, after ending another one if necessary."""
-        if len(self._calls) < most:
+    def has_room(self, call: ExchangeCall) -> bool:
+        """Return whether one more session may begin, after ending another one if necessary."""
+        if len(self._calls) < self.face.max_calls:
             return True
-        other = self._shares.make_way(owner, "session")
+        other = self._shares.make_way(call.owner, "session")
         if other is None:
             return False
-        self._forget(other)
+        self.forget(other)
         other.give_way("there are too many sessions")
         return True
 
-    def _forget(self, call: ExchangeCall) -> None:
+    def too_many(self, head: Head) -> HttpResponse:
+        """Note that a session was refused, and return the refusal."""
+        security_event("flood_refused", what="sessions", peer=head.peer, most=self.face.max_calls)
+        return refusal(503, "there are too many sessions; try again later")
+
+    def remember(self, call: ExchangeCall) -> None:
+        """Count a session that begins."""
+        self._calls.add(call)
+        self._shares.add(call, used=True)
+
+    def forget(self, call: ExchangeCall) -> None:
+        """Count a session no more. May be called twice."""
         self._calls.discard(call)
         self._shares.remove(call)
 
 
-async def _exchange(app: GrpcApp, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
-    await app.serve_stream(face, head, scope, receive, send, face.upgrade(head))
-
-
 @attrs.define(eq=False)
 class ExchangeCall:
-    """One call of `Mcp.Exchange`: a `ByteCall` to its channel.
+    """One call that is a channel of messages, such as `Mcp.Exchange`.
 
     Attributes:
         owner: whose share of all sessions it counts into.
-        gone: set once the peer is gone.
-        half_closed: whether it has said everything, and still listens.
-        too_slow: whether it was dropped because it read nothing for too long.
     """
 
-    face: GrpcFace
-    head: Head
-    limits: HttpLimits
-    scope: Scope
-    _receive: Receive
-    _send: Send
-    owner: str
-    gone: trio.Event = attrs.field(init=False, factory=trio.Event)
-    too_slow: bool = attrs.field(init=False, default=False)
-    _ended: bool = attrs.field(init=False, default=False)  # the peer has said everything
-    _arrived: bytearray = attrs.field(init=False, factory=bytearray)  # not a list: pieces may be tiny
-    _waiting: int = attrs.field(init=False, default=0)  # bytes received and not used yet
-    _arrival: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _used: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _leaving: bytes | None = attrs.field(init=False, default=None)  # what the pump is to send
-    _pump: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _accepted: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-    _status: tuple[GrpcStatus, str] | None = attrs.field(init=False, default=None)  # once the call was ended here
-    _why: str = attrs.field(init=False, default="the peer is gone")
-    _grant: Callable[[int], object] | None = attrs.field(init=False, default=None)
-    _finished: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _sent: int = attrs.field(init=False, default=0)
-    _timer: SendTimer = attrs.field(init=False)
-    _running: trio.CancelScope = attrs.field(init=False)
+    _routes: GrpcRoutes
+    _head: Head
+    _upgrade: Upgrade
+    _write: Callable[[bytes], Awaitable[bytes]] | None
+    owner: str = attrs.field(init=False)
+    _stream: ByteStream | None = attrs.field(init=False, default=None)
+    _channel: GrpcChannel | None = attrs.field(init=False, default=None)
+    _due: float = attrs.field(init=False, factory=trio.current_time)  # when its caller's time is over
+    _why: str = attrs.field(init=False, default="")  # it was ended for somebody else
 
     def __attrs_post_init__(self) -> None:
-        self._timer = SendTimer(self.limits.stall_timeout)
+        self.owner = owner_of(self._head.principal, self._head.peer)
 
-    async def run(self, upgrade: Upgrade, write: Callable[[bytes], bytes] | None = None) -> None:
-        """Serve the session until either side ends the call."""
-        extensions = self.scope.get("extensions") or {}
-        if FLOW in extensions:
-            self._grant = extensions[FLOW]()
-        channel = GrpcChannel(
-            self,
+    async def serve(self, stream: ByteStream) -> None:
+        """Serve the session until either side ends the call; see `Tunnel.serve`."""
+        routes, upgrade = self._routes, self._upgrade
+        stream.start(GRPC_HEADERS)
+        if not routes.has_room(self):  # others have begun since its head was judged
+            stream.finish(_trailers_of(routes.refused(self._head, routes.too_many(self._head))))
+            return
+        routes.remember(self)
+        self._stream = stream
+        if (holding := self._head.holding) is not None:
+            holding.holder = self
+        self._channel = channel = GrpcChannel(
+            stream,
             upgrade.max_message,
-            message_timeout=self.limits.body_timeout,
-            message_rate=self.limits.body_rate,
-            window=FLOW_WINDOW,
+            message_timeout=stream.message_timeout,
+            message_rate=stream.message_rate,
+            window=stream.window,
+            encoding=self._head.headers.get("grpc-encoding"),
+            ending=self._ending,
             principal=upgrade.principal,
             headers=upgrade.headers,
             read=upgrade.read,
-            write=write,
+            write=self._write,
         )
-        if self.head.holding is not None:
-            self.head.holding.holder = self
+        self._due += timeout_of(self._head)
         try:
-            async with trio.open_nursery() as nursery:
-                self._running = nursery.cancel_scope
-                nursery.start_soon(self._pump_in)
-                nursery.start_soon(self._pump_out)
+            with trio.CancelScope(deadline=self._due):
                 await upgrade.serve(channel)
-                if time.time() >= self.head.until:
-                    await self.close(GrpcStatus.UNAUTHENTICATED, "the access token has expired")
-                elif self.face.draining.is_set():
-                    await self.close(GrpcStatus.UNAVAILABLE, "the server is shutting down")
-                await self.close(GrpcStatus.OK)
-                with trio.move_on_after(_CLOSING):
-                    await self._finished.wait()
-                nursery.cancel_scope.cancel(reason="the call has ended")
+            stream.finish(self._ending())
         finally:
-            self.face.done(self.head, 200, self._sent)
+            routes.forget(self)
+            self._stream = self._channel = None
+
+    def _ending(self) -> tuple[tuple[str, str], ...]:
+        if trio.current_time() >= self._due:
+            return status_trailers(GrpcStatus.DEADLINE_EXCEEDED, "the time of the call is over")
+        if time.time() >= self._head.until:
+            return status_trailers(GrpcStatus.UNAUTHENTICATED, "the access token has expired")
+        if self._why or self._routes.face.draining.is_set():
+            return status_trailers(GrpcStatus.UNAVAILABLE, self._why or "the server is shutting down")
+        return OK_TRAILERS
+
+    # For the budget and the shares, through the session
 
     @property
     def idle(self) -> bool:
         """Whether no handler of its session is running."""
-        holder = None if self.head.holding is None else self.head.holding.holder
+        holding = self._head.holding
+        holder = None if holding is None else holding.holder
         return holder is not None and holder.at_rest
-
-    # For the budget, through the session
 
     @property
     def at_rest(self) -> bool:
@@ -254,271 +305,113 @@ class ExchangeCall:
 
     def give_way(self, why: str) -> None:
         """End it for somebody else. What the peer has not taken of a message is memory, too: then reset the stream."""
-        self._end(GrpcStatus.UNAVAILABLE, why)
-        if self._leaving is not None:
-            self._why, self._leaving = why, None
-            self._running.cancel(reason=why)
+        self._why = why
+        if self._stream is not None and self._channel is not None:
+            if self._channel.sends:
+                self._stream.reset(why)
+            else:
+                self._stream.finish(self._ending())
 
-    # Called by the channel
+
+def _trailers_of(response: HttpResponse) -> tuple[tuple[str, str], ...]:
+    return tuple(pair for pair in response.headers if pair[0].startswith("grpc-"))
+
+
+# Small services
+
+
+@attrs.define(eq=False)
+class HealthRequest(Handler):
+    """One call of `grpc.health.v1.Health`: `Check`, or `Watch` until the caller leaves."""
+
+    _routes: GrpcRoutes
+    _head: Head
+    _reply: HttpReply | None = attrs.field(init=False, default=None)  # of one who watches
 
     @property
-    def half_closed(self) -> bool:
-        return self._ended and not self.gone.is_set()
+    def max_body(self) -> int:
+        return _MOST_CHECK + PREFIX
 
-    async def send(self, data: bytes) -> None:
-        self._check()
-        self._leaving = data
-        self._pump.unpark()
-        while self._leaving is not None:
-            await self._accepted.park()
-            self._check()
+    def too_large(self, beginning: bytes) -> HttpResponse:
+        return status_response(GrpcStatus.INVALID_ARGUMENT, "a health check is one small message")
 
-    def _check(self) -> None:
-        if self.gone.is_set() or self._status is not None:
-            raise trio.BrokenResourceError(self._why)
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        return refused_call(response)
 
-    async def receive(self) -> bytes:
-        while not self._arrived:
-            if self._ended:
-                await trio.lowlevel.checkpoint()
-                return b""
-            if self.gone.is_set():
-                raise trio.BrokenResourceError(self._why)
-            if self._status is not None:
-                raise trio.ClosedResourceError("this call was ended")
-            await self._arrival.park()
-        arrived = bytes(self._arrived)
-        self._arrived = bytearray()
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        return arrived
-
-    def credit(self, size: int) -> None:
-        self._waiting -= size
-        self._used.unpark_all()
-        if self._grant is not None and not self._ended:
-            self._grant(size)
-
-    async def close(self, status: GrpcStatus, message: str = "") -> None:
-        self._end(status, message)
-        await trio.lowlevel.checkpoint()
-
-    def _end(self, status: GrpcStatus, message: str) -> None:
-        if self._status is None:
-            self._status = status, message
-            self._pump.unpark_all()
-            self._arrival.unpark_all()
-            self._accepted.unpark_all()
-
-    def progress(self) -> Hashable:
-        return object()  # only the server sees it, and this side drops a peer that does not read
-
-    # Run by the call
-
-    async def _pump_in(self) -> None:
-        """Take what arrives. Where the server knows windows nothing here waits, else others of its streams would."""
-        while (event := await self._receive())["type"] == "http.request":
-            if body := event.get("body", b""):
-                self._arrived += body
-                self._waiting += len(body)
-            if not event.get("more_body", False):
-                self._ended = True
-            self._arrival.unpark_all()
-            del event, body
-            while self._grant is None and self._waiting >= FLOW_WINDOW:
-                await self._used.park()
-        if self._timer.cut:
-            self._drop()
-        self._leave()
-
-    def _leave(self) -> None:
-        """Note that the peer is gone."""
-        self.gone.set()
-        self._arrival.unpark_all()
-        self._accepted.unpark_all()
-        self._pump.unpark_all()
-
-    def _drop(self) -> None:
-        self.too_slow = True
-        self._why = f"the peer read nothing for {self.limits.stall_timeout:g} seconds"
-
-    async def _pump_out(self) -> None:
-        """Pass on what is sent, then the status. Servers shield this from cancellation, so only this task does it."""
-        try:
-            await self._send(_start())
-            while not self.gone.is_set():
-                if self._leaving is not None:
-                    if not await self._pass_on(self._leaving):
-                        return self._drop()
-                    self._leaving = None
-                    self._accepted.unpark_all()
-                elif self._status is not None:
-                    await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-                    await self._send(_trailers(*self._status))
-                    break
-                else:
-                    await self._pump.park()
-        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # some servers raise this when the peer is gone
-        finally:
-            self._finished.set()
-            self._leave()  # also if the server is cancelled: nobody takes anything any more
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        """Answer a check, or the beginning of a watch."""
+        asked = whole_message(body, _MOST_CHECK, self._head.headers.get("grpc-encoding"))
+        if isinstance(asked, GrpcFault):
+            return reply.send(fault_response(asked))
+        name = json_of(asked)  # its field 1, as there
+        if name is None:
+            return reply.send(status_response(GrpcStatus.INVALID_ARGUMENT, "this is no HealthCheckRequest"))
+        state = self._routes.health(name)
+        if self._head.path.endswith("/Check"):
+            if state is _SERVICE_UNKNOWN:
+                return reply.send(status_response(GrpcStatus.NOT_FOUND, "there is no such service"))
+            return reply.send(HttpResponse(200, GRPC_HEADERS, state, OK_TRAILERS))
+        reply.start(HttpResponse(200, GRPC_HEADERS, state))
+        if state is _NOT_SERVING:
+            return reply.finish(trailers=OK_TRAILERS)
+        self._reply = reply
+        self._routes.watchers.add(self)
         return None
 
-    async def _pass_on(self, data: bytes) -> bool:
-        """Send bytes; return False if the peer took nothing of them for too long."""
-        with memoryview(data) as view:
-            for start in range(0, len(data), PIECE):
-                piece = data if len(data) <= PIECE else bytes(view[start : start + PIECE])
-                with self._timer.begin() as scope:
-                    await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-                    self._timer.end()
-                if scope.cancelled_caught:
-                    return False
-                self._sent += len(piece)
-        return True
+    def tell_end(self) -> None:
+        """Tell one who watches that no new work is taken, and end it."""
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            reply.finish(_NOT_SERVING, OK_TRAILERS)
+
+    def disconnected(self, slow: str | None = None) -> None:
+        self._reply = None
+        self._routes.watchers.discard(self)
 
 
-# Other answers
+@attrs.frozen
+class MissingService:
+    """A service that cannot be served: each call is told why."""
+
+    why: str
+
+    def admit(self, routes: GrpcRoutes, head: Head) -> HttpResponse:
+        """See `GrpcService.admit`."""
+        return status_response(GrpcStatus.UNIMPLEMENTED, self.why)
+
+    def refused(self, refused: HttpResponse) -> HttpResponse:
+        """See `GrpcService.refused`."""
+        return refused_call(refused)
 
 
-def _start(*also: tuple[bytes, bytes]) -> AsgiEvent:
-    headers = [(b"content-type", _CONTENT_TYPE.encode()), *also]
-    return {"type": "http.response.start", "status": 200, "headers": headers, "trailers": True}
+def answer_each(answer: Callable[[bytes], bytes], most: int, head: Head) -> Tunnel:
+    """Return how to answer each message of a call with one, in turn, until the caller ends it or is silent for long.
 
-
-def _said(status: GrpcStatus, message: str) -> list[tuple[bytes, bytes]]:
-    said = [(b"grpc-status", b"%d" % status)]
-    if message:
-        said.append((b"grpc-message", encode_text(message).encode("ascii")))
-    return said
-
-
-def _trailers(status: GrpcStatus, message: str = "") -> AsgiEvent:
-    return {"type": "http.response.trailers", "headers": _said(status, message), "more_trailers": False}
-
-
-async def end_call(send: Send, status: GrpcStatus, message: str, *headers: tuple[bytes, bytes]) -> None:
-    """Answer a call with nothing but a status.
-
-    It is in trailers: Hypercorn ends a response of headers alone with a frame of data, which clients do not expect.
+    Args:
+        answer: returns the answer to a message.
+        most: bytes of the largest message.
+        head: of the call.
     """
-    await send(_start((REFUSED.encode("ascii"), b"1"), *headers))
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-    await send(_trailers(status, message))
+    return Tunnel(partial(_answer_each, answer, GrpcDecoder(most, encoding=head.headers.get("grpc-encoding"))))
 
 
-async def refuse(head: Head, send: Send, refused: HttpResponse) -> None:
-    """Refuse a request: a call of gRPC with the status for this response, any other with the response."""
-    if not head.headers.get("content-type", "").startswith(_CONTENT_TYPE):
-        await _respond(send, refused)
-        return
-    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in refused.headers]
-    kept = [pair for pair in headers if pair[0] in (b"www-authenticate", b"retry-after")]
-    await end_call(send, status_of_refusal(refused.status), _text_of(refused), *kept)
-
-
-def _text_of(refused: HttpResponse) -> str:
-    """Return the text of a refusal, whose body is a JSON-RPC error or a line of text."""
-    try:
-        return str(orjson.loads(refused.body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return refused.body.decode("utf-8", "replace").strip()
-
-
-async def _respond(send: Send, response: HttpResponse) -> None:
-    await send(response_start("http.response.start", response, len(response.body)))
-    await send({"type": "http.response.body", "body": response.body, "more_body": False})
-
-
-async def answer_each(
-    app: GrpcApp,
-    face: GrpcFace,
-    head: Head,
-    receive: Receive,
-    send: Send,
-    decoder: GrpcDecoder,
-    answer: Callable[[bytes], bytes],
-) -> None:
-    """Answer each message of a call with one, in turn, until the caller has said everything or is silent for long."""
-    status, ended, sent = GrpcStatus.OK, False, 0
-    await send(_start())
-    while decoder.fault is None:
-        for request in decoder.take(1):
-            data = message_frame(answer(request if isinstance(request, bytes) else b""))
-            with trio.move_on_after(app.limits.stall_timeout) as scope:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            if scope.cancelled_caught:
-                return face.done(head, 200, sent)
-            sent += len(data)
-        if decoder.behind:
-            continue
-        if ended:
-            break
-        event: AsgiEvent | None = None
-        with trio.move_on_after(app.limits.idle_timeout):
-            event = await receive()
-        if event is None:
-            break
-        if event["type"] != "http.request":
-            return face.done(head, 200, sent)
-        decoder.feed(event.get("body", b""))
-        ended = not event.get("more_body", False)
-    if decoder.fault is not None:
-        status = decoder.fault.status
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-    await send(_trailers(status, decoder.fault.reason if decoder.fault else ""))
-    return face.done(head, 200, sent)
-
-
-async def _check_health(app: GrpcApp, face: GrpcFace, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer `grpc.health.v1.Health`: `Check`, and `Watch` until the caller leaves."""
-    decoder, ended = GrpcDecoder(_MOST_CHECK), False
-    with trio.move_on_after(_CLOSING * 5):
-        while not ended and decoder.fault is None:
-            event = await receive()
-            if event["type"] != "http.request":
-                return
-            decoder.feed(event.get("body", b""))
-            ended = not event.get("more_body", False)
-            if decoder.waiting > _MOST_CHECK + 8:
-                break
-    found = decoder.take(2)
-    if not ended or len(found) != 1:
-        await end_call(send, GrpcStatus.INVALID_ARGUMENT, "a health check is one small message")
-        face.done(head, 400, 0)
-        return
-    known = _named(found[0]) in KNOWN_SERVICES
-    watches = head.path.endswith("/Watch")
-    if not watches and (not known or not head.path.endswith("/Check")):
-        status = GrpcStatus.UNIMPLEMENTED if known else GrpcStatus.NOT_FOUND
-        await end_call(send, status, "there is no such method" if known else "there is no such service")
-        face.done(head, 404, 0)
-        return
-    await send(_start())
-    told = _NOT_SERVING if face.draining.is_set() else _SERVING
-    await send({"type": "http.response.body", "body": told if known else _SERVICE_UNKNOWN, "more_body": True})
-    if watches:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_until_gone, receive, nursery.cancel_scope)
-            await face.draining.wait()
-            if known and told is _SERVING:
-                await send({"type": "http.response.body", "body": _NOT_SERVING, "more_body": True})
-            nursery.cancel_scope.cancel(reason="there is nothing more to tell")
-    await send({"type": "http.response.body", "body": b"", "more_body": False})
-    await send(_trailers(GrpcStatus.OK))
-    face.done(head, 200, len(told))
-
-
-KNOWN_SERVICES: Final = (b"", b"trimcp.v1.Mcp", b"trimcp.v1.AgentTools")
-"""The names of services whose health can be asked for; the empty one is the server's."""
-
-
-def _named(request: object) -> bytes:
-    """Return the service that a HealthCheckRequest names: its field 1."""
-    return json_of(request) or b"" if isinstance(request, bytes) else b"?"
-
-
-async def _until_gone(receive: Receive, scope: trio.CancelScope) -> None:
-    while (await receive())["type"] == "http.request":
-        pass
-    scope.cancel(reason="the caller has left")
+async def _answer_each(answer: Callable[[bytes], bytes], decoder: GrpcDecoder, stream: ByteStream) -> None:
+    stream.start(GRPC_HEADERS)
+    with trio.CancelScope() as silence:
+        try:
+            while decoder.fault is None:
+                before = decoder.taken
+                for request in decoder.take(1):
+                    assert isinstance(request, bytes)
+                    await stream.send(message_frame(answer(request)))
+                stream.credit(decoder.taken - before)
+                if not decoder.behind:
+                    silence.deadline = trio.current_time() + _SILENCE
+                    if not (data := await stream.receive()):
+                        break
+                    silence.deadline = math.inf
+                    decoder.feed(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+    fault = decoder.fault
+    stream.finish(OK_TRAILERS if fault is None else status_trailers(fault.status, fault.reason))

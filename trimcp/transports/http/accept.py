@@ -13,6 +13,7 @@ from typing import Final
 from trimcp.bounds import TOKEN
 
 JSON: Final = "application/json"
+_GRPC: Final = "application/grpc"
 EVENTS: Final = "text/event-stream"
 
 # Anchored at both ends, and without ambiguity between parts: the cost of a failed match is linear.
@@ -114,3 +115,10 @@ def _split(text: str, separator: str) -> Iterator[str]:
             yield text[part:at]
             part = at + 1
     yield text[part:]
+
+
+def is_grpc(content_type: str | None) -> bool:
+    """Return whether a request of this content type is a call of gRPC, with messages of protobuf."""
+    if content_type is None or not content_type.startswith(_GRPC):
+        return False
+    return content_type.partition(";")[0].rstrip() in (_GRPC, f"{_GRPC}+proto")

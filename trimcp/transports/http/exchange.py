@@ -15,6 +15,7 @@ import trio
 
 from trimcp.budget import owner_of
 from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
+from trimcp.containment import server_ends
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
@@ -106,7 +107,7 @@ class Exchange(Handler, StreamSink):
         own, self.own = self.own, None
         if own is not None and not self.at_rest:
             self._end()
-            own.disconnect(slow or "the client closed its request", slow=slow is not None)
+            own.disconnect(slow or "the client closed its request", slow=slow is not None, ending=server_ends())
 
     def _find_session(self, plan: PostPlan, message: Message) -> PushedSession | HttpResponse:
         """Find or make the session that the plan names, or return the response that refuses it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -17,7 +17,7 @@ from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.containment import contained
 from trimcp.security import security_event
-from trimcp.transports.http.accept import accepts, is_compressed, is_json, is_websocket_key
+from trimcp.transports.http.accept import accepts, is_compressed, is_grpc, is_json, is_websocket_key
 from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
 from trimcp.transports.http.identity import Authenticate, Refused, identify
@@ -27,6 +27,9 @@ from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.http.sse2024 import Sse2024
 from trimcp.transports.trace import traced
 from trimcp.wire.codes import OVERLOADED
+
+if TYPE_CHECKING:
+    from trimcp.transports.grpc.server import GrpcRoutes
 
 _SUBPROTOCOL: Final = "mcp"
 
@@ -61,6 +64,7 @@ class HttpFace:
     budget: Budget = attrs.field(init=False)
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     _hook: Authenticate | None = attrs.field(init=False)
+    _grpc: GrpcRoutes | None = attrs.field(init=False, default=None)  # once a call has come
     _known_forms: dict[tuple[str | None, str | None], Forms | None] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -95,14 +99,20 @@ class HttpFace:
         health = settings.health and head.path in ("/healthz", "/readyz")
         reason = (settings.origins.refuse_origin if health else settings.origins.refuse)(head)
         if reason is not None:
-            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
-            return refusal(403, reason)
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.shown_path)
+            refused = refusal(403, reason)
+            if head.http2 and is_grpc(head.headers.get("content-type")):
+                return self._grpc_routes().refused(head, refused)
+            return refused
         if health:
             return self._health(head)
         head.reply_headers = cors = settings.origins.cors(head)
         admitted = await self._find(head)
         if cors and isinstance(admitted, HttpResponse):
-            return attrs.evolve(admitted, headers=(*admitted.headers, *cors))
+            # A browser refuses a page the response where two say who may read it: its own, such as "*", counts.
+            own = {name.lower() for name, _ in admitted.headers}
+            more = (each for each in cors if each[0].lower() not in own or each[0] == "Vary")
+            return attrs.evolve(admitted, headers=(*admitted.headers, *more))
         return admitted
 
     def done(self, head: Head, status: int, sent: int) -> None:
@@ -111,26 +121,12 @@ class HttpFace:
         if access is not None:
             access.record(head, status, sent)
 
-    # Called by other protocols on the same port
+    # Called by gRPC
 
     @property
     def max_calls(self) -> int:
         """How many sessions may be open at once over gRPC."""
         return self.settings.max_sessions
-
-    async def authorize(self, head: Head) -> HttpResponse | None:
-        """Check a request's Host, Origin and caller, as `admit` does; return its refusal, or None."""
-        if self.settings.access_log is not None:
-            head.began = trio.current_time()
-        reason = self.settings.origins.refuse(head)
-        if reason is not None:
-            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
-            return refusal(403, reason)
-        hook, companion = self._hook, self.shared.companion
-        if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
-            hook = None
-        refused = None if hook is None else await self._identify(hook, head)
-        return None if refused is None else refusal(refused.status, refused.message, *refused.headers)
 
     def upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade | HttpResponse:
         """Return how to serve a session on this connection, or the refusal."""
@@ -152,7 +148,7 @@ class HttpFace:
     async def _find(self, head: Head) -> Admitted:
         settings, path = self.settings, head.path
         if settings.auth is not None and path in settings.auth.metadata_paths:
-            return await settings.auth.describe(head)
+            return settings.origins.preflight(head) or await settings.auth.describe(head)
         companion = self.shared.companion
         extra = settings.routes.get(path)
         theirs = extra is None and companion is not None
@@ -165,14 +161,13 @@ class HttpFace:
             settings.sse_path,
             settings.sse_path and settings.messages_path,
         ):
+            if head.method == "POST" and is_grpc(head.headers.get("content-type")):
+                return await self._call(head)
             return refusal(404, "there is nothing here; check the path of the URL")
         preflight = settings.origins.preflight(head)
         if preflight is not None:
             return preflight
-        hook = self._hook
-        if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
-            hook = None
-        if hook is not None and (refused := await self._identify(hook, head)) is not None:
+        if self._hook is not None and (refused := await self._identify(self._hook, head)) is not None:
             if theirs and companion is not None:
                 return companion.refused(refused.status, refused.message, refused.headers)
             return refusal(refused.status, refused.message, *refused.headers)
@@ -187,14 +182,38 @@ class HttpFace:
             return self._websocket(head)
         return self.sse2024.admit(head)
 
+    # gRPC
+
+    async def _call(self, head: Head) -> Admitted:
+        """Admit a call of gRPC, or refuse it with a status."""
+        if not head.http2:
+            return refusal(426, "gRPC needs HTTP/2", ("Upgrade", "h2c"))
+        routes = self._grpc_routes()
+        if self._hook is not None and not routes.admits_anyone(head):
+            refused = await self._identify(self._hook, head)
+            if refused is not None:
+                return routes.refused(head, refusal(refused.status, refused.message, *refused.headers))
+        return routes.admit(head)
+
+    def _grpc_routes(self) -> GrpcRoutes:
+        if self._grpc is None:
+            from trimcp.transports.grpc.server import GrpcRoutes
+
+            companion = self.shared.companion
+            self._grpc = GrpcRoutes(self, {} if companion is None else companion.grpc_services())
+        return self._grpc
+
     async def _identify(self, hook: Authenticate, head: Head) -> Refused | None:
         """Note who makes a request; return the refusal of one that may not."""
+        companion = self.shared.companion
+        if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
+            return None
         identity = await identify(hook, head)
         if isinstance(identity, Refused):
             # A request without credentials only asks which are required, and a check that crashed is logged as an
             # ERROR.
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
-                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.shown_path)
             return identity
         head.principal = identity
         if head.holding is not None:
@@ -296,18 +315,22 @@ class HttpFace:
 
         Cancelling ends the grace at once.
         """
-        self.shared.draining = True
-        self.draining.set()
+        self._end_admission()
         await self.service.drain(grace, self.shared.sessions)
         self.end()
 
-    def end(self) -> None:
-        """End every session and stream now."""
+    def _end_admission(self) -> None:
         self.shared.draining = True
         self.draining.set()
+        if self._grpc is not None:
+            self._grpc.drain()
+
+    def end(self) -> None:
+        """End every session and stream now."""
+        self._end_admission()
         for session in self.shared.sessions:
-            session.end("the server is shutting down")
+            session.end("the server is shutting down", ending=True)
         for stream in self.sse2024.streams:
-            stream.end("the server is shutting down")
+            stream.end("the server is shutting down", ending=True)
         if self.shared.companion is not None:
             self.shared.companion.end()

@@ -6,6 +6,7 @@ handles routes, headers, revisions and streams. For each request the host calls
     found = await face.admit(head)          before it reads the body; the result is one of
         HttpResponse   send it; the body need not be read
         Upgrade        make it a WebSocket and run `found.serve(channel)`
+        Tunnel         run `found.serve(stream)`; only for heads with `http2`
         Handler        read at most `found.max_body` bytes of body, then `found.start(body, reply)`
 
 and then the handler responds through `reply`, which never blocks. The server behind the face is a `Service`, such as
@@ -16,14 +17,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
+import trio
 
 from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
-from trimcp.cleaning import harmless
+from trimcp.cleaning import digest, harmless
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
@@ -35,6 +37,10 @@ _log = logging.getLogger("trimcp.http")
 
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
 _LATER: Final = (("Retry-After", "1"),)
+
+
+_CONTEXTS: Final = "/contexts/"
+_EVENTS: Final = "/events"
 
 
 # Head and HttpResponse are mutable only because making a frozen value takes attrs three times as long.
@@ -54,6 +60,7 @@ class Head:
         certificate: the digest of the client's certificate, as tokens contain it (RFC 8705), or None.
         root: the prefix under which the face is mounted, or "".
         websocket: whether it requests an upgrade to WebSocket.
+        http2: whether it came over HTTP/2 to a host that sends trailers and can serve a `Tunnel`.
         holding: counts the memory used for its connection; None counts nothing.
         principal: the authenticated caller, set by the face's identity check; None if anonymous.
         began: when the face was called, on Trio's clock, if the access log needs it.
@@ -72,6 +79,7 @@ class Head:
     certificate: str | None = None
     root: str = ""
     websocket: bool = False
+    http2: bool = False
     holding: Holding | None = None
     principal: Principal | None = None
     began: float | None = None
@@ -84,14 +92,27 @@ class Head:
         ends = None if self.principal is None else self.principal.expires_at
         return math.inf if ends is None else ends
 
+    @property
+    def shown_path(self) -> str:
+        """The path for a log: a digest stands for the id of an agent's context, which may be all that protects it."""
+        if not self.path.startswith(_CONTEXTS):
+            return self.path
+        name = self.path.removeprefix(_CONTEXTS)
+        id = name.removesuffix(_EVENTS)
+        return f"{_CONTEXTS}{digest(id)}{name[len(id) :]}"
+
 
 @attrs.define(eq=False)
 class HttpResponse:
-    """A status, headers and a body. The host adds Content-Length, Date and the framing; HEAD sends no body."""
+    """A status, headers and a body. The host adds Content-Length, Date and the framing; HEAD sends no body.
+
+    A host without HTTP/2 leaves out the trailers.
+    """
 
     status: int
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
+    trailers: tuple[tuple[str, str], ...] = ()
 
 
 def refusal(
@@ -149,8 +170,8 @@ class HttpReply(Protocol):
     def write(self, data: bytes) -> None:
         """Send more of the body, at once if the socket accepts it."""
 
-    def finish(self, data: bytes = b"") -> None:
-        """Send the rest of the body and end the response."""
+    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        """Send the rest of the body, then the trailers (over HTTP/2), and end the response."""
 
     def abort(self) -> None:
         """Close the connection at once, so that the client notices that the response is unfinished."""
@@ -194,6 +215,10 @@ class Handler(Protocol):
         """Return the response to a request whose body is too large; `beginning` is what was read of it."""
         return HttpResponse(413)
 
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        """Return the response to a request of which the host does not read the body; `response` is the host's own."""
+        return response
+
     def disconnected(self, slow: str | None = None) -> None:
         """Note that the client left before its response was finished. Called at most once, never before `start`.
 
@@ -234,7 +259,75 @@ class Upgrade:
     until: float = math.inf
 
 
-Admitted: TypeAlias = HttpResponse | Handler | Upgrade
+class ByteStream(Protocol):
+    """A request of HTTP/2 whose two directions go their own ways: for a server's `Tunnel`, or a client's call.
+
+    Attributes:
+        window: bytes that the peer may send before any of them is used.
+        message_timeout: seconds that one message of the peer's may take; for each `message_rate` bytes one more.
+    """
+
+    window: int
+    message_timeout: float
+    message_rate: float
+
+    @property
+    def gone(self) -> trio.Event:
+        """Set when nothing sent reaches the peer any more."""
+        ...
+
+    @property
+    def half_closed(self) -> bool:
+        """Whether the peer has said everything, and still listens."""
+        ...
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether this side ended the stream because the peer read nothing for too long."""
+        ...
+
+    def start(self, headers: tuple[tuple[str, str], ...]) -> None:
+        """Send the head of the response, with status 200 (servers). Called once, before anything else is sent."""
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes, and wait while the peer does not read. Raises trio.BrokenResourceError if the peer is gone."""
+
+    async def receive(self) -> bytes:
+        """Return bytes that have arrived; b"" once the peer has said everything. Call `credit` once they are used.
+
+        Raises:
+            trio.BrokenResourceError: the peer is gone, or the stream was given up here; its text says how.
+            trio.ClosedResourceError: it was finished here.
+        """
+        ...
+
+    def credit(self, size: int) -> None:
+        """Note that received bytes have been used: the peer may send as many again."""
+
+    def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        """Send the trailers (servers), behind what is waiting, and end this side. May be called twice."""
+
+    def reset(self, why: str) -> None:
+        """End the stream at once, and drop what is waiting: what uses it then raises with this text."""
+
+    def progress(self) -> Hashable:
+        """Return a value that changes when the peer takes more; see `MessageChannel.taken`."""
+        ...
+
+
+@attrs.frozen(eq=False)
+class Tunnel:
+    """How to serve a request of HTTP/2 whose two directions go their own ways.
+
+    Attributes:
+        serve: runs until the request is answered. The stream is reset when it returns without having finished it.
+            It is cancelled when the server stops, not when the peer leaves.
+    """
+
+    serve: Callable[[ByteStream], Awaitable[None]]
+
+
+Admitted: TypeAlias = HttpResponse | Handler | Upgrade | Tunnel
 
 
 class Face(Protocol):
@@ -284,7 +377,7 @@ class CompanionFace(Protocol):
         ...
 
     def grpc_services(self) -> Mapping[str, Any]:
-        """Return its services of gRPC (`transports.grpc.server.GrpcService`), by the beginning of their paths."""
+        """Return its services (`transports.grpc.server.GrpcService`), by the beginning of their paths."""
         ...
 
     def end(self) -> None:
@@ -320,8 +413,14 @@ class PushedSession(Protocol):
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Accept received messages. Never waits, and never raises because of a message's contents."""
 
-    def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End it because its peer is gone: handlers are cancelled. `slow`: it was dropped because it did not read."""
+    def disconnect(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
+        """End it because its peer is gone: handlers are cancelled.
+
+        Args:
+            why: for the log.
+            slow: it was dropped because it did not read.
+            ending: the server ends, and the peer may still be there.
+        """
 
     def close(self) -> None:
         """End it when no handler is running. The caller then drops its reference."""

@@ -115,10 +115,10 @@ class HttpSession(StreamSink):
     def give_way(self, why: str) -> None:
         self.end(why)
 
-    def end(self, why: str) -> None:
-        """End it: its handlers are cancelled, its streams end, its events are forgotten."""
+    def end(self, why: str, *, ending: bool = False) -> None:
+        """End it, or all (`ending`): its handlers are cancelled, its streams end, its events are forgotten."""
         self.shared.sessions.remove(self)
-        self.pushed.disconnect(why)
+        self.pushed.disconnect(why, ending=ending)
 
     # Streams
 

@@ -119,6 +119,8 @@ class HttpLimits:
         max_head: of a whole request head, as most servers allow (431). Tokens in headers may be large.
         max_headers: lines in a head (431).
         max_pipelined: of requests that wait behind the current one; then reading stops until it is answered.
+        max_streams: requests in progress at once on one connection of HTTP/2. Over all connections there may be as many
+            as `max_connections`, of one address or principal half as many.
         head_timeout: from a head's first byte (of the first head: from accepting) to its end. No honest client needs
             it; it bounds those that send a byte from time to time.
         body_timeout: from a head to the end of its body, and from a WebSocket message's first byte to its last.
@@ -138,6 +140,7 @@ class HttpLimits:
     max_head: int = 64 * 1024
     max_headers: int = 100
     max_pipelined: int = 64 * 1024
+    max_streams: int = 100
     head_timeout: float = 10.0
     body_timeout: float = 30.0
     body_rate: float = 256 * 1024

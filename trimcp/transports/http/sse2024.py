@@ -15,6 +15,7 @@ import attrs
 
 from trimcp.budget import owner_of
 from trimcp.channel import Incoming
+from trimcp.containment import server_ends
 from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
 from trimcp.security import security_event
@@ -112,10 +113,10 @@ class LegacyStream(Handler, StreamSink):
     def disconnected(self, slow: str | None = None) -> None:
         """End the session together with its stream."""
         self._stream.detach()
-        self.session.disconnect(slow or "the client closed its stream", slow=slow is not None)
+        self.session.disconnect(slow or "the client closed its stream", slow=slow is not None, ending=server_ends())
 
-    def end(self, why: str) -> None:
-        self.session.disconnect(why)
+    def end(self, why: str, *, ending: bool = False) -> None:
+        self.session.disconnect(why, ending=ending)
 
     # Called by the session
 

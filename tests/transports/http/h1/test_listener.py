@@ -11,7 +11,7 @@ import stat
 import struct
 import sys
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.peers.http1 import HttpWire, http_request
+from tests.peers.http2 import FramePeer
 from tests.peers.tls import certificate_file, client_context
 from tests.transports.http.support import DummyFace
 from trimcp.errors import LocalError
@@ -524,11 +525,25 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return certificate_file(tmp_path_factory.mktemp("tls"), "localhost")
 
 
-async def connect_tls(url: str) -> HttpWire:
+async def connect_tls(url: str, protocols: Sequence[str] = ("http/1.1",)) -> HttpWire:
     context = client_context()
-    context.set_alpn_protocols(["h2", "http/1.1"])
+    context.set_alpn_protocols(protocols)
     stream = await trio.open_tcp_stream("127.0.0.1", port_of(url))
     return HttpWire(trio.SSLStream(stream, context, server_hostname="localhost"))
+
+
+async def test_http2_is_agreed_on_over_tls(certificate: Path) -> None:
+    face = DummyFace()
+    async with serving(face, ssl_context=tls_context(certificate)) as (url,):
+        stream = (await connect_tls(url, ["h2", "http/1.1"])).stream
+        peer = FramePeer(stream)
+        await peer.start()
+        assert isinstance(stream, trio.SSLStream)
+        assert stream.selected_alpn_protocol() == "h2"
+        answer = await peer.fetch("/echo", HELLO * 1_000)
+        assert answer.body == HELLO * 1_000
+        assert face.handlers[0].head.secure
+        await stream.aclose()
 
 
 async def test_tls(certificate: Path) -> None:

@@ -34,8 +34,7 @@ import trio
 import wsproto.utilities
 from h11._receivebuffer import ReceiveBuffer
 from hypercorn.config import Config
-from hypercorn.events import Closed, Updated
-from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.events import Closed
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.trio.task_group import TaskGroup
@@ -169,6 +168,8 @@ class _StrictLines(ReceiveBuffer):
         held = len(self)
         lines = super().maybe_extract_lines()
         if lines is not None:
+            if lines[0].endswith(b"HTTP/2.0"):
+                raise h11.RemoteProtocolError("HTTP/2 is not served here", error_status_hint=505)
             if held - len(self) != sum(len(line) + 2 for line in lines) + 2:
                 raise h11.RemoteProtocolError("a line ends without CR LF")
             if any(line.startswith((b" ", b"\t")) for line in lines):
@@ -196,9 +197,7 @@ async def _initiate_http1(original: Method, protocol: H11Protocol) -> None:
 
 @replaces(H11Protocol, "_check_protocol", "lines")
 async def _check_protocol(original: Method, protocol: H11Protocol, request: h11.Request) -> None:
-    """Accept HTTP/2 with prior knowledge, but ignore upgrades to it, like upgrades to unknown protocols."""
-    if request.http_version == b"2.0":
-        await original(protocol, request)
+    """Ignore upgrades to HTTP/2, like upgrades to unknown protocols."""
 
 
 # stuck
@@ -260,7 +259,7 @@ async def _spawn_app(
             scope["extensions"][MESSAGES] = partial(_bound_messages, stream)
         sock = None if connection is None else _socket_of(connection)
         scope["extensions"][HUNG_UP] = lambda: over_or_hung_up(gone, sock)
-        if isinstance(connection, _GuardedStream) and scope["http_version"] == "1.1":  # others may share one of HTTP/2
+        if isinstance(connection, _GuardedStream):
             scope["extensions"][CUT] = connection.cut
 
     async def run() -> None:
@@ -358,12 +357,6 @@ async def _read_data(original: Method, server: TCPServer) -> None:
     timer: Any = server.idle_task
     server.idle_task = _NoTimer()  # a response in progress would start it again
     await timer.stop()
-
-
-@replaces(H2Protocol, "initiate", "idle")
-async def _initiate(original: Method, protocol: H2Protocol, *upgraded: Any) -> None:
-    await original(protocol, *upgraded)
-    await protocol.send(Updated(idle=protocol.idle))  # it counted as busy since its first bytes
 
 
 class _NoTimer(TrioSingleTask):

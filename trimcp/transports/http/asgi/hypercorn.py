@@ -1,4 +1,4 @@
-"""Serving an ASGI application with Hypercorn on Trio: HTTP/2, TLS with ALPN, WebSocket.
+"""Serving an ASGI application with Hypercorn on Trio: HTTP/1.1, TLS, WebSocket.
 
 Hypercorn implements the protocols. This module has its settings, installs its guards (`guards`), and bounds its
 shutdown. Several workers are separate processes that share a socket: `bind="fd://3"`.
@@ -64,8 +64,6 @@ async def serve_hypercorn(
     keyfile: str | os.PathLike[str] | None = None,
     keyfile_password: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
-    http2: bool = True,
-    max_streams: int = 100,
     limits: HttpLimits | None = None,
     grace: float = 5.0,
     shutdown_trigger: Callable[[], Awaitable[object]] | None = None,
@@ -84,10 +82,8 @@ async def serve_hypercorn(
         keyfile_password: of the key, if it has one.
         ssl_context: for TLS with other settings, instead of the files. This function sets its protocols (ALPN), so use
             it for nothing else.
-        http2: whether HTTP/2 is offered over TLS. Without TLS clients may use it with prior knowledge in any case.
-        max_streams: requests in progress at once on one connection of HTTP/2.
         limits: of connections and heads. `head_timeout` is also how long a connection may be idle, because Hypercorn
-            has one timer for both; `max_pipelined` counts over HTTP/1.1. Connections above `max_connections` are closed
+            has one timer for both; `max_streams` is not used. Connections above `max_connections` are closed
             at once.
         grace: seconds.
         shutdown_trigger: returns when to stop; None: run until cancelled.
@@ -107,8 +103,7 @@ async def serve_hypercorn(
     config.certfile = None if certfile is None else os.fspath(certfile)
     config.keyfile = config.certfile if keyfile is None else os.fspath(keyfile)  # without one, Hypercorn drops TLS
     config.keyfile_password = keyfile_password
-    config.alpn_protocols = ["h2", "http/1.1"] if http2 else ["http/1.1"]
-    config.h2_max_concurrent_streams = max_streams
+    config.alpn_protocols = ["http/1.1"]  # HTTP/2 is our own listener's
     config.graceful_timeout = grace
     watched = _Watched(app)
     failure: BaseException | None
@@ -144,10 +139,9 @@ def _configure(limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) ->
     install()
     config = GuardedConfig(limits, ssl_context)
     config.backlog = limits.backlog
-    config.h11_max_incomplete_size = config.h2_max_header_list_size = limits.max_head
+    config.h11_max_incomplete_size = limits.max_head
     # One timer for the head of a request and for the time between two.
     config.keep_alive_timeout = config.ssl_handshake_timeout = limits.head_timeout
-    # Over HTTP/2 the connection is closed after the last request, while others still wait for their responses.
     config.keep_alive_max_requests = _FOREVER
     config.websocket_max_message_size = SERVER_MAX_MESSAGE  # our own applications set theirs
     config.max_app_queue_size = 4  # whole messages, for WebSocket

@@ -22,7 +22,7 @@ from trimcp.budget import LARGE, Amount, Holding
 from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
+from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -45,16 +45,6 @@ It takes the size limit in bytes, and the `Holding` that counts an incomplete me
 
 CUT: Final = "trimcp.cut"
 """The extension of a `websocket` scope that closes the connection at once, whatever is still to be sent."""
-
-FLOW: Final = "trimcp.flow"
-"""The extension of an `http` scope that lets the application open the window of its stream of HTTP/2.
-
-Called once, it returns a function that takes the number of received bytes that have been used. From then on the client
-may send no more than `FLOW_WINDOW` bytes beyond them, and the application must call `receive` without delay.
-"""
-
-FLOW_WINDOW: Final = 256 * 1024
-"""Bytes that may wait for an application that opens the window itself."""
 
 _BODILESS: Final = frozenset((204, 304))
 _BEGINNING: Final = 64 * 1024  # bytes of a too large body that are searched for its id
@@ -138,8 +128,8 @@ class HttpCall:
             found = await self.face.admit(self.head)
             if isinstance(found, HttpResponse):
                 await self._respond(found)
-            elif isinstance(found, Upgrade):
-                await self._respond(plain(426, "this is a WebSocket"))
+            elif isinstance(found, Upgrade | Tunnel):
+                await self._respond(plain(426, "this is a WebSocket, or needs HTTP/2"))
             else:
                 await self._handle(found)
         finally:
@@ -320,7 +310,7 @@ class AsgiReply:
             self._count()
             self._pump.unpark_all()
 
-    def finish(self, data: bytes = b"") -> None:
+    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
         self.write(data)
         self.finished = True
         self._pump.unpark_all()

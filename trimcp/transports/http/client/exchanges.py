@@ -77,6 +77,10 @@ class Authorizes(Protocol):
         """Return whether `refused` can do something about a reply with this status and headers."""
         ...
 
+    def accepted(self, sent: Mapping[str, str], /) -> None:
+        """Take note that the server has answered a request with these headers as it should."""
+        ...
+
     async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int, /) -> None:
         """Do what a 401 or 403 requires; afterwards the request is sent again."""
         ...
@@ -274,7 +278,10 @@ class Http:
             while True:
                 sent = await authorizer.headers(method, url)
                 raw, place = await self._send(None, method, {**headers, **sent}, content, url, written)
-                if raw.status < 400 or not authorizer.helps(raw.status, raw.headers):
+                if raw.status < 400:
+                    authorizer.accepted(sent)
+                    return raw, place
+                if not authorizer.helps(raw.status, raw.headers):
                     return raw, place
                 await raw.abandon()
                 await authorizer.refused(raw.status, raw.headers, sent, tries)

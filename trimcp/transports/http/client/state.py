@@ -313,7 +313,7 @@ class ClientState:
     def give_up(self, id: RequestId | None, trouble: Trouble) -> None:
         """Put the failure of a request into the inbox, in place of its answer."""
         self.last_failure = trouble.why
-        message: Message = Lost(id, trouble.why, trouble.authorization)
+        message: Message = Lost(id, trouble.why, trouble.authorization, trouble.untouched)
         if trouble.answer is not None:
             message = trouble.answer
         elif trouble.nonsense:

@@ -7,50 +7,26 @@ closes. Responses are written by the task that answers (`H1Writer`), so a reques
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Final, TypeAlias
+from typing import Final
 
-import attrs
 import trio
 
 from trimcp.budget import LARGE, Amount, owner_of
 from trimcp.cleaning import log_crash
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
-from trimcp.transports.http.deadlines import Deadlines
-from trimcp.transports.http.h1.parser import H1Request, RequestParser, RequestRefused
+from trimcp.transports.http.h1.hosting import Hosting, Http2Connection
+from trimcp.transports.http.h1.parser import H1Request, Http2Begins, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import PrefixedStream, Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
-from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Upgrade, stalled
-from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.seams import Handler, HttpResponse, Tunnel, Upgrade, stalled
 
 log: logging.Logger = logging.getLogger("trimcp.http")
-
-UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]
-"""Serves a WebSocket on a stream, after the request's head, until the peer leaves."""
-
-PushWebSocket: TypeAlias = Callable[[bytes, Wire, H1Writer, Deadlines, Head, Upgrade], Awaitable[bool]]
-"""Serves a WebSocket whose session takes pushed messages, until the peer leaves. Returns whether there was one.
-
-Its arguments: bytes that arrived after the head, the connection's bytes, its writer, the clock, the head, the upgrade.
-"""
 
 _READ_SIZE: Final = 64 * 1024
 _DROPPED: Final = 64 * 1024  # a body up to this size is read and dropped, to keep the connection
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-@attrs.define(eq=False)
-class Hosting:
-    """Shared by the connections of a listener."""
-
-    face: Face
-    limits: HttpLimits
-    nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
-    upgrade_websocket: UpgradeWebSocket | None = None  # None refuses WebSockets
-    push_websocket: PushWebSocket | None = None  # in place of it where `Upgrade.open` is given
-    draining: bool = False  # whether connections end with the current response
 
 
 class H1Connection:
@@ -64,7 +40,18 @@ class H1Connection:
 
     __slots__ = (
         *("_deadline", "_face", "_hosting", "_limits", "_parked", "_parser", "_peer", "_reply", "_wire", "writer"),
-        *("_closing", "_half_closed", "_holding", "_lost", "_reset", "_secure", "_upgraded", "_yielded"),
+        *(
+            "_closing",
+            "_half_closed",
+            "_holding",
+            "_http2",
+            "_lost",
+            "_loopback",
+            "_reset",
+            "_secure",
+            "_upgraded",
+            "_yielded",
+        ),
     )
 
     def __init__(
@@ -75,6 +62,7 @@ class H1Connection:
         self._limits = hosting.limits
         self._wire = wire
         self._secure = secure
+        self._loopback = loopback
         self._peer = peer
         owner = owner_of(None, peer)
         self._holding = holding = hosting.face.budget.holding(owner, self)
@@ -91,6 +79,7 @@ class H1Connection:
         self._reset = False
         self._yielded = True  # whether other tasks could run since the last head
         self._upgraded: trio.CancelScope | None = None  # around a WebSocket
+        self._http2: Http2Connection | None = None  # once the client has begun with HTTP/2
 
     async def run(self) -> None:
         """Serve until either side ends the connection. A crash ends this connection only, and is logged."""
@@ -114,16 +103,23 @@ class H1Connection:
     @property
     def at_rest(self) -> bool:
         """Whether no handler is running: a request is incomplete, or its response waits for the client to read."""
+        if self._http2 is not None:
+            return self._http2.at_rest
         reply = self._reply
         return reply is None or reply.ended or reply.handler is None or reply.handler.at_rest
 
     @property
     def idle(self) -> bool:
         """Whether no request is in progress, so that closing loses no response. False for a WebSocket."""
+        if self._http2 is not None:
+            return self._http2.idle
         return self.at_rest and self._upgraded is None
 
     def give_way(self, why: str) -> None:
         log.debug("the connection from %s is cut: %s", self._peer, why)
+        if self._http2 is not None:
+            self._http2.give_way(why)
+            return
         if self._upgraded is not None:
             self._upgraded.cancel(reason=why)
             return
@@ -168,7 +164,9 @@ class H1Connection:
 
     def wake(self) -> None:
         """Wake the reader to check what has changed: `writer.broken`, `Hosting.draining`, the end of a response."""
-        if self._parked:
+        if self._http2 is not None:
+            self._http2.wake()
+        elif self._parked:
             self._parked.unpark_all()
         else:
             self._wire.wake()
@@ -187,8 +185,14 @@ class H1Connection:
                     await self._read_on()
                 first = False
         except RequestRefused as refusal:
-            self._refuse(refusal)
-        if not self._lost:
+            http2 = first and isinstance(refusal, Http2Begins)
+            if not http2:
+                self._refuse(refusal)
+        else:
+            http2 = False
+        if http2:
+            await self._serve_http2()
+        elif not self._lost:
             await self._linger()
 
     async def _next_request(self, first: bool) -> H1Request | None:
@@ -224,6 +228,8 @@ class H1Connection:
             await self._respond_unread(request, admitted)
         elif isinstance(admitted, Upgrade):
             await self._upgrade(request, admitted)
+        elif isinstance(admitted, Tunnel):
+            await self._respond_unread(request, HttpResponse(426, (("Upgrade", "h2c"),)))
         elif request.length is not None and request.length > admitted.max_body:
             await self._respond_unread(request, admitted.too_large(self._parser.next_data() or b""))
         else:
@@ -354,6 +360,17 @@ class H1Connection:
                     await trio.aclose_forcefully(stream)
         finally:
             self._face.done(head, 101, 0)
+
+    async def _serve_http2(self) -> None:
+        """Speak HTTP/2 from the first byte on."""
+        self._deadline.close()
+        self._http2 = self._hosting.begin_http2(
+            *(self._hosting, self._wire, self.writer, self._holding, self._peer, self._loopback, self._secure)
+        )
+        try:
+            await self._http2.run(self._parser.rest())
+        finally:
+            self._reset = self._http2.lost
 
     # Reading
 

@@ -1,4 +1,4 @@
-"""The HTTP/1.1 server: accepts a bounded number of connections, and ends them when it is stopped."""
+"""The HTTP server: accepts a bounded number of connections, and ends them when it is stopped."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.transports.http.h1.connection import H1Connection, Hosting, PushWebSocket, UpgradeWebSocket
+from trimcp.transports.http.h1.connection import H1Connection
+from trimcp.transports.http.h1.hosting import Hosting, Http2Connection, PushWebSocket, UpgradeWebSocket
 from trimcp.transports.http.h1.poller import Poller
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
 from trimcp.transports.http.h1.wires import PolledWire, SocketWire, StreamWire, Wire
@@ -52,7 +53,7 @@ async def serve_http1(
     grace: float = 5.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve a face over HTTP/1.1 until `stop` is set, or until cancelled.
+    """Serve a face over HTTP/1.1 and HTTP/2 until `stop` is set, or until cancelled.
 
     At least one of `port`, `path` and `sockets` is required; several may be given. Cancelling closes all connections at
     once. The caller runs the face, and with it the face's clock.
@@ -99,7 +100,7 @@ async def serve_http1(
         async with trio.open_nursery() as nursery:
             if poller is not None:
                 nursery.start_soon(poller.run)
-            hosting = Hosting(face, limits, nursery, upgrade_websocket, push_websocket)
+            hosting = Hosting(face, limits, nursery, begin_http2, upgrade_websocket, push_websocket)
             listener = _Listener(hosting, ssl_context, poller)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:
@@ -114,6 +115,13 @@ async def serve_http1(
                 await drained.wait()
             await listener.drain(grace)
             nursery.cancel_scope.cancel(reason="this server has stopped")
+
+
+def begin_http2(*connection: Any) -> Http2Connection:
+    """Return the connection that goes on with HTTP/2: a `BeginHttp2`. It is loaded with the first of them."""
+    from trimcp.transports.http.h2.connection import H2Connection
+
+    return H2Connection(*connection)
 
 
 @attrs.define(eq=False)

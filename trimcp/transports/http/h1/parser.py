@@ -32,6 +32,7 @@ from trimcp.transports.http.settings import HttpLimits
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 _REQUEST_LINE: Final = re.compile(rf"({TOKEN}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n".encode())
+_HTTP2: Final = b"PRI * HTTP/2.0\r\n"
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _BARE_LF_REASON: Final = "a line does not end in CR LF"
 _ABSOLUTE: Final = re.compile(r"https?://([^/?]+)(.*)", re.IGNORECASE)
@@ -66,6 +67,13 @@ class RequestRefused(Exception):
         super().__init__(status, reason)
         self.status = status
         self.reason = reason
+
+
+class Http2Begins(RequestRefused):
+    """The connection begins with the preface of HTTP/2 (RFC 9113 section 3.4), which is still in the parser."""
+
+    def __init__(self) -> None:
+        super().__init__(505, "HTTP/2 is spoken from a connection's first byte on, or not at all")
 
 
 @attrs.define(eq=False)
@@ -247,7 +255,7 @@ class RequestParser:
         headers = fields.headers
         if not _HOST.fullmatch(headers.get("host", "" if http10 else ",")):
             raise RequestRefused(400, "a request needs exactly one Host")
-        path, query = _read_target(method, target, headers)
+        path, query = read_target(method, target, headers)
         expects = _read_expectation(headers) and not http10
         length = _read_length(headers, http10)
         connection = headers.get("connection")
@@ -328,14 +336,16 @@ def _read_request_line(head: bytes) -> tuple[str, str, bool]:
         raise RequestRefused(400, "the request line is malformed")
     raw_method, raw_target, major, minor = found.groups()
     if major != b"1" or minor not in b"01":
-        raise RequestRefused(505, "this server speaks HTTP/1.1")
+        if head.startswith(_HTTP2):
+            raise Http2Begins
+        raise RequestRefused(505, "this server speaks HTTP/1.1 and HTTP/2")
     method = raw_method.decode()
     if method not in _METHODS:
         raise RequestRefused(501, "this server knows no such method")
     return method, raw_target.decode(), minor == b"0"
 
 
-def _read_target(method: str, target: str, headers: dict[str, str]) -> tuple[str, str]:
+def read_target(method: str, target: str, headers: dict[str, str]) -> tuple[str, str]:
     """Return the decoded path and the query; an absolute target replaces Host in `headers` (RFC 9112 section 3.2)."""
     if target[0] != "/":
         absolute = _ABSOLUTE.fullmatch(target)

@@ -22,6 +22,9 @@ from trimcp.errors import LocalError
 
 _Addresses: TypeAlias = Sequence[tuple[int, tuple[object, ...]]]
 
+ALPN: Final = ["h2", "http/1.1"]
+"""The protocols that a server offers over TLS (RFC 7301)."""
+
 _TRIES: Final = 10  # attempts to find a port that is free on every address
 
 
@@ -155,7 +158,7 @@ def _check_free(path: str) -> None:
 
 
 def tls_context(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
-    """Return a context for a server that speaks HTTP/1.1 over TLS 1.2 or newer, from PEM files.
+    """Return a context for a server that speaks HTTP/2 and HTTP/1.1 over TLS 1.2 or newer, from PEM files.
 
     Args:
         certfile: the chain of certificates up to the authority's, and the key unless it is in `keyfile`.
@@ -165,7 +168,7 @@ def tls_context(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str
         LocalError: a file is missing or invalid.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(ALPN)
     try:
         context.load_cert_chain(certfile, keyfile)
     except OSError as error:  # includes ssl.SSLError

@@ -290,7 +290,7 @@ class H1Reply:
         for piece in self._framed(b"", data, b""):
             owner.writer.gather(piece)
 
-    def finish(self, data: bytes = b"") -> None:
+    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
         owner = self._owner
         if owner is None or not self.status or self.ended:
             return

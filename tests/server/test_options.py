@@ -1,0 +1,206 @@
+"""Options of decorators and of servers: what the documentation of others teaches is taken, the rest refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import pytest
+
+import trimcp
+import trimcp.testing
+from trimcp.wire import Annotations, Icon
+
+ICON = {"src": "https://example.com/i.png", "mimeType": "image/png", "sizes": ["48x48"]}
+HINTS = {"readOnlyHint": True, "title": "A title"}
+SHOWN = {"audience": ["user"], "priority": 0.5, "lastModified": "2025-01-12T15:00:58Z"}
+
+Add = Callable[..., Any]
+
+
+def adders(server: trimcp.Server[None]) -> dict[str, Add]:
+    """Every way to add something, each with the function that takes its options."""
+
+    async def function() -> str:
+        return ""
+
+    async def of_one(name: str) -> str:
+        return name
+
+    return {
+        "tool": lambda **o: server.tool(**o)(function),
+        "add_tool": lambda **o: server.add_tool(function, **o),
+        "command": lambda **o: server.add_command("true", ["true"], **o),
+        "resource": lambda **o: server.resource("a://b", **o)(function),
+        "template": lambda **o: server.resource("a://{name}", **o)(of_one),
+        "add_resource": lambda **o: server.add_resource("a://c", "text", **o),
+        "prompt": lambda **o: server.prompt(**o)(function),
+        "add_prompt": lambda **o: server.add_prompt(function, **o),
+        "Server": lambda **o: trimcp.Server("s", **o),
+        "Client": lambda **o: trimcp.Client("c", **o),
+    }
+
+
+ADDERS = tuple(adders(trimcp.Server("s")))
+TOOLS = ("tool", "add_tool", "command")
+RESOURCES = ("resource", "template", "add_resource")
+LISTED = (*TOOLS, *RESOURCES, "prompt", "add_prompt")
+NO_TEXTS = (7, 1.5, True, b"text", ["text"], {"en": "text"}, date(2026, 1, 1), "\ud800")
+NO_ICONS = ("https://example.com/i.png", ICON, ["https://example.com/i.png"], [{"mimeType": "image/png"}], [7], 7, True)
+NO_META = ("text", 7, ["a"], {"when": date(2026, 1, 1)}, {7: "seven"}, {"n": float("nan")}, {"s": {1, 2}})
+NO_HINTS = (
+    "readOnly",
+    7,
+    True,
+    [HINTS],
+    {"readOnlyHint": "yes"},
+    {"read_only_hint": True},
+    {"readonlyHint": True},
+    trimcp.ToolAnnotations(read_only_hint="yes"),  # type: ignore[arg-type]
+    Annotations(priority=1.0),
+)
+NO_ANNOTATIONS = ("user", {"audience": "user"}, {"priority": "high"}, {"readOnlyHint": True}, trimcp.ToolAnnotations())
+WRONG: list[tuple[tuple[str, ...], str, tuple[Any, ...]]] = [
+    (ADDERS, "title", NO_TEXTS),
+    (ADDERS, "description", NO_TEXTS),
+    (ADDERS, "icons", NO_ICONS),
+    (LISTED, "meta", NO_META),
+    (tuple(each for each in LISTED if each != "command"), "name", NO_TEXTS),
+    (("Server", "Client"), "version", (*NO_TEXTS, None)),
+    (("Server", "Client"), "website_url", NO_TEXTS),
+    (("Server",), "instructions", NO_TEXTS),
+    (TOOLS, "annotations", NO_HINTS),
+    (RESOURCES, "annotations", NO_ANNOTATIONS),
+    (RESOURCES, "mime_type", NO_TEXTS),
+    (RESOURCES, "size", ("big", 1.5, True)),
+    (RESOURCES, "ttl_ms", ("1s", 1.5, None)),
+    (RESOURCES, "cache_scope", ("all", None, 7)),
+    (LISTED, "scopes", ("files:read", 7, [7], iter(["files:read"]))),
+    (LISTED, "allow", ("admin", True)),
+    (LISTED, "quota", (7, "7", {"running": 7})),
+    (TOOLS, "confirm", ("yes", 1)),
+    (("tool", "add_tool"), "structured", ("no", 0, None)),
+    (TOOLS, "input_schema", ("object", [], {"type": "object", "default": {1, 2}})),
+    (("tool", "add_tool"), "output_schema", ("object", [], 7)),
+    (("resource", "template"), "guard", ("no", 0, None)),
+]
+CASES = [(add, option, value) for adds, option, values in WRONG for add in adds for value in values]
+
+
+@pytest.mark.parametrize(("add", "option", "value"), CASES)
+async def test_what_no_list_could_have_is_refused_where_it_is_written(add: str, option: str, value: Any) -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+    with pytest.raises(TypeError) as caught:
+        adders(server)[add](**{option: value})
+    assert option in str(caught.value)
+    async with trimcp.testing.connected(server) as session:
+        assert [await session.list_tools(), await session.list_resources(), await session.list_prompts()] == [
+            [],
+            [],
+            [],
+        ]
+
+
+@trimcp.testing.every_revision
+@pytest.mark.parametrize("add", LISTED)
+async def test_a_dict_with_the_names_of_the_wire_is_the_value(add: str, revision: trimcp.Revision) -> None:
+    server: trimcp.Server[None] = trimcp.Server("s", icons=[ICON])
+    options: dict[str, Any] = {"icons": [ICON, Icon("data:,")], "meta": {"n": 1}, "title": "T"}
+    if add in TOOLS:
+        options["annotations"] = HINTS
+    elif add in RESOURCES:
+        options["annotations"] = SHOWN
+    adders(server)[add](**options)
+    client = trimcp.Client("c", icons=[ICON])
+    async with trimcp.testing.connected(server, client, revision=revision) as session:
+        found: list[Any] = [*await session.list_tools(), *await session.list_resources()]
+        found += [*await session.list_resource_templates(), *await session.list_prompts()]
+        (listed,) = found
+    newest = revision is trimcp.LATEST
+    if newest:
+        assert listed.icons == [Icon("https://example.com/i.png", "image/png", ["48x48"]), Icon("data:,")]
+        assert (listed.meta, listed.title) == ({"n": 1}, "T")
+    if newest and add in TOOLS:
+        assert listed.annotations == trimcp.ToolAnnotations(read_only_hint=True, title="A title")
+    elif newest and add in RESOURCES:
+        assert listed.annotations == Annotations(["user"], 0.5, "2025-01-12T15:00:58Z")
+
+
+def test_the_text_says_what_to_write() -> None:
+    def of(add: str, **option: Any) -> str:
+        with pytest.raises(TypeError) as caught:
+            adders(trimcp.Server("s"))[add](**option)
+        return str(caught.value)
+
+    assert of("tool", annotations={"read_only_hint": True}) == (
+        "annotations has no 'read_only_hint'; in a dict it is 'readOnlyHint'"
+    )
+    assert of("tool", annotations="safe") == (
+        "annotations is ToolAnnotations(...) or a dict such as {\"readOnlyHint\": True}, not 'safe'"
+    )
+    assert of("tool", icons="https://x/i.png").startswith("icons is a list of icons, such as [{")
+    assert of("tool", icons=[{"mimeType": "image/png"}]).startswith("icons[0]: is missing @ $.src")
+    assert of("Server", version=1.0) == "version is a text, not 1.0"
+
+
+def test_destructive_hints_of_a_dict_are_confirmed() -> None:
+    server: trimcp.Server[None] = trimcp.Server("s", confirm="destructive")
+    server.add_tool(lambda_free, annotations={"destructiveHint": True})
+    entry = server.tools.get("lambda_free")
+    assert entry is not None
+    assert entry.confirmation is not None
+
+
+async def lambda_free() -> str:
+    return ""
+
+
+SETTINGS: list[tuple[str, Callable[[], Any]]] = [
+    ("dynamic is True or False", lambda: trimcp.Server("s", dynamic="yes")),  # type: ignore[arg-type]
+    ("lifespan is a function", lambda: trimcp.Server("s", lifespan=7)),  # type: ignore[arg-type]
+    ("extensions is a dict", lambda: trimcp.Server("s", extensions="x")),  # type: ignore[arg-type]
+    ("extensions has a dict of settings", lambda: trimcp.Server("s", extensions={"a/b": 7})),  # type: ignore[dict-item]
+    ("extensions is a dict of JSON", lambda: trimcp.Server("s", extensions={"a/b": {"x": {1}}})),
+    ("revisions are some of", lambda: trimcp.Server("s", revisions=[])),
+    ("list_cache_scope is", lambda: trimcp.Server("s", list_cache_scope="all")),  # type: ignore[arg-type]
+    ("limits is a trimcp.Limits", lambda: trimcp.Server("s", limits=7)),  # type: ignore[arg-type]
+    ("audit is a trimcp.guard.Audit", lambda: trimcp.Server("s", audit=print)),  # type: ignore[arg-type]
+    ("middleware is a function", lambda: trimcp.Server("s").middleware(7)),  # type: ignore[type-var]
+    ("a method is a function", lambda: trimcp.Server("s").method("a/b")(7)),  # type: ignore[type-var]
+    ("a notification is passed to", lambda: trimcp.Server("s").notification("a/b")(7)),  # type: ignore[type-var]
+    ("@client.notification(", lambda: trimcp.Client("c").notification(lambda_free)),  # type: ignore[arg-type]
+    ("a notification is passed to", lambda: trimcp.Client("c").notification("a/b")(7)),  # type: ignore[type-var]
+    ("extensions is a dict", lambda: trimcp.Client("c", extensions="x")),  # type: ignore[arg-type]
+    ("strict is True or False", lambda: trimcp.Client("c", strict="no")),  # type: ignore[arg-type]
+    ("validate_output is True", lambda: trimcp.Client("c", validate_output="no")),  # type: ignore[arg-type]
+    ("log_level is one of", lambda: trimcp.Client("c", log_level="loud")),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("text", "write"), SETTINGS)
+def test_settings_that_would_fail_later_are_refused_at_once(text: str, write: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        write()
+    assert text in str(caught.value)
+
+
+BARE: list[tuple[str, Callable[[trimcp.Server[None]], Any]]] = [
+    ("@server.resource(", lambda server: server.resource(lambda_free)),  # type: ignore[arg-type]
+    ("@server.method(", lambda server: server.method(lambda_free)),  # type: ignore[arg-type]
+    ("@server.notification(", lambda server: server.notification(lambda_free)),  # type: ignore[arg-type]
+    ('("review", "path")', lambda server: server.complete("review", lambda_free)),  # type: ignore[arg-type]
+    ("a prompt's name or function", lambda server: server.complete(7, "path")),  # type: ignore[arg-type]
+    ("such as 'notes://today'", lambda server: server.add_resource(7, "text")),  # type: ignore[arg-type]
+    ("text, bytes or a Path", lambda server: server.add_resource("a://b", {"a": 1})),  # type: ignore[arg-type]
+    ("scopes is a list", lambda server: server.complete("review", "path", scopes="read")),
+    ("quota is a", lambda server: server.complete("review", "path", quota=7)),  # type: ignore[arg-type]
+    ("was name='forecast' meant?", lambda server: server.tool("forecast")),  # type: ignore[call-overload]
+]
+
+
+@pytest.mark.parametrize(("text", "write"), BARE, ids=[text for text, _ in BARE])
+def test_a_decorator_without_its_name_says_how_it_is_written(text: str, write: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        write(trimcp.Server("s"))
+    assert text in str(caught.value)

@@ -1,0 +1,257 @@
+"""What an annotation means, once for all: the tree that the schema and the converter both read.
+
+Names are looked up, type variables have their values, and each spelling of a type is one kind. What has no JSON form is
+refused here, with what to write instead.
+"""
+
+from __future__ import annotations
+
+import collections
+import collections.abc as abc
+import datetime
+import enum
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Literal, get_args, get_origin
+
+import attrs
+
+from trimcp.schema.convert import ConversionError, leaf_of, to_json
+from trimcp.schema.hints import (
+    ABSENT_DEFAULT,
+    Field,
+    UnreadableHint,
+    alias_value,
+    fields_of,
+    has_field_info,
+    is_alias,
+    is_field_info,
+    is_model,
+    is_record,
+    is_union,
+    readable,
+    split,
+)
+from trimcp.slotted import slotted
+
+Kind = Literal["any", "leaf", "literal", "enum", "union", "list", "set", "tuple", "mapping", "record", "alias", "model"]
+
+LISTS: Final[dict[Any, Any]] = {
+    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), list),
+    collections.deque: collections.deque,
+}
+SETS: Final[dict[Any, Any]] = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
+MAPPINGS: Final[dict[Any, Any]] = {
+    **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), dict),
+    **{each: each for each in (collections.OrderedDict, collections.defaultdict, collections.Counter)},
+}
+_SAME: Final[dict[Any, Any]] = {None: type(None), typing.LiteralString: str, object: Any, abc.Hashable: Any}
+
+
+@slotted
+class ResolvedType:
+    """One type of a tree. Records and aliases may be recursive: their nodes share these lists, filled when all is read.
+
+    Attributes:
+        kind: which of the attributes below count. A "model" is all Pydantic's.
+        bare: the type without `Annotated`; of an alias, the alias.
+        extras: what `Annotated` adds, as far as trimcp reads it.
+        foreign: what only Pydantic reads.
+        members: the alternatives of a union, the types in a tuple, the type in a list or set, key and value of a
+            mapping, what an alias stands for.
+        fields: the fields of a record, with their types.
+    """
+
+    kind: Kind
+    bare: Any
+    extras: list[Any] = attrs.field(factory=list)
+    foreign: list[Any] = attrs.field(factory=list)
+    members: list[ResolvedType] = attrs.field(factory=list)
+    fields: list[tuple[Field, ResolvedType]] = attrs.field(factory=list)
+
+    @property
+    def container(self) -> Any:
+        """The class that is written in a container or record, without its arguments."""
+        return get_origin(self.bare) or self.bare
+
+    @property
+    def variadic(self) -> bool:
+        """Whether a tuple has any number of members, all of the one type in `members`, or of any type."""
+        arguments = get_args(self.bare)
+        return self.bare in (tuple, typing.Tuple) or arguments[1:] == (Ellipsis,)  # noqa: UP006 - what an author wrote
+
+    def alternatives(self) -> Iterator[ResolvedType]:
+        """Yield the type and, of unions and aliases, what may stand in its place, each once."""
+        left: list[ResolvedType] = [self]
+        met: list[int] = []
+        while left:
+            node = left.pop()
+            yield node
+            if node.kind in ("union", "alias") and id(node.members) not in met:
+                met.append(id(node.members))
+                left += reversed(node.members)
+
+
+_PLAIN: Final = {kind: ResolvedType("leaf", kind) for kind in (str, int, float, bool, type(None))}
+
+
+class TypeResolver:
+    """Reads annotations, those of one document: a record that is met twice is read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, ResolvedType] = {}
+
+    def resolve(self, hint: Any) -> ResolvedType:
+        """Return what an annotation means.
+
+        Raises TypeError for a type without a JSON form, or a name that is not defined; UnreadableHint as `readable`.
+        """
+        if type(hint) is type and hint in _PLAIN:  # most are
+            return _PLAIN[hint]
+        if isinstance(hint, ResolvedType):
+            return hint
+        if is_alias(hint):
+            return self._shared("alias", hint, self._read_alias)
+        bare, extras = split(hint)
+        ours, theirs = readable(extras)
+        if theirs or is_model(bare):
+            return ResolvedType("model", bare, ours, theirs)
+        found = self._resolve_bare(bare)
+        return ResolvedType(found.kind, found.bare, ours, [], found.members, found.fields) if ours else found
+
+    def _shared(self, kind: Kind, bare: Any, read: Callable[[ResolvedType], None]) -> ResolvedType:
+        key = bare if _hashes(bare) else repr(bare)
+        if key not in self._known:
+            self._known[key] = ResolvedType(kind, bare)
+            read(self._known[key])
+        return self._known[key]
+
+    def _read_alias(self, node: ResolvedType) -> None:
+        node.members.append(self.resolve(alias_value(node.bare)))
+        if any(each.members is node.members for each in node.members[0].alternatives()):
+            raise TypeError(f"the alias {node.bare} stands for itself")
+
+    def _read_record(self, node: ResolvedType) -> None:
+        for field in fields_of(node.bare):
+            try:
+                check_field_infos(field)
+                node.fields.append((field, self.resolve(field.hint)))
+            except TypeError as error:
+                raise in_field(node, field, error) from None
+
+    def _resolve_bare(self, bare: Any) -> ResolvedType:
+        if _hashes(bare):
+            bare = _SAME.get(bare, bare)
+            if bare is Any:
+                return ResolvedType("any", bare)
+            if leaf_of(bare) is not None:
+                return ResolvedType("leaf", bare)
+        origin, arguments = get_origin(bare), get_args(bare)
+        if origin is Literal:
+            return ResolvedType("literal", bare)
+        if is_union(bare):
+            members = [self.resolve(each) for each in arguments]
+            models = [each for each in members if each.kind == "model"]
+            if len(models) > 1 and all(each.kind == "model" or each.bare is type(None) for each in members):
+                return ResolvedType("model", bare)  # Pydantic knows best which of its models fits a value
+            return ResolvedType("union", bare, members=members)
+        container = origin or bare
+        if is_record(bare):
+            return self._shared("record", bare, self._read_record)
+        if isinstance(bare, type) and issubclass(bare, enum.Enum):
+            return ResolvedType("enum", bare)
+        if container is tuple:
+            given = [each for each in arguments if each is not Ellipsis]
+            return ResolvedType("tuple", bare, members=[self.resolve(each) for each in given])
+        if container in LISTS:
+            return ResolvedType("list", bare, members=[self.resolve(each) for each in arguments])
+        if container in SETS:
+            return self._set(bare, arguments)
+        if container in MAPPINGS:
+            return self._mapping(bare, arguments)
+        raise TypeError(
+            f"{getattr(bare, '__name__', bare)} has no JSON form; use builtins, a dataclass, an attrs class,"
+            " a TypedDict, an Enum, or give the schema by hand"
+        )
+
+    def _set(self, bare: Any, arguments: tuple[Any, ...]) -> ResolvedType:
+        members = [self.resolve(each) for each in arguments]
+        if members and members[0].kind != "any" and not _can_hash(members[0], []):
+            raise TypeError(f"the members of {_shown(bare)} cannot be hashed; use a list, or a frozen class")
+        return ResolvedType("set", bare, members=members)
+
+    def _mapping(self, bare: Any, arguments: tuple[Any, ...]) -> ResolvedType:
+        if arguments and (get_origin(bare) or bare) is collections.Counter:
+            arguments = (*arguments, int)
+        members = [self.resolve(each) for each in arguments]
+        if members and not all(map(_is_key, members[0].alternatives())):
+            raise TypeError("the keys of a JSON object are strings; use str, int, UUID, or an enumeration of strings")
+        return ResolvedType("mapping", bare, members=members)
+
+
+def in_field(record: ResolvedType, field: Field, error: TypeError) -> TypeError:
+    """Return an error of the same kind that names the record's field."""
+    kind = UnreadableHint if isinstance(error, UnreadableHint) else TypeError
+    return kind(f"{record.container.__name__}.{field.name}: {error}")
+
+
+def literals_of(node: ResolvedType) -> list[tuple[Any, Any]]:
+    """Return the values of a Literal, or the members of an enumeration, each as (Python, JSON).
+
+    Raises TypeError for one without a JSON form.
+    """
+    values = get_args(node.bare) if node.kind == "literal" else list(node.bare)
+    try:
+        return [(value, to_json(value)) for value in values]
+    except ConversionError as error:
+        what = "Literal" if node.kind == "literal" else f"enumeration {node.bare.__name__}"
+        raise TypeError(f"the {what} has values JSON cannot carry: {error}") from None
+
+
+def check_field_infos(field: Field) -> None:
+    """Raise TypeError for parts of a Pydantic `Field` that work only in Pydantic models."""
+    if is_field_info(field.default):
+        raise UnreadableHint("Pydantic's Field as its default is for Pydantic's models and dataclasses; use Annotated")
+    if has_field_info(field.hint):
+        from trimcp.schema.pydantic_types import resolve_field
+
+        resolved, fill = resolve_field(attrs.evolve(field, default=ABSENT_DEFAULT))
+        if resolved.name != field.name or fill is not None:
+            raise UnreadableHint("an alias or a default in Pydantic's Field is for Pydantic's models and dataclasses")
+
+
+def _is_key(node: ResolvedType) -> bool:
+    """Return whether a value of a type may be the key of a JSON object."""
+    if node.kind in ("literal", "enum"):
+        return all(type(json) in (str, int) for _, json in literals_of(node))
+    no_text = (bool, float, datetime.timedelta, type(None))
+    return node.kind in ("any", "union", "alias") or (node.kind == "leaf" and node.bare not in no_text)
+
+
+def _can_hash(node: ResolvedType, above: list[Any]) -> bool:
+    """Return whether every value of a type can be a member of a set."""
+    if node.kind in ("leaf", "literal", "enum"):
+        return node.bare is not bytearray
+    if node.kind in ("union", "tuple", "alias"):
+        known = node.members in above
+        return known or (bool(node.members) and all(_can_hash(each, [*above, node.members]) for each in node.members))
+    if node.kind == "set":
+        return node.container is frozenset
+    own = getattr(node.container, "__hash__", None)
+    if node.kind not in ("model", "record") or own is None:
+        return False
+    if node.kind == "model" or own is object.__hash__:
+        return True
+    return all(each.bare in above or _can_hash(each, [*above, node.bare]) for _, each in node.fields)
+
+
+def _hashes(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
+
+
+def _shown(bare: Any) -> str:
+    return bare.__name__ if isinstance(bare, type) and not get_args(bare) else repr(bare)

@@ -1,0 +1,149 @@
+"""The options of tools, resources and prompts: which there are, and what each may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+from trimcp.bounds import check_number, check_truth
+from trimcp.session.limits import Quota
+from trimcp.wire.common import Annotations, Icon
+from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
+from trimcp.wire.tools import ToolAnnotations
+
+if TYPE_CHECKING:
+    from trimcp.guard.permission import Allow, Visible
+
+
+class ListedOptions(TypedDict, total=False):
+    """The options that tools, resources and prompts share, each with a default.
+
+    Attributes:
+        name: by default the function's, or the last part of a resource's URI.
+        title: a display name.
+        description: by default the docstring without its parameter section.
+        icons: sent in the listing; each an `Icon` or a dict such as `{"src": "https://example.com/icon.png"}`.
+        meta: sent in the listing as `_meta`.
+        quota: how many calls may run at once, begin per second and wait; resources of one template share it. By default
+            `Limits.tool`, `Limits.resource` or `Limits.prompt`.
+        scopes: the scopes that a token needs, all of them; without them it is not listed either.
+        allow: a sync or async function that allows or denies each request, or for a tool has the user asked.
+        visible: a sync function of who asks (an `Admission`) that decides who sees it; for others it does not exist.
+    """
+
+    name: str | None
+    title: str | None
+    description: str | None
+    icons: Iterable[Icon | Mapping[str, Any]] | None
+    meta: Mapping[str, Any] | None
+    quota: Quota | None
+    scopes: Iterable[str]
+    allow: Allow | None
+    visible: Visible | None
+
+
+def listed_members(options: Mapping[str, Any], name: str, description: str) -> dict[str, Any]:
+    """Return the members common to all listings, from checked options and these defaults."""
+    return {
+        "name": options.get("name") or name,
+        "title": options.get("title") or None,
+        "description": options.get("description") or description or None,
+        "icons": options.get("icons") or None,
+        "meta": options.get("meta") or None,
+    }
+
+
+def name_of(options: Mapping[str, Any], function_name: str, what: str) -> str:
+    """Return the name of a tool or prompt: the option's, or its function's. Raises TypeError for a lambda's."""
+    name: str = options.get("name") or function_name
+    if name == "<lambda>":
+        raise TypeError(f'a lambda has no name: give the {what} one, as by name="..."')
+    return name
+
+
+def check_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
+    """Return the options, with payloads in place of dicts.
+
+    Raises:
+        TypeError: one is not a key of the TypedDict (the text suggests the closest one), or its value is none that its
+            list could have.
+    """
+    names = list(known.__annotations__)
+    checked: dict[str, Any] = {}
+    for name, value in options.items():
+        if name not in names:
+            from difflib import get_close_matches  # only needed for the error
+
+            near = get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            raise TypeError(f"there is no option {name!r}; {hint}")
+        if name == "annotations":
+            checked[name] = None if value is None else given_payload(name, value, _annotations_of(names))
+        else:
+            check = _CHECKS.get(name)
+            checked[name] = value if check is None else check(name, value)
+    return checked
+
+
+def check_scopes(name: str, value: Any) -> Any:
+    """Return scopes as given. Raises TypeError unless they are several texts."""
+    scopes = () if value is None else value
+    # What can be read only once would be empty for the next reader, and no scope would be asked for.
+    if isinstance(scopes, str) or not hasattr(scopes, "__iter__") or iter(scopes) is scopes:
+        raise TypeError(f"{name} is a list of scopes, such as [{value!r:.60}]")
+    for scope in scopes:
+        if not isinstance(scope, str):
+            raise TypeError(f"{name} is a list of texts, without {scope!r:.60}")
+    return scopes
+
+
+def check_quota(name: str, value: Any) -> Any:
+    """Return a quota as given. Raises TypeError for anything else."""
+    if value is not None and not isinstance(value, Quota):
+        raise TypeError(f"{name} is a trimcp.Quota(...), not {value!r:.60}")
+    return value
+
+
+def _truth(name: str, value: Any, *, optional: bool = False) -> Any:
+    check_truth(name, value, optional=optional)
+    return value
+
+
+def check_schema(name: str, value: Any) -> Any:
+    """Return a JSON Schema as given. Raises TypeError if it is no object; its keywords are checked later."""
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(f"{name} is a JSON Schema, such as {{'type': 'object'}}, not {value!r:.60}")
+    given_meta(name, value)  # it is sent as it is
+    return value
+
+
+def _check_size(name: str, value: Any, *, optional: bool = False) -> Any:
+    check_number(name, value, whole=True, zero=True, optional=optional)
+    return value
+
+
+def _check_cache_scope(name: str, value: Any) -> Any:
+    if value not in ("public", "private"):
+        raise TypeError(f"{name} is 'public' or 'private', not {value!r:.60}")
+    return value
+
+
+def _annotations_of(names: list[str]) -> type:
+    """Return the class of `annotations` among these options: tools have another one than resources."""
+    return Annotations if "mime_type" in names else ToolAnnotations
+
+
+_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    **dict.fromkeys(("name", "title", "description", "mime_type"), given_text),
+    "icons": given_icons,
+    "meta": given_meta,
+    "quota": check_quota,
+    "scopes": check_scopes,
+    **dict.fromkeys(("input_schema", "output_schema"), check_schema),
+    "structured": _truth,
+    "confirm": lambda name, value: _truth(name, value, optional=True),
+    "size": lambda name, value: _check_size(name, value, optional=True),
+    "ttl_ms": _check_size,
+    "cache_scope": _check_cache_scope,
+}
+"""What checks an option; others are checked where they are used."""

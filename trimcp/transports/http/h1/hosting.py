@@ -1,0 +1,75 @@
+"""What the connections of one listener share, and how another protocol takes a connection over."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeAlias
+
+import attrs
+import trio
+
+from trimcp.budget import Holding
+from trimcp.transports.http.deadlines import Deadlines
+from trimcp.transports.http.h1.wires import Wire
+from trimcp.transports.http.h1.writer import H1Writer
+from trimcp.transports.http.seams import Face, Head, Upgrade
+from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.shares import OwnerCounts
+
+UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]
+"""Serves a WebSocket on a stream, after the request's head, until the peer leaves."""
+
+PushWebSocket: TypeAlias = Callable[[bytes, Wire, H1Writer, Deadlines, Head, Upgrade], Awaitable[bool]]
+"""Serves a WebSocket whose session takes pushed messages, until the peer leaves. Returns whether there was one.
+
+Its arguments: bytes that arrived after the head, the connection's bytes, its writer, the clock, the head, the upgrade.
+"""
+
+
+class Http2Connection(Protocol):
+    """A connection that speaks HTTP/2 on the wire and the writer of another."""
+
+    lost: bool  # whether the client is gone, or was dropped
+
+    async def run(self, data: bytes) -> None:
+        """Serve until either side ends the connection; `data` was read already."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler is running."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is in progress."""
+        ...
+
+    def give_way(self, why: str) -> None:
+        """Drop the client at once."""
+
+    def wake(self) -> None:
+        """Check what has changed: `Hosting.draining`."""
+
+
+@attrs.define(eq=False)
+class Hosting:
+    """Shared by the connections of a listener."""
+
+    face: Face
+    limits: HttpLimits
+    nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
+    begin_http2: BeginHttp2
+    upgrade_websocket: UpgradeWebSocket | None = None  # None refuses WebSockets
+    push_websocket: PushWebSocket | None = None  # in place of it where `Upgrade.open` is given
+    draining: bool = False  # whether connections end with the current response
+    streams: OwnerCounts = attrs.field(init=False)  # those of HTTP/2, over all connections
+
+    def __attrs_post_init__(self) -> None:
+        self.streams = OwnerCounts(self.limits.max_connections, "streams")
+
+
+BeginHttp2: TypeAlias = Callable[[Hosting, Wire, H1Writer, Holding, str, bool, bool], Http2Connection]
+"""Returns the connection that goes on with HTTP/2.
+
+Its arguments: what is shared, the bytes, the writer, the account, the peer, whether that is on this machine, or secure.
+"""

@@ -1,0 +1,481 @@
+"""One server's connection of HTTP/2: what is read when, how streams share the wire, and how it ends.
+
+One task reads all the time. What it reads is looked at in slices with a turn of Trio's loop between them, whatever it
+is. Responses are written by the task that answers, as over HTTP/1.1 (`H1Writer`), so a request costs no task here, but
+for the first with each head, whose caller may have to be asked for.
+
+What waits for the peer waits in its stream. The writer gets so much that the socket has enough to do, in turn from the
+streams that may send: so no large answer holds up a small one.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from trimcp.budget import Amount, Holding, owner_of
+from trimcp.cleaning import log_crash
+from trimcp.security import security_event
+from trimcp.transports.http.deadlines import Deadline
+from trimcp.transports.http.h1.hosting import Hosting
+from trimcp.transports.http.h1.parser import read_target
+from trimcp.transports.http.h1.wires import Wire
+from trimcp.transports.http.h1.writer import H1Writer
+from trimcp.transports.http.h2.engine import Engine
+from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
+from trimcp.transports.http.h2.heads import BlockReader, RequestFields, read_request
+from trimcp.transports.http.h2.interface import Http2Stream
+from trimcp.transports.http.h2.replies import ReplyStream
+from trimcp.transports.http.h2.requests import STREAM_COST, RequestStream
+from trimcp.transports.http.seams import Head, Tunnel, Upgrade
+from trimcp.transports.websocket.frames import KEEP_ALIVE
+
+log: logging.Logger = logging.getLogger("trimcp.http")
+
+_READ_SIZE: Final = 64 * 1024
+_FRAMES: Final = 64  # looked at in one turn
+_FULL: Final = 64 * 1024  # bytes that wait for the socket, from which on streams keep what they have to say
+_UNREAD: Final = 256 * 1024  # bytes that wait for the socket, from which on nothing is read
+_PIECE: Final = 16 * 1024  # bytes of a stream, before others have their turn
+_TURN: Final = 1024 * 1024  # bytes that are written before other tasks have their turn
+
+
+class H2Connection:
+    """Serves one client. `run` is its task; it uses the wire and the writer, and closes neither.
+
+    Args:
+        hosting: shared with the other connections.
+        wire, writer: the connection. The writer tells this what it was told to tell its owner.
+        holding: of the connection.
+        peer, loopback, secure: copied into every `Head`.
+    """
+
+    __slots__ = (
+        *("_alarm", "_amount", "_behind", "_corked", "_heard", "_idle_since", "_in_head_since", "_limits", "_looked"),
+        *("_over", "_parked", "_period", "_pinged", "_ready", "_wire", "_written", "engine", "holding", "hosting"),
+        *("loopback", "lost", "peer", "receiving", "secure", "weight", "writer"),
+    )
+
+    def __init__(
+        self,
+        hosting: Hosting,
+        wire: Wire,
+        writer: H1Writer,
+        holding: Holding,
+        peer: str,
+        loopback: bool,
+        secure: bool,
+    ) -> None:
+        limits = hosting.limits
+        self.hosting = hosting
+        self.holding = holding
+        self.peer = peer
+        self.loopback = loopback
+        self.secure = secure
+        self._limits = limits
+        self._wire = wire
+        self.writer: H1Writer = writer
+        self.engine: Engine = Engine(
+            self,
+            BlockReader[RequestFields](limits.max_head, read_request),
+            client=False,
+            settings={
+                Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
+                Setting.MAX_HEADER_LIST_SIZE: limits.max_head,
+                Setting.ENABLE_CONNECT_PROTOCOL: 1,
+            },
+            max_streams=limits.max_streams,
+        )
+        self.receiving: dict[RequestStream, None] = {}  # those whose body is incomplete
+        self.weight = 0  # bytes that the streams take beside their bodies
+        self.lost = False  # whether the client is gone, or is being dropped
+        self._amount = Amount(holding)
+        self._looked = False  # whether what is read next was looked at already
+        self._behind = False  # whether more was received than was looked at
+        self._corked = False  # whether what is said is gathered, because more is looked at first
+        self._ready: dict[ReplyStream, None] = {}  # streams that may send, and have something to
+        self._written: dict[ReplyStream, None] = {}  # streams that have written since the socket took everything
+        self._over = False  # whether nothing more is read
+        self._parked = trio.lowlevel.ParkingLot()  # the reader, while it waits for no input
+        now = trio.current_time()
+        self._heard = self._idle_since = now
+        self._in_head_since: float | None = None
+        self._pinged = False
+        self._period = min(
+            *(limits.head_timeout, limits.body_timeout, limits.idle_timeout, limits.stall_timeout),
+            KEEP_ALIVE.interval,
+        )
+        self._alarm: Deadline = hosting.face.deadlines.new(self._look)
+        writer.owner = self
+
+    # The connection's task
+
+    async def run(self, data: bytes) -> None:
+        """Serve until either side ends the connection; `data` was read already, and begins with the preface."""
+        self._alarm.set(self._period)
+        try:
+            self._take(data)
+            del data
+            while not self._over:
+                if self._behind:
+                    await self._turn()
+                    self._behind = self._advance()
+                else:
+                    await self._read()
+            if not self.lost:
+                await self._finish()
+        except Http2Error as error:
+            await self._refuse(error)
+        finally:
+            self._alarm.close()
+            self._end()
+
+    def _offer(self, data: bytes) -> bool:
+        """Look at what was received before the task that waits for it does; return whether it has nothing to do."""
+        self._take(data)
+        self._looked = self._behind or self._over or self._pauses
+        return not self._looked
+
+    def _take(self, data: bytes) -> None:
+        """Look at what was received."""
+        self._heard = trio.current_time()
+        self._pinged = False
+        self.engine.feed(data, self._heard)
+        self._behind = self._advance()
+
+    async def _turn(self) -> None:
+        """Let other tasks run before the next slice; a large head waits until one may be read."""
+        if self.engine.large and not self.holding.budget.take_turn():
+            await self.holding.wait_for_turn(self.engine.large)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def _advance(self) -> bool:
+        """Look at a slice of what was received; return whether there is more."""
+        engine = self.engine
+        large = engine.large
+        self._corked = True
+        try:
+            return engine.advance(_FRAMES)
+        finally:
+            if large:
+                self.holding.budget.parsed()
+            if not engine.in_head:
+                self._in_head_since = None
+            elif self._in_head_since is None:
+                self._in_head_since = self._heard
+            self._corked = False
+            self.flush()
+            if self._ready:
+                self._pump()
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether something is to be waited for before more is read."""
+        return self.writer.waiting >= _UNREAD or self.hosting.draining or self._is_receiving_much
+
+    @property
+    def _is_receiving_much(self) -> bool:
+        return bool(self.receiving) and any(stream.is_large for stream in self.receiving)
+
+    async def _read(self) -> None:
+        """Wait for input and look at it, or for what ends the connection."""
+        if self.writer.broken:
+            self._drop("read nothing" if self.writer.stalled else "left")
+        elif self.hosting.draining and self._drained():
+            return
+        elif self.writer.waiting >= _UNREAD:
+            if await self._wire.hung_up():
+                self._drop("left")
+        else:
+            if self._is_receiving_much:
+                await self.holding.budget.reads.wait()
+            data = await self._wire.read(_READ_SIZE, self._offer)
+            if self._looked:
+                self._looked = False
+            elif data:
+                self._take(data)
+            elif data is not None:
+                self._half_closed()
+
+    def _half_closed(self) -> None:
+        """Handle the end of the client's input: what was answered is still sent, the rest is given up."""
+        unanswered = [stream for stream in self._streams() if not stream.ended]
+        for stream in unanswered:
+            stream.give_up("left")
+        self._over = True
+        self.lost = self.lost or bool(unanswered)
+
+    def _drained(self) -> bool:
+        """Serve no more streams; return whether none is left."""
+        if not self.engine.gone_away:
+            self.engine.go_away()
+            self.flush()
+        self._over = not self.engine.streams
+        return self._over
+
+    # Called by the engine
+
+    def request(self, id: int, head: RequestFields, ended: bool) -> Http2Stream | None:
+        weight = STREAM_COST + head.size
+        if not self.holding.fits(weight):
+            self.holding.refuse("streams")
+            return None
+        if not self.hosting.streams.admit(self.holding.owner.name):
+            return None
+        self.weight += weight
+        self._amount.set(self.weight)
+        stream = RequestStream(self, head, weight)
+        stream.left = head.length
+        return stream
+
+    def began(self, stream: Http2Stream, ended: bool) -> None:
+        assert isinstance(stream, RequestStream)
+        if not ended:
+            stream.due = self._heard + self._limits.body_timeout
+            self.receiving[stream] = None
+        stream.begin()
+
+    def windows_opened(self) -> None:
+        for stream in self._streams():
+            if stream.has_unsent:
+                self._ready[stream] = None
+        if not self._corked:
+            self._pump()
+
+    def settings_came(self) -> None: ...
+
+    def ponged(self) -> None: ...
+
+    def went_away(self, last: int, code: int) -> None:
+        if code != Code.NO_ERROR:
+            log.debug("%s ends the connection with the HTTP/2 error %d", self.peer, code)
+
+    # Called by streams
+
+    def flush(self) -> None:
+        """Write what the engine has to say, unless more is gathered first."""
+        out = self.engine.out
+        if out and not self._corked:
+            data = bytes(out)
+            out.clear()
+            if len(self.engine.streams) > 1:
+                self.writer.gather(data)  # others may have something to say in this turn, too
+            else:
+                self.writer.write(data)
+
+    def push(self, stream: ReplyStream) -> None:
+        """Send what a stream has to say, as far as there is room."""
+        self._written[stream] = None
+        self._ready[stream] = None
+        if not self._corked:
+            self._pump()
+
+    def closed(self, stream: ReplyStream) -> None:
+        """Forget a stream that has ended."""
+        self.hosting.streams.release(self.holding.owner.name)
+        self.weight -= stream.weight
+        self._amount.set(self.weight)
+        self.receives(stream, more=False)
+        self._ready.pop(stream, None)
+        self._written.pop(stream, None)
+        if not self.engine.streams:
+            self._idle_since = trio.current_time()
+            if self.hosting.draining:
+                self.wake()
+
+    def wrote(self, stream: ReplyStream) -> None:
+        """Write what a stream has given to the engine, and tell it when the socket has taken that."""
+        out = self.engine.out
+        if out and not self._corked:
+            data = bytes(out)
+            out.clear()
+            self.writer.gather(data)  # a stream that says one thing soon says the next
+        if self.writer.waiting:
+            self._written[stream] = None
+
+    @property
+    def full(self) -> bool:
+        """Whether the socket has enough to do."""
+        return self.writer.waiting + len(self.engine.out) >= _FULL
+
+    def new_head(self, holding: Holding, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
+        """Return the head of a request, with its path. Raises RequestRefused if that is malformed."""
+        path, query = read_target(method, fields.path, headers)
+        return Head(
+            *(method, path, query, headers, self.peer, self.loopback, self.secure),
+            certificate=self._wire.certificate if self.secure else None,
+            websocket=fields.protocol is not None,
+            http2=True,
+            holding=holding,
+        )
+
+    async def serve(self, stream: Http2Stream, head: Head, found: Tunnel | Upgrade) -> None:
+        """Serve a request that was admitted as a tunnel or a WebSocket."""
+        from trimcp.transports.http.h2.tunnels import serve_tunnel
+
+        assert isinstance(stream, RequestStream)
+        await serve_tunnel(stream, self, head, found)
+
+    def receives(self, stream: Http2Stream, *, more: bool) -> None:
+        """Note whether more of a request's body is waited for."""
+        assert isinstance(stream, RequestStream)
+        if more:
+            self.receiving[stream] = None
+        else:
+            self.receiving.pop(stream, None)
+
+    def _pump(self) -> None:
+        """Let the streams that may send do so in turn, until the socket has enough to do."""
+        ready, left = self._ready, _TURN
+        while ready and left > 0 and not self.writer.broken:
+            if self.full:
+                self.flush()
+                if self.full:
+                    break
+            stream = next(iter(ready))
+            del ready[stream]
+            sent = stream.send_some(_PIECE)
+            left -= sent
+            if sent and stream.has_unsent:
+                ready[stream] = None  # behind the others
+        self.flush()
+        if ready:
+            self.writer.write_later()
+
+    # Called by the writer
+
+    def drained(self) -> None:
+        """Let the streams go on: the socket has taken everything."""
+        if self._ready:
+            self._pump()
+        written, self._written = self._written, {}
+        for stream in written:
+            if stream.has_unsent:
+                self._written[stream] = None
+            else:
+                stream.writable()
+        self._parked.unpark_all()
+        if self.writer.waiting < _UNREAD:
+            self._wire.wake()
+
+    def wake(self) -> None:
+        """Wake the reader to check what has changed: `writer.broken`, `Hosting.draining`, the last stream's end."""
+        self._parked.unpark_all()
+        self._wire.wake()
+
+    # Called by the budget, through the connection that it belongs to
+
+    @property
+    def at_rest(self) -> bool:
+        return all(stream.at_rest for stream in self._streams())
+
+    @property
+    def idle(self) -> bool:
+        return not self.engine.streams
+
+    def give_way(self, why: str) -> None:
+        self._drop("gave way", why)
+        self.writer.give_up()
+
+    # The clock
+
+    def _look(self) -> None:
+        """End what takes too long; ping a client that is silent while it is being answered."""
+        limits, now, engine = self._limits, trio.current_time(), self.engine
+        due = now + self._period
+        if not engine.settled or self._in_head_since is not None:
+            since = self._heard if self._in_head_since is None else self._in_head_since
+            due = min(due, since + limits.head_timeout)
+            if now >= since + limits.head_timeout:
+                return self._close("its head took too long")
+        for stream in self._streams():
+            when = stream.look(now)
+            due = min(due, when)
+        if not engine.streams:
+            ends = self._idle_since + limits.idle_timeout
+            if now >= ends:
+                return self._close("it was idle")
+            due = min(due, ends)
+        elif now >= self._heard + KEEP_ALIVE.dead_after:
+            log.debug("nothing was heard of %s for %g seconds", self.peer, KEEP_ALIVE.dead_after)
+            return self.give_way("nothing was heard of the peer")
+        elif now >= self._heard + KEEP_ALIVE.interval and not self._pinged:
+            self._pinged = True
+            engine.ping()
+            self.flush()
+        self._alarm.set(max(due - now, 0.001))
+        return None
+
+    def _close(self, why: str) -> None:
+        """End the connection in order; no stream loses anything but those that are not answered."""
+        log.debug("the connection from %s is closed: %s", self.peer, why)
+        self.engine.go_away()
+        self.flush()
+        self._half_closed()
+        self.wake()
+
+    # The end
+
+    def _drop(self, how: str, slow: str | None = None) -> None:
+        """Give up every stream at once. `slow` is the reason if the connection was ended here, not by the client."""
+        if not self.lost:
+            self.lost = self._over = True
+            for stream in self._streams():
+                stream.give_up(how, slow)
+            self.wake()
+
+    def _streams(self) -> list[RequestStream]:
+        return list(self.engine.streams.values())  # type: ignore[arg-type]  # `request` made them
+
+    async def _refuse(self, error: Http2Error) -> None:
+        """Tell a client that broke the protocol why the connection ends."""
+        if error.code is Code.ENHANCE_YOUR_CALM:
+            security_event("flood_refused", what=error.reason, peer=self.peer)
+        log.debug("%s broke the protocol of HTTP/2: %s", self.peer, error.reason)
+        engine = self.engine
+        engine.go_away(error.code, error.reason)
+        self._corked = False
+        self.flush()
+        self._over = True
+        for stream in self._streams():
+            stream.give_up("broke the protocol")
+        await self._finish()
+
+    async def _finish(self) -> None:
+        """Wait until the client has read what was said last: closing with unread input would reset the connection."""
+        with trio.move_on_after(self._limits.linger_timeout):
+            while self.writer.waiting and not self.writer.broken:
+                await self._parked.park()
+            if self.writer.broken:
+                return
+            await self._wire.shut_write()
+            left = self._limits.linger_bytes
+            while left > 0:
+                data = await self._wire.read(_READ_SIZE)
+                if data == b"":
+                    return
+                left -= len(data or b"")
+
+    def _end(self) -> None:
+        """Give up what is left, and break the reference cycles between connection, streams and engine."""
+        try:
+            for stream in self._streams():
+                stream.give_up("was cut off")
+        except Exception as error:  # as for a connection of HTTP/1.1; it is closed nevertheless
+            log_crash(log, error, "ending a connection from %s crashed", self.peer)
+        finally:
+            for stream in self._streams():
+                self.engine.streams.pop(stream.id, None)
+            self.writer.owner = None
+            self._ready.clear()
+            self._written.clear()
+            self.receiving.clear()
+            self._amount.set(0)
+            self.engine.forget()
+
+    @property
+    def owner(self) -> str:
+        return owner_of(None, self.peer)

@@ -1,0 +1,135 @@
+"""Frames of HTTP/2 as bytes: their kinds, flags, settings and errors, and how each is written (RFC 9113, 4 and 6)."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""The first bytes of every client (section 3.4)."""
+
+HEADER: Final = Struct(">HBBBL")
+"""A frame's header: its length in 16 and 8 bits, its kind, its flags, its stream."""
+HEADER_SIZE: Final = 9
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+PRIORITIZED: Final = 0x20
+
+MAX_FRAME: Final = 16_384
+"""Bytes of the largest frame that everybody accepts (section 4.2); we accept no larger ones."""
+MAX_WINDOW: Final = 2**31 - 1
+DEFAULT_WINDOW: Final = 65_535
+
+
+class Code(IntEnum):
+    """Why a stream or a connection ends (section 7)."""
+
+    NO_ERROR = 0x0
+    PROTOCOL_ERROR = 0x1
+    INTERNAL_ERROR = 0x2
+    FLOW_CONTROL_ERROR = 0x3
+    SETTINGS_TIMEOUT = 0x4
+    STREAM_CLOSED = 0x5
+    FRAME_SIZE_ERROR = 0x6
+    REFUSED_STREAM = 0x7
+    CANCEL = 0x8
+    COMPRESSION_ERROR = 0x9
+    CONNECT_ERROR = 0xA
+    ENHANCE_YOUR_CALM = 0xB
+    INADEQUATE_SECURITY = 0xC
+    HTTP_1_1_REQUIRED = 0xD
+
+
+class Http2Error(Exception):
+    """The peer broke the protocol, or does too much of what costs more than it is worth.
+
+    Attributes:
+        code: says what is wrong.
+        reason: one line that may be sent to the peer; it contains no text of the peer's.
+        stream: the stream that ends because of it; 0 for the connection.
+    """
+
+    def __init__(self, code: Code, reason: str, stream: int = 0) -> None:
+        super().__init__(reason)
+        self.code: Code = code
+        self.reason: str = reason
+        self.stream: int = stream
+
+
+class Setting(IntEnum):
+    """What the two sides tell each other about themselves (section 6.5.2; RFC 8441 section 3)."""
+
+    HEADER_TABLE_SIZE = 0x1
+    ENABLE_PUSH = 0x2
+    MAX_CONCURRENT_STREAMS = 0x3
+    INITIAL_WINDOW_SIZE = 0x4
+    MAX_FRAME_SIZE = 0x5
+    MAX_HEADER_LIST_SIZE = 0x6
+    ENABLE_CONNECT_PROTOCOL = 0x8
+
+
+_WORD: Final = Struct(">L")
+_SETTING: Final = Struct(">HL")
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Return a frame."""
+    size = len(payload)
+    return HEADER.pack(size >> 8, size & 0xFF, kind, flags, stream) + payload
+
+
+def settings_frame(values: dict[Setting, int]) -> bytes:
+    return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(setting, value) for setting, value in values.items()))
+
+
+def window_update(stream: int, size: int) -> bytes:
+    return frame(WINDOW_UPDATE, 0, stream, _WORD.pack(size))
+
+
+def rst_stream(stream: int, code: int) -> bytes:
+    return frame(RST_STREAM, 0, stream, _WORD.pack(code))
+
+
+def goaway(last: int, code: int, reason: bytes = b"") -> bytes:
+    return frame(GOAWAY, 0, 0, _WORD.pack(last) + _WORD.pack(code) + reason)
+
+
+def word_at(data: bytes, at: int) -> int:
+    """Return the number of 32 bits at this place."""
+    return int(_WORD.unpack_from(data, at)[0])
+
+
+def settings_in(payload: bytes) -> list[tuple[int, int]]:
+    """Return the numbers and values in the payload of a SETTINGS frame."""
+    return list(_SETTING.iter_unpack(payload))
+
+
+def header_frames(stream: int, block: bytes, *, end: bool) -> bytes:
+    """Return the frames of a block of headers: HEADERS, and CONTINUATION if it is too large for one frame.
+
+    Args:
+        stream: whose headers.
+        block: compressed, see `heads`.
+        end: whether nothing follows on the stream.
+    """
+    flags = END_STREAM if end else 0
+    if len(block) <= MAX_FRAME:
+        return frame(HEADERS, flags | END_HEADERS, stream, block)
+    frames = bytearray()
+    for at in range(0, len(block), MAX_FRAME):
+        piece, last = block[at : at + MAX_FRAME], END_HEADERS if at + MAX_FRAME >= len(block) else 0
+        frames += frame(CONTINUATION, last, stream, piece) if at else frame(HEADERS, flags, stream, piece)
+    return bytes(frames)
+
+
+def unpadded(payload: bytes) -> bytes:
+    """Return a frame's payload without its padding. Raises Http2Error if that is longer."""
+    if not payload or payload[0] >= len(payload):
+        raise Http2Error(Code.PROTOCOL_ERROR, "more padding than frame")
+    return payload[1 : len(payload) - payload[0]]

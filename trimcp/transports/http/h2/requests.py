@@ -1,0 +1,353 @@
+"""One request of HTTP/2 on a server: what the front says of its head, its body, its time, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Final, Protocol
+
+import trio
+
+from trimcp.budget import LARGE
+from trimcp.cleaning import log_crash
+from trimcp.framing.gathering import Gathered
+from trimcp.transports.http.h1.parser import RequestRefused
+from trimcp.transports.http.h2.frames import Code
+from trimcp.transports.http.h2.heads import RequestFields, write_block
+from trimcp.transports.http.h2.replies import ReplyStream, StreamOwner
+from trimcp.transports.http.seams import Admitted, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
+
+log: logging.Logger = logging.getLogger("trimcp.http")
+
+STREAM_COST: Final = 3 * 1024
+"""Bytes that a stream takes, beside its head and its body."""
+
+_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
+_BEGINNING: Final = 64 * 1024  # bytes of a body that is too large, which are searched for its id
+_DROPPED: Final = 16 * 1024 * 1024  # bytes of a body that come after the response, at most
+_CONTINUE: Final = write_block(((":status", "100"),))
+_WEBSOCKET_KEY: Final = "AAAAAAAAAAAAAAAAAAAAAA=="  # HTTP/2 needs none (RFC 8441 section 5), the front asks for one
+
+
+class TunnelEnd(Protocol):
+    """What a stream gives its bytes to, once its two directions go their own ways."""
+
+    def arrived(self, data: bytes) -> None:
+        """Take bytes, to be credited once they are used."""
+
+    def peer_ended(self) -> None:
+        """Note that the peer has said everything."""
+
+    def lost(self, why: str, *, slow: bool) -> None:
+        """Note that the peer is gone, or that it was dropped because it did not read."""
+
+    def finished(self) -> None:
+        """Note that everything was given to the connection."""
+
+
+class RequestStream(ReplyStream):
+    """One request. A `Holder` to the budget.
+
+    Attributes:
+        due: when its body has to be complete, on Trio's clock.
+    """
+
+    __slots__ = ("_body", "_dropping", "_first", "_judged", "_started", "_tunnel", "due")
+
+    def __init__(self, connection: StreamOwner, fields: RequestFields, weight: int) -> None:
+        super().__init__(connection, fields, weight)
+        self.due = math.inf
+        self._started = False  # whether the handler was
+        self._judged = False  # whether the front has answered for its head
+        self._first: bytes | None = None  # the body, as long as it is one piece
+        self._body: Gathered | None = None
+        self._tunnel: TunnelEnd | None = None
+        self._dropping: StreamOwner | None = None  # its connection, if it was answered before its body was there
+
+    # The request
+
+    def begin(self) -> None:
+        """Look at the head: the front is asked, unless it has answered for an equal head."""
+        connection = self._connection
+        assert connection is not None
+        known = self.fields.kept
+        if known is not None:
+            handler = known.again(known)
+            if handler is not None:
+                self.head = known
+                self._take(handler)
+                return
+        head = self._read_head(connection)
+        if isinstance(head, HttpResponse):
+            self.head = Head("", "")
+            self._judged = True
+            self.send(head)
+            return
+        self.head = head
+        connection.hosting.nursery.start_soon(self._admit, connection, head)
+
+    def _read_head(self, connection: StreamOwner) -> Head | HttpResponse:
+        fields, limits = self.fields, connection.hosting.limits
+        if fields.size > limits.max_head or fields.number > limits.max_headers:
+            return HttpResponse(431)
+        method, headers = fields.method, fields.headers
+        if method == "CONNECT" and fields.protocol == "websocket":
+            method, headers = "GET", {**headers, "sec-websocket-key": _WEBSOCKET_KEY}
+        if method not in _METHODS:
+            return HttpResponse(501)
+        if len(fields.path) > limits.max_request_line:
+            return HttpResponse(414)
+        self._own = connection.holding.budget.holding(connection.owner, self)
+        try:
+            return connection.new_head(self._own, fields, method, headers)
+        except RequestRefused as refusal:
+            return HttpResponse(refusal.status)
+
+    async def _admit(self, connection: StreamOwner, head: Head) -> None:
+        admitted: Admitted
+        try:
+            admitted = await connection.hosting.face.admit(head)
+        except Exception as error:  # the request is refused
+            log_crash(log, error, "judging a request from %s crashed", head.peer)
+            admitted = HttpResponse(500)
+        if self._connection is None:
+            return  # it was given up meanwhile
+        if isinstance(admitted, HttpResponse):
+            self._judged = True
+            self.send(admitted)
+        elif isinstance(admitted, Upgrade | Tunnel):
+            await connection.serve(self, head, admitted)
+        else:
+            if head.again is not None and self.fields.kept is None:
+                # What is equal may share the head, and then counts for its connection. What holds much has its own.
+                head.holding, self.fields.kept = connection.holding, head
+            self._take(admitted)
+
+    def into_tunnel(self, tunnel: TunnelEnd) -> None:
+        """Give what arrives to a tunnel from now on."""
+        self._judged = True
+        self._tunnel = tunnel
+        if self._connection is not None:
+            self._connection.receives(self, more=False)
+        data = self._taken()
+        if data:
+            tunnel.arrived(data)
+        if not self.receives:
+            tunnel.peer_ended()
+
+    def _take(self, handler: Handler) -> None:
+        """Go on with a handler."""
+        self._judged = True
+        self.handler = handler
+        if self._size + (self.left or 0) > handler.max_body:
+            self._refuse_body(handler)
+        elif not self.receives:
+            self._complete()
+        else:
+            if self.fields.headers.get("expect", "").lower() == "100-continue":
+                self._send_head(_CONTINUE, end=False)
+            if data := self._taken():
+                self.arrived(data)  # what waited for the front's answer
+
+    def arrived(self, data: bytes) -> None:
+        tunnel, connection = self._tunnel, self._connection
+        if tunnel is not None:
+            tunnel.arrived(data)
+            return
+        size = len(data)
+        if connection is None or self.status:
+            if (dropping := self._dropping) is not None:
+                self._size += size
+                dropping.engine.credit(self, size)
+                if self._size > _DROPPED:
+                    self._drop_no_more(dropping)
+            return
+        if not self._size:
+            self._first = data
+        else:
+            if self._body is None:
+                self._body = Gathered()
+                if self._first is not None:
+                    self._body.add(self._first)
+                    self._first = None
+            self._body.add(data)
+        self._size += size
+        if not self._judged:
+            return  # it is not allowed again, so that no more than a window arrives
+        handler = self.handler
+        if handler is not None and self._size > handler.max_body:
+            self._refuse_body(handler)
+        elif self.receives:
+            self.due += size / connection.hosting.limits.body_rate
+            if self._size >= LARGE:
+                self._weigh()
+                holding = self._holding()
+                if not holding.fits(0):
+                    holding.refuse("bodies")
+                    self._refuse(HttpResponse(503, (("Retry-After", "1"),)))
+                    return
+            connection.engine.credit(self, size)
+            connection.flush()
+
+    @property
+    def is_large(self) -> bool:
+        """Whether much of a body has arrived, and not its end."""
+        return self._size >= LARGE
+
+    def _drop_no_more(self, connection: StreamOwner) -> None:
+        self._dropping = None
+        connection.receives(self, more=False)
+        connection.engine.reset(self, Code.NO_ERROR)  # the rest of the request is of no use (RFC 9113 section 8.1)
+        connection.flush()
+
+    def peer_ended(self) -> None:
+        tunnel, connection = self._tunnel, self._connection or self._dropping
+        if connection is not None:
+            connection.receives(self, more=False)
+        if tunnel is not None:
+            tunnel.peer_ended()
+        elif self.handler is not None and not self.status:
+            self._complete()
+
+    def _taken(self) -> bytes:
+        """Return what has arrived of the body, and forget it."""
+        first, body = self._first, self._body
+        self._first = self._body = None
+        self._size = 0
+        return (first or b"") if body is None else body.take()
+
+    def _complete(self) -> None:
+        """Start the handler; a large body waits for its turn to be parsed."""
+        connection = self._connection
+        size = self._size
+        if connection is None:
+            return
+        if size < LARGE:
+            self._start(self._taken())
+        elif (budget := connection.holding.budget).take_turn():
+            self._start(self._taken())
+            budget.parsed()
+        else:
+            connection.hosting.nursery.start_soon(self._start_in_turn, size)
+
+    async def _start_in_turn(self, size: int) -> None:
+        holding = self._holding()
+        self._unweigh()  # it is counted while it waits
+        budget = holding.budget
+        await holding.wait_for_turn(size)
+        if self._connection is not None and not self.status:
+            self._start(self._taken())
+        budget.parsed()
+
+    def _start(self, body: bytes) -> None:
+        handler = self.handler
+        assert handler is not None
+        self._unweigh()
+        self._started = True
+        try:
+            handler.start(body, self)
+        except Exception as error:  # the request fails alone
+            log_crash(log, error, "answering a request from %s crashed", "" if self.head is None else self.head.peer)
+            if self.status:
+                self.abort()
+            else:
+                self.send(HttpResponse(500))
+
+    def _refuse_body(self, handler: Handler) -> None:
+        self.handler = None
+        self._refuse(handler.too_large(self._taken()[:_BEGINNING]))
+
+    def _refuse(self, response: HttpResponse) -> None:
+        """Answer in place of the handler, and take nothing more."""
+        handler, self.handler = self.handler, None
+        if handler is not None:
+            response = handler.refused(response)
+        self._taken()
+        self._unweigh()
+        self.send(response)
+
+    # The clock
+
+    def look(self, now: float) -> float:
+        """End what takes too long; return when to look again."""
+        connection = self._connection
+        if connection is None:
+            if (dropping := self._dropping) is None or now < self.due:
+                return self.due
+            self._drop_no_more(dropping)
+            return math.inf
+        if now >= self._stalls_at:
+            patience = connection.hosting.limits.stall_timeout
+            why = stalled(connection.peer, patience, self._queued)
+            connection.engine.reset(self, Code.CANCEL)
+            connection.flush()
+            self.give_up("read nothing", why)
+            return math.inf
+        if self.due < math.inf and self.receives:
+            if now >= self.due:
+                self.due = math.inf
+                self._judged = True
+                self._refuse(HttpResponse(408))
+                return math.inf
+            return min(self.due, self._stalls_at)
+        return self._stalls_at
+
+    # The end
+
+    def was_reset(self, code: int, reason: str) -> None:
+        self.give_up("gave up")
+
+    def give_up(self, how: str, slow: str | None = None) -> None:
+        """Drop everything: the client has left, or is being dropped. `slow` is the reason if this side ended it."""
+        connection, head = self._connection, self.head
+        if connection is None:
+            self._dropping = None
+            return
+        handler = None if self.ended else self.handler
+        tunnel = self._tunnel
+        if slow is None and connection.writer.stalled:
+            slow = stalled(connection.peer, connection.hosting.limits.stall_timeout, self._queued)
+        sent = max(0, self.sent - self._queued)
+        if not self.ended:
+            log.debug("%s %s before a response was finished", connection.peer, how)
+        self._detach(connection)
+        if tunnel is not None:
+            tunnel.lost(slow or f"the peer {how}", slow=slow is not None)
+        elif handler is not None and self._started:
+            try:
+                handler.disconnected(slow)
+            except Exception as error:  # the others are told nevertheless
+                log_crash(log, error, "giving up a request from %s crashed", connection.peer)
+        if head is not None and head.method:
+            connection.hosting.face.done(head, self.status, sent)
+
+    def _finished(self) -> None:
+        """Note that everything was given to the connection."""
+        connection, head = self._connection, self.head
+        if connection is None:
+            return
+        tunnel = self._tunnel
+        self._detach(connection)
+        if tunnel is not None:
+            tunnel.finished()
+        if self.receives:
+            # A client that is still sending its request might not look at the response before that is done.
+            self._dropping, self.due = connection, trio.current_time() + connection.hosting.limits.linger_timeout
+            connection.receives(self, more=True)
+        if head is not None and head.method:
+            connection.hosting.face.done(head, self.status, self.sent)
+
+    def _detach(self, connection: StreamOwner) -> None:
+        self._connection = None
+        self.handler = self._tunnel = None
+        self._first = self._body = self._queue = self._trailers = None
+        self._queued = self._size = 0
+        self._end = False
+        self.ended = True
+        if self._amount is not None:
+            self._amount.set(0)
+        if self._own is not None:
+            self._own.close()
+        if self._room is not None:
+            self._room.unpark_all()
+        connection.closed(self)
