@@ -1,6 +1,6 @@
 // A server and a client on the official Go SDK, for the interop tests.
 //
-//	peer serve stdio|http|sse [REVISION ...]    serve; over HTTP print where
+//	peer serve stdio|http|stateless|sse [REVISION ...]    serve; over HTTP print where
 //	peer call http|sse URL [REVISION]           carry out the scenarios, and print a line of JSON for each
 //	peer call stdio COMMAND ARGUMENT ...
 package main
@@ -94,7 +94,9 @@ func serve(transport string, revisions []string) error {
 		return err
 	}
 	get := func(*http.Request) *mcp.Server { return server }
-	var handler http.Handler = mcp.NewStreamableHTTPHandler(get, nil)
+	// Without sessions it serves 2026-07-28 too; with them it does not.
+	options := &mcp.StreamableHTTPOptions{Stateless: transport == "stateless"}
+	var handler http.Handler = mcp.NewStreamableHTTPHandler(get, options)
 	if transport == "sse" {
 		handler = mcp.NewSSEHandler(get, nil)
 	}
