@@ -23,6 +23,8 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+# The classifiers say which versions of Python we support.
+PYTHONS = nox.project.python_versions(PYPROJECT)
 
 # The peers we are compared with and talk to. Pinned, so that a red session means that we changed.
 PEERS = nox.project.load_toml("benchmarks/peers.toml")
@@ -107,8 +109,22 @@ def tests(session: nox.Session) -> None:
 
 
 # `nox -s tests-3.13`, where there is such an interpreter; by default only the one that runs nox is tried.
-for version in ("3.11", "3.12", "3.13"):
+for version in PYTHONS:
     nox.session(tests.func, name=f"tests-{version}", python=version, default=False)
+
+
+@nox.session(default=False)
+def pythons(session: nox.Session) -> None:
+    """Run the test suite on every Python that we support and that is here; `-- 3.14` on that one alone."""
+    wanted = [version for version in PYTHONS if version in session.posargs] or list(PYTHONS)
+    there = [version for version in wanted if shutil.which(f"python{version}")]
+    for version in sorted({*wanted} - {*there}):
+        session.warn(f"NOTHING HERE SAYS THAT Python {version} WORKS: there is no python{version}")
+    if not there:
+        session.error("none of these is here")
+    more = [argument for argument in session.posargs if argument not in PYTHONS]
+    for version in there:
+        session.run("nox", "-s", f"tests-{version}", "--", *more, external=True)
 
 
 @nox.session(default=False)
@@ -235,7 +251,7 @@ def bench_check(session: nox.Session) -> None:
     pins = [f"{name}=={version}" for name, version in baseline.get("versions", {}).items() if name != "python"]
     if "--newest" in session.posargs:
         pins = ["--upgrade", "--upgrade-strategy", "eager"]
-    session.install(".", *pins)
+    session.install(".[grpc]", *pins)
     with timed(session):
         session.run("python", "benchmarks/check.py", *session.posargs)
 

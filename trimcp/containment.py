@@ -16,6 +16,11 @@ import trio
 from trimcp.nurseries import leaves, parted, sole
 
 
+def server_ends() -> bool:
+    """Return whether this task, which serves a connection, is being cancelled: so ends a server; a client leaves."""
+    return trio.current_effective_deadline() == -math.inf
+
+
 def innermost_scope(task: trio.lowlevel.Task) -> object:
     """Return an object that identifies the task's innermost cancel scope. Trio has no public name for it."""
     return getattr(task, "_cancel_status", None)
@@ -106,7 +111,7 @@ async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **optio
                 return await function(*args, **options)
             except BaseException as error:
                 left = abandon_left_open(task, around, nurseries)
-                crash, _ = blamed(error, around)
+                crash = blamed(error, around)[0]  # its other half may be the error, which would keep itself alive
                 try:
                     if left is None and crash is None:
                         raise  # only cancelled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -72,11 +71,13 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
     """
     failure: BaseException | None = None
     cancelled: BaseException | None = None
+    ended: trio.Cancelled | None = None
     try:
         async with trio.open_nursery() as nursery:
             try:
                 yield nursery
-            except trio.Cancelled:
+            except trio.Cancelled as error:
+                ended = error
                 raise
             except BaseException as error:  # the body's: raised below, without the nursery's group
                 failure, cancelled = parted(error)
@@ -89,6 +90,10 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
         failure = reconciled("the body and a task that served it both failed", failure, error)
         if failure is None:
             raise
+    finally:
+        if ended is not None:  # since Python 3.13 its frames and the one that threw it in here keep each other alive
+            ended.__traceback__ = ended.__context__ = None
+        ended = None
     try:
         if failure is not None:
             raise failure
@@ -106,8 +111,3 @@ async def closing_with(close: Callable[[], Awaitable[object]]) -> AsyncIterator[
             await close()
         raise
     await close()
-
-
-def server_ends() -> bool:
-    """Return whether this task, which serves a connection, is being cancelled: so ends a server; a client leaves."""
-    return trio.current_effective_deadline() == -math.inf

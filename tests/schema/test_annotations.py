@@ -6,9 +6,12 @@ import collections
 import dataclasses
 import datetime
 import enum
+import ipaddress
+import sys
+import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Dict, Generic, List, NamedTuple, Optional, Self, TypedDict, TypeVar, Union
 
 import attrs
@@ -215,8 +218,13 @@ def converted(hint: Any, json: Any) -> Any:
         # Keys.
         (dict[datetime.date, int], {"2026-02-28": 1.0}, {DAY: 1}),
         (dict[Level, int], {"1": 1}, {Level.LOW: 1}),
-        (dict[int | str, int], {"1": 1, "a": 2}, {1: 1, "a": 2}),
+        (dict[int | str, int], {"1": 1, "a": 2}, {"1": 1, "a": 2}),
+        (dict[int | Path, int], {"1": 1, "a": 2}, {1: 1, Path("a"): 2}),
         (dict[Path, int], {"a/b": 1}, {Path("a/b"): 1}),
+        # Paths and addresses of each kind.
+        (PurePosixPath, "a/b", PurePosixPath("a/b")),
+        (list[ipaddress.IPv4Address], ["127.0.0.1"], [ipaddress.IPv4Address("127.0.0.1")]),
+        (ipaddress.IPv6Network | None, "fe80::/64", ipaddress.IPv6Network("fe80::/64")),
         # The alternative that knows all members.
         (Narrow | Wide, {"name": "a", "size": 2}, Wide("a", 2)),
         (Wide | Narrow, {"name": "a"}, Wide("a")),
@@ -289,6 +297,21 @@ class HoldsOpaque:
 
 
 Loop = typing_extensions.TypeAliasType("Loop", "Loop | None")
+
+
+def test_a_reference_means_what_its_own_module_says() -> None:
+    """typing keeps one `List["Node"]` for all modules, with what it was last resolved to."""
+    kinds = ("@dataclasses.dataclass\nclass Node:", "class Node(TypedDict):", "class Node(NamedTuple):")
+    for future in ("from __future__ import annotations\n", ""):
+        for number, kind in enumerate(kinds):
+            name = f"own_node_{number}_{bool(future)}"
+            module = sys.modules[name] = types.ModuleType(name)
+            source = f"{future}import dataclasses\nfrom typing import *\n{kind}\n    kids: List['Node']\n"
+            source += "def takes(value: Optional['Node']) -> None: ...\n"
+            exec(compile(source, name, "exec", dont_inherit=True), vars(module))
+            bound = describe(module.takes).bind({"value": {"kids": [{"kids": []}]}})["value"]
+            kid = bound["kids"][0] if isinstance(bound, dict) else bound.kids[0]
+            assert type(kid) is (dict if isinstance(bound, dict) else module.Node)
 
 
 @pytest.mark.parametrize(

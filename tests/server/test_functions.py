@@ -122,7 +122,7 @@ async def numbers_in_time(count: int) -> AsyncIterator[int]:
 @pytest.mark.parametrize("function", [numbers, numbers_in_time, logged(numbers), functools.partial(numbers, 3)])
 @pytest.mark.parametrize("register", ["tool", "prompt"])
 def test_generators_are_refused(function: Any, register: str) -> None:
-    with pytest.raises(TypeError, match=r"numbers(_in_time)?\(\) yields, but a call has one result: return a list"):
+    with pytest.raises(TypeError, match=r"yields, but a call has one result: return a list"):
         getattr(Server("s"), register)(function)
 
 

@@ -126,14 +126,22 @@ def _other_leaves() -> dict[Any, Leaf]:
         decimal.Decimal: Leaf(
             number_or_text, _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number")
         ),
-        **{kind: Leaf(text, kind) for kind in (pathlib.Path, pathlib.PurePath)},
         uuid.UUID: Leaf({**text, "format": "uuid"}, _checked(uuid.UUID, "a valid uuid")),
     }
 
 
 def leaf_of(hint: Any) -> Leaf | None:
     """Return what a type without members is in JSON, or None for any other type. It must be hashable."""
-    return _JSON_LEAVES.get(hint) or (_other_leaves().get(hint) if isinstance(hint, type) else None)
+    if found := _JSON_LEAVES.get(hint):
+        return found
+    if not isinstance(hint, type):
+        return None
+    if issubclass(hint, pathlib.PurePath):
+        return Leaf({"type": "string"}, _checked(hint, "a valid path"))
+    if hint.__module__ == "ipaddress":
+        formats = {"IPv4Address": {"format": "ipv4"}, "IPv6Address": {"format": "ipv6"}}
+        return Leaf({"type": "string", **formats.get(hint.__name__, {})}, _checked(hint, f"a valid {hint.__name__}"))
+    return _other_leaves().get(hint)
 
 
 # --- Python to JSON ---
@@ -184,6 +192,8 @@ def _dump_special(value: Any, room: int) -> Any:
         return _dump(value.value, room)
     if is_model(type(value)):
         return _dump_pydantic(value, room)
+    if type(value).__module__ == "ipaddress":
+        return str(value)
     for kind, dump in _dumpers():
         if isinstance(value, kind):
             return dump(value)

@@ -179,7 +179,7 @@ class _Loaders:
             by_text = {str(json): value for value, json in literals_of(node)}
             return by_text.__getitem__
         if node.kind in ("union", "alias"):
-            keys = [self._key(member) for member in node.members]
+            keys = sorted(map(self._key, node.members), key=lambda load: load is not None)  # a text is a text first
 
             def first(text: Any) -> Any:
                 failure: Exception | None = None

@@ -51,7 +51,7 @@ class Field:
 def split(hint: Any) -> tuple[Any, list[Any]]:
     """Return (bare type, extras), without Annotated, NewType, PEP 695 aliases and qualifiers such as Required."""
     extras: list[Any] = []
-    while True:
+    while type(hint) is not type:  # a plain class has no wrapper
         origin = get_origin(hint)
         if origin is typing.Annotated:
             hint, *inner = get_args(hint)
@@ -67,7 +67,8 @@ def split(hint: Any) -> tuple[Any, list[Any]]:
         elif isinstance(hint, TypeVar):
             hint = _stand_in(hint)
         else:
-            return hint, extras
+            break
+    return hint, extras
 
 
 def _qualifier(origin: Any) -> str:
@@ -90,7 +91,7 @@ def is_union(bare: Any) -> bool:
 
 def is_alias(hint: Any) -> bool:
     """Return whether a hint is a PEP 695 type alias, parametrized or not, which may be recursive."""
-    return type(get_origin(hint) or hint).__name__ == "TypeAliasType"
+    return type(hint) is not type and type(get_origin(hint) or hint).__name__ == "TypeAliasType"
 
 
 def alias_value(hint: Any) -> Any:
@@ -130,8 +131,10 @@ def hints_of(target: Any, title: str, known: Mapping[str, Any] | None = None) ->
     module = getattr(target, "__module__", None) or "its module"
     scope = vars(sys.modules.get(module, typing)) if isinstance(target, types.SimpleNamespace) else None
     while True:
+        # With local names it never takes what a reference meant in another module: typing keeps one `Optional["Node"]`
+        # for all, with what it meant last.
         try:
-            return typing.get_type_hints(target, globalns=scope, localns=names or None, include_extras=True)
+            return typing.get_type_hints(target, globalns=scope, localns=names, include_extras=True)
         except NameError as error:
             name = error.name
             if name is None or name in names or not _find_name(target, module, name, names):
@@ -207,6 +210,11 @@ def is_field_info(value: Any) -> bool:
     return fields is not None and isinstance(value, fields.FieldInfo)
 
 
+def has_field_info(hint: Any) -> bool:
+    """Return whether there is a `Field(...)` of Pydantic in the `Annotated` of a hint."""
+    return "pydantic.fields" in sys.modules and any(map(is_field_info, split(hint)[1]))
+
+
 def belongs_to_pydantic(extra: Any) -> bool:
     """Return whether Pydantic reads this extra of an `Annotated`."""
     home = getattr(extra if isinstance(extra, type) else type(extra), "__module__", "").partition(".")[0]
@@ -221,7 +229,7 @@ def fields_of(hint: Any) -> list[Field]:
     cls = get_origin(hint) or hint
     hints = hints_of(cls, f"the annotations of {cls.__name__} name")
     bound: dict[str, Mapping[Any, Any]] = {}  # what the type variables in the annotation of each field stand for
-    for owner, variables in _generations(hint):
+    for owner, variables in _generations(hint) if hasattr(cls, "__orig_bases__") else ():
         for name in getattr(owner, "__annotations__", ()):
             bound[name] = bound.get(name) or variables if is_typed_dict(cls) else variables
     described = parse(cls.__doc__).parameters

@@ -83,7 +83,7 @@ class SchemaBuilder:
         if not self._definitions:
             return root
         kept = {name for name in self._definitions if name in self._reached_from(name)}
-        if self._weight(root, kept, {}) > _MOST_WRITTEN_OUT:
+        if max(self._uses.values()) > 1 and self._weight(root, kept, {}) > _MOST_WRITTEN_OUT:
             kept |= {name for name, uses in self._uses.items() if uses > 1}
         written: dict[str, Any] = self._written(root, kept)
         if kept:
@@ -159,7 +159,7 @@ class SchemaBuilder:
             case "leaf":
                 leaf = leaf_of(node.bare)
                 assert leaf is not None
-                return copy.deepcopy(leaf.schema)
+                return copy.deepcopy(leaf.schema) if "anyOf" in leaf.schema else dict(leaf.schema)
             case "literal":
                 return _choices([json for _, json in literals_of(node)])
             case "enum":
@@ -303,7 +303,11 @@ def _referred(schema: Any) -> str | None:
 
 def _mapped(schema: dict[str, Any], change: Callable[[Any], Any], without: str = "") -> dict[str, Any]:
     """Return a copy of a schema with its parts changed; the values in it, such as a default, stay."""
-    made = {key: value if key in _VALUES else change(value) for key, value in schema.items() if key != without}
+    made = {
+        key: change(value) if isinstance(value, dict | list) and key not in _VALUES else value
+        for key, value in schema.items()
+        if key != without
+    }
     if isinstance(schema.get("properties"), dict):  # a property may have any name
         made["properties"] = {name: change(each) for name, each in schema["properties"].items()}
     return made

@@ -23,11 +23,11 @@ from trimcp.schema.hints import (
     UnreadableHint,
     alias_value,
     fields_of,
+    has_field_info,
     is_alias,
     is_field_info,
     is_model,
     is_record,
-    is_typed_dict,
     is_union,
     readable,
     split,
@@ -92,6 +92,9 @@ class ResolvedType:
                 left += reversed(node.members)
 
 
+_PLAIN: Final = {kind: ResolvedType("leaf", kind) for kind in (str, int, float, bool, type(None))}
+
+
 class TypeResolver:
     """Reads annotations, those of one document: a record that is met twice is read once."""
 
@@ -103,6 +106,8 @@ class TypeResolver:
 
         Raises TypeError for a type without a JSON form, or a name that is not defined; UnreadableHint as `readable`.
         """
+        if type(hint) is type and hint in _PLAIN:  # most are
+            return _PLAIN[hint]
         if isinstance(hint, ResolvedType):
             return hint
         if is_alias(hint):
@@ -207,7 +212,7 @@ def check_field_infos(field: Field) -> None:
     """Raise TypeError for parts of a Pydantic `Field` that work only in Pydantic models."""
     if is_field_info(field.default):
         raise UnreadableHint("Pydantic's Field as its default is for Pydantic's models and dataclasses; use Annotated")
-    if any(map(is_field_info, split(field.hint)[1])):
+    if has_field_info(field.hint):
         from trimcp.schema.pydantic_types import resolve_field
 
         resolved, fill = resolve_field(attrs.evolve(field, default=ABSENT_DEFAULT))
@@ -233,10 +238,10 @@ def _can_hash(node: ResolvedType, above: list[Any]) -> bool:
     if node.kind == "set":
         return node.container is frozenset
     own = getattr(node.container, "__hash__", None)
-    if node.kind == "model" or own is object.__hash__:
-        return own is not None
-    if node.kind != "record" or own is None or is_typed_dict(node.container):
+    if node.kind not in ("model", "record") or own is None:
         return False
+    if node.kind == "model" or own is object.__hash__:
+        return True
     return all(each.bare in above or _can_hash(each, [*above, node.bare]) for _, each in node.fields)
 
 

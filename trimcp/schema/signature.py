@@ -6,6 +6,7 @@ It does not depend on tools, prompts and resources.
 from __future__ import annotations
 
 import collections.abc as abc
+import enum
 import functools
 import inspect
 import typing
@@ -17,7 +18,18 @@ import attrs
 from trimcp.schema.convert import ConversionError, Convert, to_json
 from trimcp.schema.converters import converter_for, is_plain
 from trimcp.schema.docstrings import parse
-from trimcp.schema.hints import ABSENT_DEFAULT, Field, UnreadableHint, hints_of, is_field_info, is_union, split
+from trimcp.schema.hints import (
+    ABSENT_DEFAULT,
+    Field,
+    UnreadableHint,
+    has_field_info,
+    hints_of,
+    is_field_info,
+    is_model,
+    is_record,
+    is_union,
+    split,
+)
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 from trimcp.schema.resolved import LISTS, ResolvedType
 from trimcp.slotted import slotted
@@ -189,7 +201,7 @@ class _Reader:
         description = self._descriptions.get(parameter.name)
         required = parameter.default is ABSENT_DEFAULT
         field = Field(parameter.name, hint, required, parameter.default, description)
-        if is_field_info(field.default) or any(map(is_field_info, split(hint)[1])):
+        if is_field_info(field.default) or has_field_info(hint):
             from trimcp.schema.pydantic_types import resolve_field
 
             field, fill = resolve_field(field)
@@ -311,9 +323,11 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
 
 
 def shows_itself(cls: Any) -> bool:
-    """Return whether a class that is no builtin says how its objects are shown as text."""
-    own = (getattr(cls, "__str__", None), getattr(cls, "__repr__", None)) != (object.__str__, object.__repr__)
-    return own and isinstance(cls, type) and cls.__module__ not in ("builtins", "collections", "typing")
+    """Return whether a class of no JSON form, such as `yarl.URL`, says how its objects are shown as text."""
+    if not isinstance(cls, type) or cls.__module__ in ("builtins", "typing") or is_record(cls) or is_model(cls):
+        return False
+    own = any(getattr(cls, name) is not getattr(object, name) for name in ("__str__", "__repr__"))
+    return own and not issubclass(cls, (abc.Collection, BaseException, enum.Enum, float))
 
 
 def _is_untyped(kind: ResolvedType) -> bool:

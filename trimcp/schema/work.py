@@ -46,7 +46,7 @@ _SILENT: Final = frozenset(
 )
 
 
-class TooMuch(Exception):
+class TooMuchWork(Exception):
     """A value may take more time than it is given."""
 
 
@@ -141,7 +141,7 @@ def shape_of(value: Any) -> Shape:
 
 
 @attrs.define(eq=False)
-class Work:
+class SchemaWork:
     """Adds up what a schema may cost, for values of one shape.
 
     Args:
@@ -154,7 +154,7 @@ class Work:
     _steps: int = attrs.field(init=False, default=0)
 
     def of(self, schema: Any, shape: Shape, depth: int = 0) -> float:
-        """Return nanoseconds. Raises TooMuch."""
+        """Return nanoseconds. Raises TooMuchWork."""
         if type(schema) is not dict:
             return _EACH * shape.count
         key = id(schema), id(shape)
@@ -162,14 +162,14 @@ class Work:
         if found is None:
             self._steps += 1 + len(schema)
             if depth > _DEEPEST or self._steps > _MOST_STEPS:
-                raise TooMuch
+                raise TooMuchWork
             found = sum(self._of_keyword(schema, word, content, shape, depth + 1) for word, content in schema.items())
             found += sum(self.of(target, shape, depth + 1) for target in self.targets(schema))
             if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
                 found *= 2  # what is in place is evaluated once more
             self._known[key] = found
         if found > MOST:
-            raise TooMuch
+            raise TooMuchWork
         return found
 
     def _of_keyword(self, schema: dict[str, Any], word: str, content: Any, shape: Shape, depth: int) -> float:

@@ -288,8 +288,8 @@ def prepare(
     """
     if run not in runs:
         raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")
-    _check_callable(function)
     signature = describe(function, injected=_is_injected, loose=schema_given)
+    _check_callable(function, signature)
     context_parameter = None
     questions = []
     for parameter, hint in signature.injected:
@@ -314,28 +314,22 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _check_callable(function: Callable[..., Any]) -> None:
+def _check_callable(function: Callable[..., Any], signature: Signature) -> None:
     """Raise TypeError for a function that cannot answer a call, with what to write instead."""
     inner = inspect.unwrap(function)
     while isinstance(inner, functools.partial):
         inner = inspect.unwrap(inner.func)
-    name = getattr(inner, "__name__", type(inner).__name__)
     called = inner if inspect.isroutine(inner) else type(inner).__call__
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
-            f"{name}() yields, but a call has one result: return a list, and report progress by the context"
+            f"{signature.name}() yields, but a call has one result: return a list, and report progress by the context"
         )
-    try:
-        first = next(iter(inspect.signature(function).parameters.values()), None)
-    except ValueError:
-        raise TypeError(f"{name}() does not tell its parameters: wrap it in a function with annotations") from None
+    first = "".join(signature.parameters[:1])
     owner = getattr(inner, "__qualname__", "").rpartition(".")[0]
-    if first is None or first.name not in ("self", "cls") or first.annotation is not first.empty:
-        return
-    if owner and not owner.endswith("<locals>"):
+    if first in ("self", "cls") and first not in inner.__annotations__ and owner and not owner.endswith("<locals>"):
         raise TypeError(
-            f"{owner}.{name}() is a method, and in its class it belongs to no object: register it of one, as by"
-            f" server.add_tool({owner.rpartition('.')[2]}().{name})"
+            f"{owner}.{signature.name}() is a method, and in its class it belongs to no object: register it of one, as"
+            f" by server.add_tool({owner.rpartition('.')[2]}().{signature.name})"
         )
 
 

@@ -203,7 +203,10 @@ def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> 
         incoming: the input from the parent, after its first line.
         memory: the bound of this process's address space from now on, in bytes; None for no bound.
     """
-    faulthandler.enable()
+    if sys.version_info >= (3, 14):
+        faulthandler.enable(c_stack=False)  # its lines would be the last, which are kept for the log
+    else:
+        faulthandler.enable()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # a killed process does not flush
     parent = ParentConnection(connection)

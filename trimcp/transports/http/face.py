@@ -99,7 +99,7 @@ class HttpFace:
         health = settings.health and head.path in ("/healthz", "/readyz")
         reason = (settings.origins.refuse_origin if health else settings.origins.refuse)(head)
         if reason is not None:
-            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.shown_path)
             refused = refusal(403, reason)
             if head.http2 and is_grpc(head.headers.get("content-type")):
                 return self._grpc_routes().refused(head, refused)
@@ -213,7 +213,7 @@ class HttpFace:
             # A request without credentials only asks which are required, and a check that crashed is logged as an
             # ERROR.
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
-                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.shown_path)
             return identity
         head.principal = identity
         if head.holding is not None:

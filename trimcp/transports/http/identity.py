@@ -91,7 +91,7 @@ async def identify(hook: Authenticate, head: Head) -> Identity:
         if not isinstance(found, Principal | Refused):
             raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
     except BaseException as error:  # the hook is the user's function; a check that crashed admits nobody
-        crash, _ = blamed(error, innermost_scope(trio.lowlevel.current_task()))
+        crash = blamed(error, innermost_scope(trio.lowlevel.current_task()))[0]
         if crash is None:
             raise  # cancelled
         log_crash(_log, crash, "the identity check failed; the request was refused")

@@ -58,7 +58,7 @@ class HttpSettings:
         authenticate: identifies the caller; None admits everyone.
         auth: checks access tokens, in place of `authenticate`: `trimcp.auth.ResourceServer(...)`.
         reply: the format of responses to POSTs.
-        root: the prefix of the server's paths that a proxy cuts off, such as "/tools": HTTP+SSE tells clients an address.
+        root: the prefix of our paths that a proxy cuts off, such as "/tools": HTTP+SSE tells clients an address.
         stateless: serve legacy clients without sessions: any worker process can answer, but the server can send no
             requests and no subscriptions.
         events: keeps events for clients that reconnect; None makes a store in memory. `resumable` False keeps none.
