@@ -36,6 +36,13 @@ EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
 NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotocol/client']}"
 # A certified authorization server, for logins that nobody here has a hand in.
 OIDC_PROVIDER = "oidc-provider@9.13.3"
+# Whose strict conversions our schemas go through.
+AGENTS = {
+    "openai-agents": "openai-agents",
+    "pydantic-ai": "pydantic-ai-slim[openai]",
+    "google-adk": "google-adk",
+    "langchain": "langchain-core",
+}
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 # The conformance suite of HTTP/2, in Go.
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
@@ -268,6 +275,11 @@ def interop(session: nox.Session) -> None:
         "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
         "TRIMCP_NODE_OIDC_PROVIDER": str(install_from_npm(session, OIDC_PROVIDER)),
     }
+    for name, requirement in AGENTS.items():
+        try:
+            env[f"TRIMCP_STRICT_{name.replace('-', '_').upper()}"] = str(install_apart(session, name, requirement))
+        except nox.command.CommandFailed:
+            session.warn(f"NOTHING HERE SAYS THAT {name} TAKES OUR SCHEMAS: it could not be installed")
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)
 
