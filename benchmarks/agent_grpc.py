@@ -178,7 +178,12 @@ def servers() -> dict[str, tuple[str, ...]]:
 
 
 def measure(
-    peers: Sequence[Any] = (), *, rounds: int, quick: bool = False, cells: Sequence[str] = tuple(CELLS), calls: int = 4_096
+    peers: Sequence[Any] = (),
+    *,
+    rounds: int,
+    quick: bool = False,
+    cells: Sequence[str] = tuple(CELLS),
+    calls: int = 4_096,
 ) -> list[dict[str, Any]]:
     """Return microseconds of CPU per call, or per message of a stream, of each round: a record for each peer and cell."""
     calls = calls // 4 if quick else calls
@@ -233,7 +238,9 @@ def main() -> None:
     print(f"{'CPU, µs':<16}{'peer':<24}{'median':>10}{'least':>10}{'ours to it':>12}")
     for one in found:
         ratio = cost[one["cell"], OURS] / cost[one["cell"], one["peer"]]
-        print(f"{one['cell']:<16}{one['peer']:<24}{median(one['values']):>10.1f}{min(one['values']):>10.1f}{ratio:>12.2f}")
+        print(
+            f"{one['cell']:<16}{one['peer']:<24}{median(one['values']):>10.1f}{min(one['values']):>10.1f}{ratio:>12.2f}"
+        )
     if not options.check:
         return None
     from bars import GRPC_BARS
@@ -242,7 +249,9 @@ def main() -> None:
     for bar in GRPC_BARS:
         for peer in bar.against:
             if (bar.cell, peer) in cost and not bar.holds(cost[bar.cell, OURS] / cost[bar.cell, peer]):
-                missed.append(f"{bar.what}: {cost[bar.cell, OURS] / cost[bar.cell, peer]:.2f} of {peer}, not {bar.limit:g}")
+                missed.append(
+                    f"{bar.what}: {cost[bar.cell, OURS] / cost[bar.cell, peer]:.2f} of {peer}, not {bar.limit:g}"
+                )
     if missed:
         sys.exit("\n".join(missed))
     return None

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["BEFORE", "FASTMCP", "FLOOR", "GRPCIO", "GRPC_GO", "HYPERCORN", "LOW_LEVEL", "MCP", "MCP_1", "ORDER", "OURS", "TYPESCRIPT"]
+__all__ = [
+    "BEFORE",
+    "FASTMCP",
+    "FLOOR",
+    "GRPCIO",
+    "GRPC_GO",
+    "HYPERCORN",
+    "LOW_LEVEL",
+    "MCP",
+    "MCP_1",
+    "ORDER",
+    "OURS",
+    "TYPESCRIPT",
+]
 
 OURS = "trimcp"
 BEFORE = "trimcp before"
