@@ -258,7 +258,7 @@ def bench_check(session: nox.Session) -> None:
     pins = [f"{name}=={version}" for name, version in baseline.get("versions", {}).items() if name != "python"]
     if "--newest" in session.posargs:
         pins = ["--upgrade", "--upgrade-strategy", "eager"]
-    session.install(".", *pins)
+    session.install(".[grpc]", *pins)
     with timed(session):
         session.run("python", "benchmarks/check.py", *session.posargs)
 

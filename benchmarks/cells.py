@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from names import BEFORE, FASTMCP, FLOOR, HYPERCORN, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, HYPERCORN, MCP, MCP_1, OF_GRPC, ORDER, OURS, TYPESCRIPT
 
 __all__ = ["CELLS", "COMPARED", "SECTIONS", "WINDOWS", "Cell", "Figure", "Section", "cell"]
 
@@ -19,7 +19,7 @@ WINDOWS = (1, 4, 16, 64, 256, 1024)
 COMPARED = (16, 256)
 REPORTS = 1000
 
-Kind = Literal["load", "client", "memory", "cold start", "sessions", "slow reader", "idle"]
+Kind = Literal["load", "client", "memory", "cold start", "sessions", "slow reader", "idle", "agent grpc"]
 Road = Literal["stdio", "http", "sse", "websocket"]
 
 # The quickest of them are known; one of a kind has nobody to stand in.
@@ -195,6 +195,13 @@ SECTIONS = (
             Figure("rate", "progress notifications per second", more=True),
         ),
         {"cpu": ("progress", "CPU time per progress notification")},
+    ),
+    Section(
+        "grpc",
+        "gRPC",
+        "Agent tools through gRPC, beside the same service written on grpcio's asyncio server and on grpc-go: `Call`,"
+        " and `CallStream` with its progress. Whoever calls the servers is the same client; the clients call grpcio's.",
+        (Figure("cpu", "CPU µs per call, or per message of a stream"),),
     ),
     Section(
         "windows",
@@ -496,6 +503,26 @@ _PAYLOADS = [
     )
 ]
 
+_OF_GRPC = (OURS, *OF_GRPC)
+_GRPC = [
+    Cell(
+        name,
+        title,
+        "grpc",
+        kind="agent grpc",
+        road="http",
+        peers=(OURS, *OF_GRPC),
+        rivals=(OURS, *OF_GRPC),
+        overhead=8.0,
+    )
+    for name, title in (
+        ("grpc-1", "a server, one call under way"),
+        ("grpc-64", "a server, 64 calls under way"),
+        ("grpc-stream", "a server, a stream of progress"),
+        ("grpc-client", "a client, 64 calls under way"),
+    )
+]
+
 _OTHERS = [
     Cell(
         "cold-start",
@@ -543,7 +570,7 @@ _OTHERS = [
 
 # What bars are about comes first: where time runs short, it is the end that gets fewer rounds.
 CELLS: list[Cell] = sorted(
-    [*_CALLS, *_CLIENTS, *_MEMORY, *_PROGRESS, *_WINDOWS, *_WORKERS, *_SESSIONS, *_LISTS, *_PAYLOADS, *_OTHERS],
+    [*_CALLS, *_CLIENTS, *_MEMORY, *_PROGRESS, *_GRPC, *_WINDOWS, *_WORKERS, *_SESSIONS, *_LISTS, *_PAYLOADS, *_OTHERS],
     key=lambda cell: cell.rounds < 3,
 )
 

@@ -330,6 +330,35 @@ async def calls_of_agents(number: int, **members: str) -> AsyncIterator[Work]:
         http.peer.close()
 
 
+@asynccontextmanager
+async def calls_over_grpc(number: int, reports: int = 0) -> AsyncIterator[Work]:
+    """Calls of agent tools through gRPC, 64 under way, or one that reports progress; the client is ours."""
+    from trimcp.agent_tools import AgentTools, connect
+
+    server = make_server()
+    async with (
+        listening(agent_tools=AgentTools(server), server=server) as path,
+        connect("grpc://localhost", uds=path) as agent,
+    ):
+
+        async def call(calls: int) -> None:
+            for each in range(calls):
+                assert await agent.call("echo", {"text": f"hello {each}"}) == f"hello {each}"
+
+        async def work() -> None:
+            if reports:
+                seen: list[float] = []
+                told = agent.call("stream", {"n": reports}, on_progress=lambda said: seen.append(said.progress))
+                assert await told == "done"
+                assert seen == [float(each) for each in range(1, reports + 1)]
+                return
+            async with trio.open_nursery() as nursery:
+                for _ in range(_UNDER_WAY):
+                    nursery.start_soon(call, number // _UNDER_WAY)
+
+        yield work
+
+
 # WebSocket
 
 
@@ -489,6 +518,8 @@ CELLS: dict[str, Cell] = {
     "HTTP 2025-11-25, a session": Cell(32, partial(sessions_over_http, LEGACY, 32)),
     "agent tools": Cell(128, partial(calls_of_agents, 128)),
     "agent tools, in a context": Cell(128, partial(calls_of_agents, 128, context_id="ctx-1")),
+    "agent tools through gRPC": Cell(128, partial(calls_over_grpc, 128), rests=False),
+    "agent tools through gRPC, progress": Cell(256, partial(calls_over_grpc, 1, 256), rests=False),
     "HTTP+SSE": Cell(128, partial(calls_over_sse, 128), rests=False),
     "WebSocket": Cell(256, partial(calls_over_websocket, LEGACY, 256), rests=False),
     "WebSocket, a session": Cell(32, partial(sessions_over_websocket, LEGACY, 32)),

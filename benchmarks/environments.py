@@ -26,6 +26,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent
 PINS = tomllib.loads((HERE / "peers.toml").read_text("utf-8"))
 FOLDER = Path(os.environ.get("BENCH_PEERS", ROOT / ".nox" / ".cache" / "bench-peers"))
+_FOR_GRPC = ("grpcio", "grpcio-tools")
 _PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "install")
 
 
@@ -162,7 +163,9 @@ def find_before(commit: str) -> Peer:
 
 
 def _ours() -> Peer:
-    python = _python_environment("trimcp", [f"{ROOT}[cli]"], _digest())
+    python = _python_environment(
+        "trimcp", [f"{ROOT}[cli,grpc]", PINS["python"]["grpcio"], PINS["python"]["grpcio-tools"]], _digest()
+    )
     return Peer(
         OURS,
         (str(python), str(HERE / "peers" / "ours.py")),

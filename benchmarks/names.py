@@ -12,6 +12,7 @@ __all__ = [
     "LOW_LEVEL",
     "MCP",
     "MCP_1",
+    "OF_GRPC",
     "ORDER",
     "OURS",
     "TYPESCRIPT",
@@ -26,6 +27,9 @@ FASTMCP = "fastmcp 4.1"
 MCP_1 = "mcp 1.30"
 TYPESCRIPT = "TypeScript SDK 2.4"
 FLOOR = "minimal server"
-GRPCIO = "grpcio 1.8, asyncio"
+GRPCIO = "grpcio 1.85, asyncio"
 GRPC_GO = "grpc-go 1.78"
+OF_GRPC = (GRPCIO, GRPC_GO)
+"""Which are only measured beside our gRPC."""
+
 ORDER = (OURS, BEFORE, HYPERCORN, MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT, FLOOR)

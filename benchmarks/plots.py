@@ -17,7 +17,21 @@ import matplotlib.pyplot as plt
 from bars import Bar, verdicts
 from cells import CELLS, WINDOWS, Cell
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-from names import BEFORE, FASTMCP, FLOOR, HYPERCORN, LOW_LEVEL, MCP, MCP_1, ORDER, OURS, TYPESCRIPT
+from names import (
+    BEFORE,
+    FASTMCP,
+    FLOOR,
+    GRPC_GO,
+    GRPCIO,
+    HYPERCORN,
+    LOW_LEVEL,
+    MCP,
+    MCP_1,
+    OF_GRPC,
+    ORDER,
+    OURS,
+    TYPESCRIPT,
+)
 from PIL import Image
 from results import Results, Spread
 
@@ -32,9 +46,11 @@ COLOURS = {
     MCP_1: "#a4664a",
     TYPESCRIPT: "#2a9d9d",
     FLOOR: "#b0b0b0",
+    GRPCIO: "#8e6bbf",
+    GRPC_GO: "#5dade2",
 }
 # An earlier trimcp is in the tables, for whoever works on it.
-SHOWN = tuple(peer for peer in ORDER if peer != BEFORE)
+SHOWN = tuple(peer for peer in (*ORDER, *OF_GRPC) if peer != BEFORE)
 WIDTH = 10.0
 MOST = 10.0
 STYLE = {

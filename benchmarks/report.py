@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bars import NOT_THERE, Verdict, verdicts
 from cells import CELLS, SECTIONS, Cell, Figure, Section
-from names import BEFORE, FLOOR, HYPERCORN, ORDER, OURS
+from names import BEFORE, FLOOR, HYPERCORN, OF_GRPC, ORDER, OURS
 from results import BUSY, Results, Spread, paired_ratio
 
 __all__ = ["full_tables", "number", "page", "tables", "write"]
@@ -127,7 +127,7 @@ def figure_table(figure: Figure, cells: Sequence[Cell], results: Results) -> str
     """Return one figure of all cells, with a column for each implementation that has any."""
     there = {peer for cell in cells for peer in results.peers(cell.name, figure.name)}
     tried = {one.peer for one in results.failures if one.cell in {cell.name for cell in cells}} if there else set()
-    peers = [peer for peer in ORDER if peer in there | tried]
+    peers = [peer for peer in (*ORDER, *OF_GRPC) if peer in there | tried]
     if not there:
         return ""
     compared = figure.compared and OURS in peers and any(peer not in NOT_PEERS for peer in peers)

@@ -38,13 +38,13 @@ from cells import CELLS, Cell
 from clients import Calling, calling
 from environments import ROOT, Peer, find_before, find_peers
 from machine import Stolen, load_average, machine, pulse_ms
-from names import BEFORE, FLOOR, ORDER, OURS
+from names import BEFORE, FLOOR, OF_GRPC, ORDER, OURS
 from results import BUSY, Results
 from servers import Failed, Serving, ask, command_of, floor, serving
 
 __all__ = ["Budget", "Run", "main"]
 
-ELSEWHERE = ("memory", "cold start", "sessions")  # modules of their own
+ELSEWHERE = ("memory", "cold start", "sessions", "agent grpc")  # modules of their own
 MINUTES, QUICK_MINUTES = 29.0, 4.8
 QUICK_TIME = 0.4  # of the seconds of a whole run
 IDLE_SECONDS = 5.0
@@ -353,7 +353,7 @@ class Run:
 
     def _found(self, cell: Cell) -> str:
         lines = []
-        for peer in ORDER:
+        for peer in (*ORDER, *OF_GRPC):
             values = [
                 f"{one.figure} {report.number(one.spread.median)}"
                 for one in self.results.series

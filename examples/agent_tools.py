@@ -86,9 +86,5 @@ agent_tools = AgentTools(
 )
 
 
-async def main() -> None:
-    await trimcp.serve_http(server, agent_tools=agent_tools, port=8080)
-
-
 if __name__ == "__main__":
-    trio.run(main)
+    trimcp.run_http(server, agent_tools=agent_tools, port=8080)

@@ -51,6 +51,9 @@ _ALSO: Final = "and let users make namespaces"
 
 PROGRAMS: Final = {
     "bwrap": Program("bubblewrap", ("bwrap",), "sandboxes", _SANDBOX, _ALSO, "linux"),
+    "chromium": Program(
+        "chromium chromium-driver", ("chromium", "chromedriver"), "pages in a browser", ("chromium", "--version")
+    ),
     "coreutils": Program("coreutils", _SMALL, "programs as tools"),
     "curl": Program("curl", ("curl",), "the commands that the documentation has typed"),
     "go": Program("", ("go",), "HTTP/2 beside h2spec, and servers and clients in Go"),
@@ -114,7 +117,7 @@ def install() -> None:
     """Install what is missing, where that may be done: as root, with apt-get. What fails is told."""
     here = [name for name, program in PROGRAMS.items() if program.platform in ("", sys.platform)]
     missing = sorted({PROGRAMS[name].package for name in here if any(map(_is_missing, PROGRAMS[name].commands))})
-    missing = [package for package in missing if package]
+    missing = [word for package in missing for word in package.split()]
     if not missing or os.geteuid() != 0 or shutil.which("apt-get") is None:
         return
     print(f"installing {', '.join(missing)}", file=sys.stderr, flush=True)

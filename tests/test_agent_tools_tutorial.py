@@ -92,7 +92,8 @@ def test_the_tutorial_works_as_it_is_printed(tmp_path: Path) -> None:
                 if KEEPS_ON.match(command):
                     server = command.startswith("trimcp")
                     lines = wanted.count("\n") if server else 1
-                    errors = subprocess.STDOUT if server else subprocess.DEVNULL  # where curl says how fast it is
+                    # Where curl says how fast it is; others have nothing to say there, also when they are interrupted.
+                    errors = subprocess.DEVNULL if command.startswith("curl") else subprocess.STDOUT
                     shown = f"{wanted}..." if server else wanted  # its log follows
                     terminals.enter_context(opened(command, shown, lines, **there, stderr=errors))
                 else:

@@ -45,7 +45,10 @@ RECORDS: dict[type, tuple[Any, ...]] = {
     auth.Issuer: ("https://issuer.test",),
     auth.Introspection: ("https://issuer.test/look", "us", "secret", "https://issuer.test"),
 }
-NO_SETTINGS = {"Arg", "ContextActor", "ContextUpdate", "Refused", "Registration", "Revision", "ToolProgress", "Tokens"}
+NO_SETTINGS = {
+    *("Arg", "ContextActor", "ContextUpdate", "CreateMessageParams", "Refused", "Registration", "ResourceLink"),
+    *("Revision", "ToolProgress", "Tokens"),
+}
 """Public classes with numbers that may be left out, and may be any: what a schema, a peer or an author says."""
 
 NUMBERS = {"int", "float", "int | None", "float | None"}

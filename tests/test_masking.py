@@ -13,7 +13,7 @@ import pytest
 
 import trimcp
 from tests.yardsticks import assert_costs
-from trimcp.cleaning import digest, harmless, log_crash, mask, shapes, traceback_text
+from trimcp.cleaning import digest, harmless, log_crash, mask, mask_text, shapes, traceback_text
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,45 @@ def test_a_digest_tells_apart_and_gives_nothing_away() -> None:
 @pytest.mark.parametrize("bait", ["?" + "a" * 50_000, "bearer " * 10_000, "&key" * 20_000, "?" * 50_000])
 def test_masking_takes_no_time_whatever_the_text(bait: str) -> None:
     assert_costs(lambda: mask(bait), at_most=500)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the bearer is not valid",
+        "the bearer token is not valid",
+        "Bearer token required",
+        "Basic authentication, or Bearer tokens.",
+        "a basic example of a bearer scheme",
+        "these are basic, then",
+        "(of the bearer)",
+        "WWW-Authenticate: Bearer error=invalid, Basic realm",
+    ],
+)
+def test_words_of_a_sentence_are_no_secrets(text: str) -> None:
+    shown = text.replace("error=invalid,", "***").replace("Basic realm", "Basic ***")
+    assert mask_text(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "masked"),
+    [
+        ("Bearer sesame", "Bearer ***"),
+        ("bearer sesame ", "bearer *** "),
+        ("Authorization: Bearer sesame", "Authorization: Bearer ***"),
+        ("curl -H 'authorization: bearer sesame' http://x", "curl -H 'authorization: bearer ***' http://x"),
+        ('{"authorization":"Bearer sesame"}', '{"authorization":"Bearer ***"}'),
+        ("sent Bearer sesame to it", "sent Bearer *** to it"),
+        ("sent bearer s3same to it", "sent bearer *** to it"),
+        ("sent bearer Sesame to it", "sent bearer *** to it"),
+        ("sent bearer eyJhbGciOiJIUzI1NiJ9.e30.x to it", "sent bearer *** to it"),
+        ("sent bearer correcthorsebattery to it", "sent bearer *** to it"),
+        ("basic dXNlcjpwYXNz", "basic ***"),
+        ("http://x/?token=sesame&a=1", "http://x/?token=***&a=1"),
+    ],
+)
+def test_what_may_be_a_secret_is_masked(text: str, masked: str) -> None:
+    assert mask_text(text) == masked
 
 
 def _raised(error: BaseException) -> BaseException:

@@ -18,7 +18,7 @@ _NAMES = {
     "trimcp.client.hosts": "read_servers",
     "trimcp.client.session": "ClientSession",
     "trimcp.client.tools": "Listing fingerprint",
-    "trimcp.errors": "CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
+    "trimcp.errors": "AskRefused CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
     "NotStarted Overloaded RemoteError ResourceNotFound Stopped ToolError UpstreamDown",
     "trimcp.fleet": "fleet=.",
     "trimcp.fleet.group": "Group",

@@ -18,6 +18,7 @@ from trimcp.client.hosts import read_servers as read_servers
 from trimcp.client.session import ClientSession as ClientSession
 from trimcp.client.tools import Listing as Listing
 from trimcp.client.tools import fingerprint as fingerprint
+from trimcp.errors import AskRefused as AskRefused
 from trimcp.errors import CannotAsk as CannotAsk
 from trimcp.errors import ConnectionLost as ConnectionLost
 from trimcp.errors import ErrorReply as ErrorReply
@@ -116,6 +117,7 @@ __all__ = [
     "AccessLog",
     "Answer",
     "Arg",
+    "AskRefused",
     "Audio",
     "Call",
     "CallToolResult",

@@ -51,6 +51,18 @@ def check_number(name: str, value: object, *, whole: bool = False, zero: bool = 
     raise ValueError(text) if number else TypeError(text)
 
 
+def check_truth(name: str, value: object, *, optional: bool = False) -> None:
+    """Raise TypeError unless a setting is True or False, or None if it is `optional`."""
+    if not isinstance(value, bool) and not (optional and value is None):
+        raise TypeError(f"{name} is True or False, not {value!r:.60}")
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise TypeError unless a setting is a function."""
+    if not callable(value):
+        raise TypeError(f"{name} is a function, not {value!r:.60}")
+
+
 def checked(*, zero: Collection[str] = (), unchecked: Collection[str] = ()) -> Transformer:
     """Return an attrs field transformer that checks every number and every bool of a class.
 
@@ -91,5 +103,4 @@ def _check(whole: bool, zero: bool, optional: bool, instance: object, attribute:
 
 
 def _check_truth(instance: object, attribute: Any, value: object) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{type(instance).__name__}.{attribute.name} is True or False, not {value!r:.60}")
+    check_truth(f"{type(instance).__name__}.{attribute.name}", value)

@@ -375,6 +375,34 @@ class Holding:
             wake()
 
 
+class WorkTurns:
+    """Turns of one peer's work: `async with turns` around a piece that keeps the event loop for milliseconds.
+
+    One piece of all peers is at work at a time, parsing large messages included, and between two of them other tasks
+    run. `close` it after the last.
+    """
+
+    __slots__ = ("_budget", "_holding", "_owner")
+
+    def __init__(self, budget: Budget, owner: str) -> None:
+        self._budget = budget
+        self._owner = owner
+        self._holding: Holding | None = None
+
+    async def __aenter__(self) -> None:
+        if not self._budget.take_turn():
+            if self._holding is None:
+                self._holding = self._budget.holding(self._owner)
+            await self._holding.wait_for_turn(0)
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._budget.parsed()
+
+    def close(self) -> None:
+        if self._holding is not None:
+            self._holding.close()
+
+
 class Amount:
     """One part of a holding, and how much of it has been counted.
 

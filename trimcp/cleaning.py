@@ -27,8 +27,14 @@ _SECRET: Final = re.compile(
 )
 _NO_SECRET: Final = frozenset({"progresstoken", "progress_token"})
 _IN_TEXT: Final = re.compile(
-    r"(\b(?:bearer|basic)\s+|[?&](?:[\w.-]*(?:token|key|secret|password)|code|state|sig|signature)=)[^\s&#\"']+",
+    r"([?&](?:[\w.-]*(?:token|key|secret|password)|code|state|sig|signature)=|"
+    r"(?P<header>authorization[\"']?[:=\s]{1,4}[\"']?)?\b(?P<scheme>bearer|basic)\s+)(?P<word>[^\s&#\"']+)",
     re.IGNORECASE,
+)
+# What may follow a scheme in a sentence. A token of lower-case letters alone is short only if somebody made it up.
+_PROSE: Final = re.compile(r"[a-z]{1,15}[.,;:!?)]*")
+_NAMED: Final = re.compile(
+    r"(auth|authentication|authorization|challenge|credentials|error|headers?|is|not|or|scheme|tokens?|was)\b"
 )
 _KINDS: Final = {bool: "boolean", int: "number", float: "number", type(None): "null"}
 
@@ -59,8 +65,21 @@ def mask(value: Any, key: str = "") -> Any:
 
 
 def mask_text(text: str) -> str:
-    """Return a text with "***" for what follows "Bearer" or a query parameter such as `token=`. Nothing is cut."""
-    return _IN_TEXT.sub(rf"\g<1>{MASK}", text)
+    """Return a text with "***" for what follows "Bearer" or a query parameter such as `token=`. Nothing is cut.
+
+    Words of a sentence stay, as in "the bearer is not valid"; in a header, or alone, whatever follows is a secret.
+    """
+    return _IN_TEXT.sub(_masked, text)
+
+
+def _masked(found: re.Match[str]) -> str:
+    scheme, word = found["scheme"], found["word"]
+    in_text = scheme is not None and found["header"] is None
+    alone = found.start() == 0 and found.end() == len(found.string.rstrip())
+    # With a capital it is the scheme's name, as in a header that somebody quotes: few words follow that in a sentence.
+    if in_text and not alone and _PROSE.fullmatch(word) and (scheme.islower() or _NAMED.match(word)):
+        return found[0]
+    return f"{found[1]}{MASK}"
 
 
 def names_a_secret(key: str) -> bool:
@@ -112,8 +131,8 @@ def in_quotes(value: Any) -> str:
 
 def clean(text: str) -> str:
     """Return text with every character that could control a terminal made visible; line ends and tabs stay."""
-    if text.isascii() and text.isprintable():
-        return text
+    if text.isascii():
+        return text if text.isprintable() else text.replace("\r\n", "\n").translate(_VISIBLE_ASCII)
     return "".join(_visible(character) for character in text.replace("\r\n", "\n"))
 
 
@@ -121,6 +140,9 @@ def _visible(character: str) -> str:
     if character in "\n\t" or unicodedata.category(character) not in _HIDDEN:
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+_VISIBLE_ASCII: Final = {code: visible for code in range(128) if (visible := _visible(chr(code))) != chr(code)}
 
 
 def one_line(text: str, width: int = 200) -> str:

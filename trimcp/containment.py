@@ -16,6 +16,11 @@ import trio
 from trimcp.nurseries import leaves, parted, sole
 
 
+def server_ends() -> bool:
+    """Return whether this task, which serves a connection, is being cancelled: so ends a server; a client leaves."""
+    return trio.current_effective_deadline() == -math.inf
+
+
 def innermost_scope(task: trio.lowlevel.Task) -> object:
     """Return an object that identifies the task's innermost cancel scope. Trio has no public name for it."""
     return getattr(task, "_cancel_status", None)

@@ -3,6 +3,7 @@
     McpError
     ├── LocalError            our side tried something the protocol forbids; nothing was sent
     │   ├── CannotAsk         a handler sent its client a request that the client did not declare support for
+    │   │   └── AskRefused    ... or that the client answered with an error, such as a user's no (a RemoteError too)
     │   ├── NotInRevision     the negotiated revision cannot express it (`trimcp.wire.converter`)
     │   └── Unencodable       a value that JSON cannot represent (`trimcp.wire.jsonrpc`)
     ├── RemoteError           the peer answered a request with an error
@@ -79,6 +80,24 @@ class RemoteError(_CodedError):
     """
 
     method: str = ""
+
+
+class AskRefused(CannotAsk, RemoteError):
+    """The client answered a handler's request with an error, such as a user's no.
+
+    Like `CannotAsk`, a tool that does not catch it reports it to the model.
+
+    Attributes:
+        code, message, data: of the client's error. Untrusted text.
+        method: what it was asked.
+    """
+
+    def __init__(self, method: str, error: RemoteError) -> None:
+        RemoteError.__init__(self, error.code, error.message, error.data)
+        self.required, self.method = None, method
+
+    def __str__(self) -> str:
+        return f"the client refused {self.method}: {self.message} (code {self.code})"
 
 
 class Overloaded(RemoteError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -112,8 +111,3 @@ async def closing_with(close: Callable[[], Awaitable[object]]) -> AsyncIterator[
             await close()
         raise
     await close()
-
-
-def server_ends() -> bool:
-    """Return whether this task, which serves a connection, is being cancelled: so ends a server; a client leaves."""
-    return trio.current_effective_deadline() == -math.inf

@@ -149,8 +149,8 @@ def signals() -> Iterator[trio.Event]:
 
 
 def stdio(
-    command: str,
-    *args: str,
+    command: str | os.PathLike[str] | list[str] | tuple[str | os.PathLike[str], ...],
+    *args: str | os.PathLike[str],
     env: Mapping[str, str] | None = None,
     cwd: str | Path | None = None,
     on_stderr: Callable[[str], object] | None = None,
@@ -160,20 +160,24 @@ def stdio(
     """Describe a server that runs as a child process, for `client.connect(trimcp.stdio("python", "weather.py"))`.
 
     Args:
-        command: the program, found on PATH.
-        args: its arguments; no shell is used.
+        command: the program, found on PATH; or a list of the program and its arguments.
+        args: its (further) arguments; no shell is used.
         env: environment variables beside the few that a child always inherits (PATH, HOME, ...).
         cwd: its working directory; by default ours.
         on_stderr: called with each line of its standard error; by default the lines are logged.
         trace: called with a line for every message, secrets masked; by default the environment decides.
         revision: the revision to begin with; with one before 2026-07-28, old servers that break on the first message of
             newer clients never get it. By default the client finds out, and remembers what it found.
+
+    Raises:
+        TypeError: the command is no text and no list of texts.
     """
     from trimcp.transports.stdio.child import StdioServer
     from trimcp.transports.trace import trace_from_environment
 
     trace = trace or trace_from_environment()
-    return StdioServer((command, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace, revision=revision)
+    words: tuple[Any, ...] = tuple(command) if isinstance(command, list | tuple) else (command,)
+    return StdioServer((*words, *args), env=env, cwd=cwd, on_stderr=on_stderr, trace=trace, revision=revision)
 
 
 def load_servers(

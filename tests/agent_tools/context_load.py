@@ -21,8 +21,9 @@ from typing import Any
 import attrs
 import trio
 
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextActor, ContextLimits
+from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.stores import ContextStore, MemoryContexts
 from trimcp.agent_tools.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget

@@ -10,8 +10,8 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext, MemoryContexts
 from trimcp.budget import Budget
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -1092,3 +1093,36 @@ async def test_finding_the_newest_version_takes_one_look() -> None:
     catalog._families = None  # type: ignore[assignment]  # not asked
     catalog.find("echo")
     assert looks == ["echo"]
+
+
+# Turns
+
+
+async def test_manifests_wait_for_their_turn_and_a_provider_that_left_meanwhile_registers_nothing() -> None:
+    server, catalog = make()
+    budget, stream, other = server.budget, Stream(), Stream("other")
+    raws = [{**ANY, "name": f"tool{n}"} for n in range(3)]
+    outcomes: list[str] = []
+
+    async def register(by: Stream) -> None:
+        try:
+            await catalog.register_all(raws, ADA, by)
+            outcomes.append(f"{by.name} registered")
+        except ProviderGone as error:
+            outcomes.append(f"{by.name}: {error.message}")
+
+    async with trio.open_nursery() as nursery, budget._turn:  # something large is at work
+        budget._next_turn = math.inf
+        nursery.start_soon(register, stream)
+        nursery.start_soon(register, stream)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not outcomes
+        catalog.withdraw(stream)
+        catalog.withdraw(other)
+        nursery.start_soon(register, other)
+        await trio.testing.wait_all_tasks_blocked()
+        budget._next_turn = -math.inf
+    assert sorted(outcomes) == ["other registered", *["stream: it was withdrawn before it was registered"] * 2]
+    assert not catalog._registering
+    assert not budget.owners()
+    assert sorted(listed(server)) == [f"agent-a.tool{n}" for n in range(3)]

@@ -12,8 +12,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, EMPTY, all_tasks, assert_empty, begin, open_table
+from trimcp.agent_tools.context_limits import SERVER_MEMBERS, ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import SERVER_MEMBERS, ContextActor, ContextLimits
+from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import (
     ContextGone,
     Draining,

@@ -17,7 +17,7 @@ import trimcp
 from tests.agent_tools.world import WEATHER, World, call_of, conforms, events_of, make_world
 from tests.transports.http.face import Answer, Visitor, visiting
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.errors import LocalError
 from trimcp.transports.http.seams import Head, HttpResponse, Upgrade
 from trimcp.wire.codes import FORBIDDEN
@@ -815,6 +815,26 @@ async def test_callers_without_a_token_are_served_on_this_machine_only(
         assert (await agent.send("GET", "/schemas", **more)).status == 200
     warned = [record for record in caplog.records if "without a check of tokens" in record.getMessage()]
     assert len(warned) == (anonymous is None)
+
+
+async def test_the_id_of_a_context_that_nobody_owns_stands_in_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It is all that protects the context; the audit has a digest, by which calls in one context are found together."""
+    caplog.set_level(0)
+    id, limits = "a-secret-id", ContextLimits(max_contexts=1)
+    async with agents(authenticate=None, anonymous_agents="loopback", contexts=limits) as agent:
+        agent.token = None
+        for tool in ("echo", "crash"):
+            await agent.send(
+                "POST", "/tools/call", call_of(tool, tool, context=id, **({"text": "x"} if tool == "echo" else {}))
+            )
+        await agent.send("POST", "/contexts", {"context_id": "another"})
+        await agent.send("PATCH", f"/contexts/{id}", {"permissions": []})
+        await agent.send("DELETE", f"/contexts/{id}")
+        first, second = [record["context"] for record in agent.world.audit if "context" in record]
+    assert id not in caplog.text
+    assert id not in str(agent.world.audit)
+    assert first == second
+    assert len(first) == 12
 
 
 async def test_no_warning_where_callers_are_identified(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import attrs
@@ -69,7 +70,8 @@ async def over_mcp(place: ServedHere, text: str) -> str:
 async def over_http(place: ServedHere, text: str, path: str = "/tools/call", *, http2: bool = False) -> str:
     url = place.url.replace("grpc", "http", 1).rstrip("/")
     async with httpx2.AsyncClient(http1=not http2, http2=http2, trust_env=False) as web:
-        answer = (await web.post(url + path, json=call_of("echo", text=text, context="c"), headers=HEADERS)).json()
+        asked = call_of("echo", token_hex(4), context="c", text=text)
+        answer = (await web.post(url + path, json=asked, headers=HEADERS)).json()
     return str(answer["result"] if answer["status"] == "success" else answer["error"]["code"])
 
 

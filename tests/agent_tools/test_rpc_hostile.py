@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import random
+import zlib
 from typing import Any
 
 import h2.config
@@ -14,9 +16,9 @@ import trimcp
 from tests.agent_tools.rpc_support import PB, SERVICE, serving
 from tests.fuzz.effort import PATIENCE, count
 from tests.peers.serving import ServedHere, connect
-from trimcp.agent_tools import AgentTools
+from trimcp.agent_tools import AgentTools, rpc_messages, struct_values
 from trimcp.agent_tools import connect as connect_agent
-from trimcp.framing.grpc import GrpcStatus, message_frame
+from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame, varint
 from trimcp.transports.grpc.calls import CallFailed
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client
@@ -142,3 +144,174 @@ async def test_a_caller_that_takes_nothing_is_let_go(caplog: pytest.LogCaptureFi
                     await trio.sleep(0.01)
 
     await served_with(trimcp.HttpLimits(stall_timeout=0.2), use)
+
+
+# Values of google.protobuf, which are small on the wire
+
+
+def nulls(number: int) -> bytes:
+    """A Struct that is a list of so many nulls."""
+    members = b"\x0a\x02\x08\x00" * number
+    value = b"\x32" + varint(len(members)) + members
+    entry = b"\x0a\x01a\x12" + varint(len(value)) + value
+    return b"\x0a" + varint(len(entry)) + entry
+
+
+def asking(tool: str, arguments: bytes, **members: Any) -> bytes:
+    """A ToolRequest with these arguments, which nobody makes objects of on the way."""
+    head: bytes = PB.ToolRequest(tool_name=tool, **members).SerializeToString()
+    return head + b"\x12" + varint(len(arguments)) + arguments
+
+
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many members each conversion of a Struct has read."""
+    seen: list[int] = []
+
+    def counting(data: bytes, limits: Any) -> Any:
+        found = yield from struct_values.read_counted(data, limits)
+        seen.append(found[1])
+        return found
+
+    monkeypatch.setattr(rpc_messages, "read_counted", counting)
+    return seen
+
+
+async def test_too_many_members_are_refused_before_they_are_objects(converted: list[int]) -> None:
+    async with serving() as place, GrpcServer(place.url).open() as connection:
+        with pytest.raises(CallFailed, match="more than 200,000 members") as caught:
+            await connection.unary(f"{SERVICE}Call", asking("add", nulls(1_000_000)))
+        assert caught.value.status is GrpcStatus.INVALID_ARGUMENT
+        created = PB.ContextCreate().SerializeToString() + b"\x12" + varint(len(nulls(300_000))) + nulls(300_000)
+        with pytest.raises(CallFailed, match="more than 200,000 members"):
+            await connection.unary(f"{SERVICE}CreateContext", created)
+        assert converted == []
+
+
+async def test_what_is_refused_is_not_converted(converted: list[int]) -> None:
+    """An unknown tool, a context that has ended, a tool that needs a scope."""
+    tokens = trimcp.bearer_tokens({"a-token-of-ada": "ada"})
+
+    def authenticate(head: Any) -> Any:
+        found = tokens(head)
+        return trimcp.Principal("ada", scopes=["some"]) if found == "ada" else found
+
+    settings = trimcp.HttpSettings(authenticate=authenticate)
+    metadata = [("authorization", "Bearer a-token-of-ada")]
+    many = nulls(150_000)
+    async with serving(settings=settings) as place, GrpcServer(place.url).open() as connection:
+
+        async def status(request: bytes, headers: Any = metadata) -> GrpcStatus:
+            with pytest.raises(CallFailed) as caught:
+                await connection.unary(f"{SERVICE}Call", request, headers)
+            return caught.value.status
+
+        place.server.add_tool(lambda a: a, name="scoped", scopes=["more"])
+        assert await status(asking("nothing", many)) is GrpcStatus.NOT_FOUND
+        assert await status(asking("add", many), []) is GrpcStatus.UNAUTHENTICATED
+        assert await status(asking("scoped", many)) is GrpcStatus.PERMISSION_DENIED
+        made = await connection.unary(f"{SERVICE}CreateContext", b"", metadata)
+        id = PB.ContextState.FromString(made).context_id
+        destroy = PB.ContextDestroy(context_id=id).SerializeToString()
+        await connection.unary(f"{SERVICE}DestroyContext", destroy, metadata)
+        assert await status(asking("add", many, context_id=id)) is GrpcStatus.FAILED_PRECONDITION
+        assert converted == []
+        assert await status(asking("add", many)) is GrpcStatus.INVALID_ARGUMENT
+        assert converted == [150_001]
+
+
+async def test_values_are_weighed_by_what_they_become() -> None:
+    async with serving() as place, GrpcServer(place.url).open() as connection, trio.open_nursery() as nursery:
+        many, budget = nulls(50_000), place.server.budget
+        place.server.add_tool(stays, name="stays")
+        nursery.start_soon(connection.unary, f"{SERVICE}Call", asking("stays", many))
+        with trio.fail_after(PATIENCE):
+            while budget.held < len(many) + 50_000 * struct_values.MEMBER:  # noqa: ASYNC110  # a network is between
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+
+
+async def stays(a: list[None]) -> str:
+    await trio.sleep_forever()
+    raise AssertionError
+
+
+async def test_large_values_are_converted_in_turns() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        found = await struct_values.in_turns(struct_values.read_object(nulls(100_000)))
+        assert turns >= 190
+        before = turns
+        assert await struct_values.in_turns(struct_values.write_object(found)) == nulls(100_000)
+        assert turns - before >= 190
+        nursery.cancel_scope.cancel()
+
+
+# Compression
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_compressed_messages_are_read(encoding: str) -> None:
+    packed: Any = {"gzip": gzip.compress, "deflate": zlib.compress}[encoding]
+    body = PB.ToolRequest(tool_name="add", arguments_json=b'{"a":1,"b":2}').SerializeToString()
+    data = packed(body)
+    async with (
+        serving() as place,
+        GrpcServer(place.url).open() as connection,
+        connection.call(f"{SERVICE}Call", [("grpc-encoding", encoding)]) as call,
+    ):
+        await call.send(b"\x01" + len(data).to_bytes(4, "big") + data, end=True)
+        answer = await call.next_message(GrpcDecoder(1_000))
+        assert PB.ToolResponse.FromString(answer).result_json == b"3"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "data", "status"),
+    [
+        ("gzip", gzip.compress(bytes(50_000_000)), GrpcStatus.RESOURCE_EXHAUSTED),
+        ("deflate", zlib.compress(bytes(50_000_000)), GrpcStatus.RESOURCE_EXHAUSTED),
+        ("gzip", gzip.compress(bytes(1_000))[:-9], GrpcStatus.INVALID_ARGUMENT),
+        ("gzip", b"no gzip at all", GrpcStatus.INVALID_ARGUMENT),
+        ("snappy", b"x", GrpcStatus.UNIMPLEMENTED),
+        (None, b"x", GrpcStatus.INTERNAL),
+        ("identity", b"x", GrpcStatus.INTERNAL),
+    ],
+    ids=["bomb", "deflated bomb", "cut", "garbage", "unknown", "not said", "identity"],
+)
+async def test_compression_is_bounded_and_known(encoding: str | None, data: bytes, status: GrpcStatus) -> None:
+    frame = b"\x01" + len(data).to_bytes(4, "big") + data
+    async with serving() as place, GrpcServer(place.url).open() as connection:
+        for path in (f"{SERVICE}Call", f"{SERVICE}CreateContext", "/trimcp.v1.Mcp/Exchange"):
+            metadata = [] if encoding is None else [("grpc-encoding", encoding)]
+            async with connection.call(path, metadata) as call:
+                await call.send(frame, end=True)
+                with pytest.raises(CallFailed) as caught:
+                    await call.next_message(GrpcDecoder(1_000))
+                assert caught.value.status is status, path
+                if status is GrpcStatus.UNIMPLEMENTED and path != "/trimcp.v1.Mcp/Exchange":
+                    assert (call.headers or {})["grpc-accept-encoding"] == "identity,gzip,deflate"
+
+
+async def test_a_timeout_that_is_none_is_refused() -> None:
+    async with serving() as place, GrpcServer(place.url).open() as connection:
+        for value in ("5", "m", "-5S", "123456789S", "5.5S", "5x"):
+            with pytest.raises(CallFailed, match="grpc-timeout") as caught:
+                await connection.unary(f"{SERVICE}ListTools", b"", [("grpc-timeout", value)])
+            assert caught.value.status is GrpcStatus.INVALID_ARGUMENT
+
+
+async def test_a_request_that_is_no_single_message() -> None:
+    async with serving() as place, GrpcServer(place.url).open() as connection:
+        for body in (b"", message_frame(b"")[:3], message_frame(b"") * 2, message_frame(b"x")[:-1]):
+            async with connection.call(f"{SERVICE}ListTools") as call:
+                await call.send(body, end=True)
+                with pytest.raises(CallFailed, match="exactly one message"):
+                    await call.next_message(GrpcDecoder(1_000))

@@ -13,8 +13,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, all_tasks, assert_empty, begin, open_table
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextActor, ContextLimits
+from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,

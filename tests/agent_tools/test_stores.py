@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 import trio
 
+import trimcp
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
 from trimcp.agent_tools import stores_sqlite
 from trimcp.agent_tools.callers import Owner
@@ -272,7 +274,7 @@ AGENTS = 8
 PROGRAM = """
 import sys, trio
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget
 
@@ -360,3 +362,86 @@ async def test_times_in_the_file_are_those_of_the_wall(tmp_path: Path) -> None:
     assert before + 1_000 - 1 <= one.ends <= after + 1_000 + 1
     assert before + 200 - 1 <= one.until <= after + 200 + 1
     assert one.state == {}
+
+
+@pytest.mark.parametrize("seed", [*range(40), 237])
+async def test_a_damaged_file_is_one_sentence_and_crashes_nothing(seed: int, tmp_path: Path) -> None:
+    """Bytes changed and cut off, anywhere behind the head that says what the file is, and a log beside it."""
+    path = tmp_path / "contexts.db"
+    store = SqliteContexts(path)
+    async with store.opened():
+        await store.write([kept(id=f"c{number}", state={"a": "x" * 900}) for number in range(60)], [])
+    chance = random.Random(seed)
+    data = bytearray(path.read_bytes())
+    for _ in range(chance.choice([1, 20, 2_000])):
+        data[chance.randrange(16, len(data))] = chance.randrange(256)
+    if seed % 3 == 0:
+        del data[chance.randrange(100, len(data)) :]
+    path.write_bytes(data)
+    if seed % 4 == 0:
+        path.with_name("contexts.db-wal").write_bytes(chance.randbytes(5_000))
+
+    async def use() -> None:
+        async with store.opened():
+            await store.counts()
+            for number in range(60):
+                await store.load(ADA, f"c{number}")
+            await store.write([kept()], [(ADA, "c1")])
+            await store.expire(0.0)
+
+    try:
+        await use()
+    except (OSError, ValueError) as error:
+        told = str(error)
+    except sqlite3.Error:  # of a write: what wrote it tells of it
+        told = str(path)
+    else:
+        told = str(path)
+    assert str(path) in told
+    assert "\n" not in told
+    if "malformed" in told or "not a database" in told:
+        assert "move it away with contexts.db-wal to begin anew" in told
+
+
+@pytest.mark.parametrize("kind", ["folder", "loop", "device"])
+async def test_what_is_no_file_is_refused_and_not_changed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fchmod", None)  # a test that is red must not take a device's rights from everybody
+    path = tmp_path / "contexts.db"
+    if kind == "device":
+        path = Path("/dev/null")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path)
+    mode = path.lstat().st_mode
+    with pytest.raises(trimcp.LocalError, match=str(path)):
+        async with SqliteContexts(path).opened():
+            pass
+    assert path.lstat().st_mode == mode
+
+
+SERVED = """
+import trimcp
+from trimcp.agent_tools import AgentTools, SqliteContexts
+
+server = trimcp.Server("damaged", version="1")
+agent_tools = AgentTools(server, store=SqliteContexts({path!r}))
+events = {events}
+"""
+
+
+@pytest.mark.parametrize("what", ["contexts", "events"])
+def test_the_command_ends_with_one_sentence(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    path.write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 20)
+    events = f"trimcp.SqliteEvents({str(path)!r})" if what == "events" else "None"
+    program = tmp_path / "program.py"
+    program.write_text(SERVED.format(path=str(path), events=events))
+    command = [sys.executable, "-m", "trimcp.cli", "run", str(program), "--http", "--port", "0", "--agent-tools"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert str(path) in done.stderr

@@ -183,6 +183,19 @@ async def test_the_clock_stands_still_while_a_person_thinks(person: tuple[int, T
     assert moments == ["stopped", "goes on"]
 
 
+async def test_a_question_that_is_cancelled_leaves_its_line(
+    person: tuple[int, Terminal], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Asker(Screen(), person[1]).answer, form())
+            await wait_all_tasks_blocked()
+            asked = capsys.readouterr().err
+            nursery.cancel_scope.cancel()
+    assert not asked.endswith("\n")
+    assert capsys.readouterr().err == "\n"
+
+
 async def test_two_questions_are_asked_one_after_the_other(person: tuple[int, Terminal]) -> None:
     keyboard, terminal = person
     asker = Asker(Screen(), terminal)

@@ -157,7 +157,7 @@ def test_rounds_are_shorter_than_one_measurement_alone() -> None:
         (["--tool", "t", "-a", "word"], "write --arg NAME=VALUE or --arg NAME:=JSON"),
         (["--tool", "t", "-a", "=x"], "write --arg NAME=VALUE"),
         (["--tool", "t", "-a", ":=1"], "write --arg NAME=VALUE"),
-        (["--tool", "t", "-a", "x:={"], "--arg x is not valid JSON"),
+        (["--tool", "t", "-a", "x:={"], "--arg x:= is not valid JSON"),
         (["--tool", "t", "-a", "x=1", "-a", "x:=1"], "the argument 'x' is given twice"),
         (["--tool", "t", "-a", "count=many"], "count must be a whole number, not 'many'"),
         (["--method", "ping", "--params", "[]"], "--params must be an object"),

@@ -64,6 +64,18 @@ def test_two_servers_are_compared(tmp_path: Path) -> None:
     assert "500 calls answered per second" in plot.read_text()
 
 
+def test_a_plot_tells_apart_what_has_the_same_name(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    shown([[a_report(target="old.py")], [a_report(target="new.py")]], "--plot", str(plot))
+    assert ">old.py · library 1.0 · " in plot.read_text()
+    assert ">new.py · library 1.0 · " in plot.read_text()
+    shown([[a_report()], [a_report()]], "--plot", str(plot))
+    assert ">1: python library.py · library 1.0 · " in plot.read_text()
+    assert ">2: python library.py · library 1.0 · " in plot.read_text()
+    shown([[a_report()], [a_report(server_name="other")]], "--plot", str(plot))
+    assert ">library 1.0 · " in plot.read_text()
+
+
 def test_a_plot_says_of_a_rate_that_it_is_an_estimate(tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     long = a_report(milliseconds=1500.0, calls=0, parts=6.6)

@@ -57,6 +57,17 @@ def test_help_has_examples_and_the_exit_codes() -> None:
     assert "1    some were not; the table lists them by kind" in result.stdout
 
 
+@pytest.mark.parametrize("to_file", [False, True])
+def test_what_is_said_before_the_measurement_may_be_shown(to_file: bool, tmp_path: Path) -> None:
+    file = tmp_path / "said.txt"
+    words = [f"--trace={file}" if to_file else "--trace", "--count", "3", *ADD]
+    result = trimcp("bench", *words, "--", sys.executable, SERVER)
+    assert result.exit_code == 0, result.output
+    told = file.read_text() if to_file else result.stderr
+    assert "server/discover" in told
+    assert ("server/discover" in result.stderr) is not to_file
+
+
 def test_a_server_may_stand_last(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = measuring(monkeypatch)
     result = trimcp("bench", "--tool", "echo", "-a", "text:=1", "--", "node", "server.js", "--fast")

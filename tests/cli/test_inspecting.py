@@ -43,9 +43,8 @@ async def test_titles_hints_and_results_are_shown() -> None:
     for lines in (
         "  weather (Weather): Get the weather.\n      says that it reads only, destroys nothing, reaches out\n",
         "      city (string, required)\n      returns object\n          city (string, required)\n          temp",
-        "  several (Of old): Get several.\n      returns object\n          result (list of object, required)\n",
-        "          result (list of object, required)\n              city (string, required)\n",
-        "  count: Only a title\n      returns object\n          result (integer, required)",
+        "  several (Of old): Get several.\n      returns list of object\n          city (string, required)\n",
+        "  count: Only a title\n      returns integer",
         "  notes://today (Today): What is to be done.",
         "  notes://other: other",
     ):

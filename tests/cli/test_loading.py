@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import trimcp
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.loading import load_server
 
@@ -86,3 +89,50 @@ def test_what_is_not_there_is_said(name: str) -> None:
 def test_a_missing_import_of_the_module_is_the_users_own_error(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="not_there_either"):
         load_server(write(tmp_path, "import not_there_either"))
+
+
+_BY_ITSELF = "broken.py cannot be loaded, it fails by itself:"
+_OTHERWISE = "A server written with something else can be named by its command line"
+_DEEP = "def f(n):\n    g(n)\ndef g(n):\n    f(n - 1) if n else 1 / 0\nf(9)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "told", "last"),
+    [
+        ('server = trimcp.Server("s"\n', _BY_ITSELF, "SyntaxError: '(' was never closed"),
+        ("import no_such\n", _BY_ITSELF, "ModuleNotFoundError: No module named 'no_such'"),
+        ("x = 1\n", "broken.py has no trimcp.Server", _OTHERWISE),
+        (_DEEP, "broken.py cannot be loaded", "ZeroDivisionError: division by zero"),
+    ],
+    ids=["syntax", "import", "no server", "long traceback"],
+)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "broken.py"),
+        ("inspect", "broken.py"),
+        ("call", "broken.py", "tool"),
+        ("read", "broken.py", "notes:///a"),
+        ("prompt", "broken.py", "p"),
+        ("bench", "--tool", "t", "broken.py"),
+        ("record", "journal", "broken.py"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_file_that_cannot_be_loaded_is_a_mistake_of_the_command_line(
+    words: tuple[str, ...], source: str, told: str, last: str, tmp_path: Path
+) -> None:
+    """Exit code 2, as `trimcp run` itself has, and the last line says what to repair."""
+    (tmp_path / "broken.py").write_text(f"import trimcp\n{source}")
+    done = subprocess.run(
+        [sys.executable, "-m", "trimcp.cli", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(trimcp.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].endswith(last), done.stderr
+    assert told in done.stderr

@@ -112,6 +112,21 @@ def test_more_scopes_are_asked_for_by_logging_in_again(there: Protected) -> None
     assert there.good("call", there.url, "write") == "written\n"
 
 
+def test_where_nothing_can_be_pasted_a_login_ends(there: Protected) -> None:
+    for typed in ("", "nonsense\n", "no end"):
+        done = subprocess.run(
+            [*TRIMCP, "login", there.url, "--no-browser"],
+            env=there.environment,
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 3
+        assert "the input ended before an address was pasted" in done.stderr
+        assert done.stderr.lower().count("paste the address") == 1 + bool(typed)
+
+
 def test_without_a_browser_the_address_is_pasted(there: Protected) -> None:
     with subprocess.Popen(
         [*TRIMCP, "login", there.url, "--no-browser"],
@@ -193,3 +208,23 @@ def test_nothing_secret_is_recorded_or_traced(there: Protected, tmp_path: Path) 
     for secret in secrets:
         assert secret[:40] not in written
         assert secret[-40:] not in written
+
+
+def test_a_secret_goes_to_the_issuer_that_is_named_with_it(there: Protected) -> None:
+    there.environment["SECRET"] = "hush"
+    words = ("login", there.url, "--client-id", "app", "--client-secret", "SECRET")
+    refused = there.bad(*words)
+    assert f"trimcp login --issuer {there.issuer}" in refused
+    assert "hush" not in refused
+    assert "register it with the new one" in there.bad(*words, "--issuer", "http://127.0.0.1:1")
+    assert "Logged in to" in there.good(*words, "--issuer", f"{there.issuer}/")  # a slash makes no difference
+    assert there.good("call", there.url, "whoami") == "ann\n"
+
+
+def test_the_resource_can_be_left_out(there: Protected) -> None:
+    there.good("login", there.url, "--no-resource")
+    assert "log in again" in there.bad(
+        "call", there.url, "whoami"
+    )  # the toy was told of none, and its token is for none
+    kept = Path(there.environment["XDG_DATA_HOME"]) / "trimcp" / "credentials.json"
+    assert '\\"names_resource\\":false' in kept.read_text()

@@ -208,15 +208,26 @@ async def test_a_url_is_recorded_as_well(how: str, journal: Path) -> None:
             assert code == 0, told
 
 
-async def test_a_server_that_wants_a_token_is_met_with_the_ways_to_give_one(journal: Path) -> None:
-    journal.write_text('{"trimcp_journal":1}\n')  # noqa: ASYNC240 - nothing else runs yet
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["http", "websocket"])
+async def test_a_server_that_wants_a_token_gets_it_and_it_is_not_written_down(
+    how: str, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "t0ken")
+    server = trimcp.Server("far")
     settings = trimcp.HttpSettings(authenticate=trimcp.bearer_tokens({"t0ken": "ada"}))
-    async with served(trimcp.Server("far"), "websocket", settings=settings) as place:
-        for words in (("record", journal, place.url), ("replay", journal, place.url)):
+    async with served(server, how, settings=settings) as place:
+        for options in (("--bearer", "MY_TOKEN"), ("-H", "Authorization: Bearer ${MY_TOKEN}")):
+            async with trimcp.Client("c").connect(recorded(journal, place.url, options=options)) as session:
+                assert await session.list_tools() == []
+        code, told = await run("replay", *options, journal, place.url)
+        assert code == 0, told
+        assert "t0ken" not in journal.read_text("utf-8")  # noqa: ASYNC240 - nothing else runs now
+        for words in (("record", journal, place.url), ("replay", journal, place.url)) if how == "websocket" else ():
             code, told = await run(*words)
             assert (code, "the server answered 401" in told) == (3, True), told
-            assert "an mcpServers file with its headers, FILE.json:NAME, or log in: trimcp login URL" in told
-            assert "--bearer" not in told
+            assert "Send a token with --bearer VARIABLE" in told
+            assert "log in: trimcp login URL" in told
 
 
 @pytest.mark.slow
@@ -315,6 +326,9 @@ def test_a_signal_ends_it_with_the_program(tmp_path: Path, program: Path, journa
         (("record", "new", "--", "no-such-program"), 3, "cannot start the server"),
         (("record", "no/such/folder", "--", "x"), 2, "cannot write"),
         (("record", "new"), 2, "Missing argument"),
+        (("record", "-H", "A: b", "new", "--", "x", "y"), 2, "headers are sent to a URL"),
+        (("replay", "-H", "A: b", "JOURNAL", "--", "x"), 2, "headers are sent to a URL"),
+        (("record", "--bearer", "NO_SUCH", "new", "x"), 2, "there is no such variable"),
     ],
 )
 def test_mistakes_have_exit_codes(

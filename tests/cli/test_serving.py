@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,14 @@ async def test_every_message_can_be_traced(tmp_path: Path) -> None:
         await add(await served.url())
     lines = file.read_text().splitlines()
     assert [line.split()[1] for line in lines if "tools/call" in line or "1.5 small" in line] == ["<--", "-->"]
+
+
+async def test_grpc_beside_http() -> None:
+    async with serving("--grpc", "--port", "0") as served:
+        url = await served.url("grpc", "(gRPC)")
+        assert url.rpartition(":")[2] == (await served.url()).rpartition(":")[2].removesuffix("/mcp")
+        async with trimcp.Client("c").connect(trimcp.grpc(url)) as session:
+            assert await session.list_tools()
 
 
 async def test_websocket_alone() -> None:
@@ -364,6 +372,17 @@ async def test_what_takes_too_long_is_named_and_stopped(tmp_path: Path, revision
     assert file.read_text() == "begun\nended: drain\n"
 
 
+async def test_it_says_what_it_waits_for(tmp_path: Path) -> None:
+    async with serving("--http", "--port", "0", "--grace", "0.2") as served, connected(await served.url()) as session:
+        with suppress(trimcp.McpError):
+            async with session.calling("stubborn", {"file": str(tmp_path / "log")}):
+                await until_written(tmp_path / "log", "begun")
+                served.process.send_signal(signal.SIGINT)
+                await served.until("1 call under way has up to 0.2 s to answer; Ctrl-C again ends at once")
+                await served.until("1 call under way has not stopped yet; Ctrl-C again ends at once")
+                assert await served.end(signal.SIGINT) == 128 + signal.SIGINT
+
+
 async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     file = tmp_path / "log"
     async with serving("--http", "--port", "0", "--grace", "0") as served, connected(await served.url()) as session:
@@ -446,6 +465,7 @@ async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:
         (["--http", "--port", "65536"], "65536 is not in the range"),
         (["--http", "--uds", "x", "--uds-mode", "9"], "in octal, such as 660"),
         (["--http", "--keyfile", SERVER], "--keyfile goes with --certfile"),
+        (["--grpc", "--server", "hypercorn"], "--grpc needs HTTP/2, which trimcp's own server speaks"),
         (["--agent-tools", "--ws"], "--agent-tools has WebSocket beside HTTP; leave out --ws"),
         (["--agent-tools", "--workers", "2"], "--agent-tools keep contexts in one process; leave out --workers"),
         (["--http", "--certfile", "nowhere"], "does not exist"),

@@ -53,7 +53,15 @@ def test_values_become_what_the_schema_wants(shape: Any, words: list[str], value
         ({"type": "boolean"}, ["x=1"], "x must be true or false, not '1'"),
         ({"type": ["integer", "boolean"]}, ["x=a"], "x must be a whole number or true or false, not 'a'"),
         ({"type": "integer"}, ["x=1", "x=2"], "x is given 2 times, but it is no list"),
-        ({}, ["word"], "'word' is no argument; write name=value, or all of them with --arguments '{...}'"),
+        ({}, ["word"], "'word' is no argument; write NAME=VALUE or NAME:=JSON"),
+        ({}, [":=1"], "':=1' is no argument"),
+        ({}, ["x:=word"], "x:= is not valid JSON: 'word'"),
+        ({}, ["x=1", "x:=1"], "'x' is given twice"),
+        ({}, ["x:=1", "x:=1"], "'x' is given twice"),
+        ({}, ["x:=1", "x=1"], "'x' is given twice"),
+        ({}, ["xx=1"], "the tool has no argument 'xx'; did you mean x?"),
+        ({}, ["xx:=1"], "the tool has no argument 'xx'; did you mean x?"),
+        ({}, ["other=1"], "the tool has no argument 'other'; it takes x"),
         ({"type": "string"}, ["=word"], "'=word' is no argument"),
     ],
 )
@@ -70,3 +78,27 @@ def test_a_schema_that_refers_to_itself_ends() -> None:
 
 def test_a_value_nested_without_end_is_text() -> None:
     assert parse_arguments(["x=" + "[" * 200_000], {})["x"].startswith("[[")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"additionalProperties": True},
+        {"additionalProperties": {"type": "string"}},
+        {"patternProperties": {"^y": {}}},
+        {"allOf": [{"properties": {"y": {}}}]},
+        {"$ref": "#/$defs/y"},
+    ],
+)
+def test_where_a_schema_allows_others_they_are_sent(more: dict[str, Any]) -> None:
+    assert parse_arguments(["x=1", "y=2"], {"properties": {"x": {}}, **more}) == {"x": 1, "y": 2}
+    assert parse_arguments(["y=2"], {"type": "object"}) == {"y": 2}, "it lists none"
+    for closed in ({}, {"additionalProperties": False}):
+        with pytest.raises(ValueProblem, match="it takes none"):
+            parse_arguments(["y=2"], {"properties": {}, **closed})
+
+
+def test_json_is_taken_as_it_is_and_a_name_may_end_with_a_colon() -> None:
+    text = {"properties": {"x": {"type": "string"}, "y:": {"type": "string"}}}
+    assert parse_arguments(["x:=[1, {}]"], text) == {"x": [1, {}]}
+    assert parse_arguments(["x=:=1", "y:=1"], text) == {"x": ":=1", "y:": "1"}

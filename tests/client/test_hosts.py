@@ -114,3 +114,29 @@ def test_a_wrong_file_is_named(tmp_path: Path) -> None:
             read_servers(path)
     with pytest.raises(LocalError, match="must be an object of servers"):
         read_servers({"mcpServers": []})
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"mcpServers": ' * 50_000, "nested too deeply"),
+        (b"\xff\xfe{\x00}\x00", "not UTF-8; save it"),
+        (b"", "is not valid JSON"),
+        (b'{"mcpServers": {', "is not valid JSON"),
+        (b"null", "must hold an object"),
+    ],
+)
+def test_a_file_of_any_shape_is_one_sentence(data: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "servers.json"
+    path.write_bytes(data)
+    with pytest.raises(LocalError, match=told) as caught:
+        name_servers(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_byte_order_mark_is_no_matter(tmp_path: Path) -> None:
+    path = tmp_path / "servers.json"
+    path.write_bytes(b'\xef\xbb\xbf{"mcpServers": {"a": {"command": "x"}}}')
+    assert name_servers(path) == ["a"]

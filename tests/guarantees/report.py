@@ -16,7 +16,7 @@ class Figure:
     """One measured figure.
 
     Attributes:
-        promise: the promise it belongs to, 1 to 17.
+        promise: the promise it belongs to, 1 to 18.
         what: what was measured.
         value: the figure, and `bound`, which it may not pass; None where there is nothing to compare it with.
         unit: of both.

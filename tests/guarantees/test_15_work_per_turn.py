@@ -5,33 +5,49 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import hpack
 import pytest
 import trio
 
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Home, Homes, World, worlds
 from tests.peers.http1 import BOTH, http_request
+from tests.peers.http2 import preface, request_fields
 from tests.peers.websockets import handshake
+from trimcp.transports.http.h2 import frames as h2
+from trimcp.transports.http.h2.heads import write_block
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 _MANY = 4
 _ECHOES = 100
 
-# Says the same again and again, as fast as it is read, and reads what comes back.
+# Says the same again and again, as fast as it is read, reads what comes back, and comes again when it is thrown out.
 _POUR = """
 import socket, sys, threading
-port, begin, again = int(sys.argv[1]), bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3]) * 20_000
-connection = socket.socket()
-connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # what waits in the system outlives us
-connection.connect(("127.0.0.1", port))
-connection.sendall(begin)
-def drain():
-    while connection.recv(65536):
+port = int(sys.argv[1])
+begin, again = (bytes.fromhex(line) for line in sys.stdin)
+again *= max(1, 100_000 // len(again))
+told = False
+def drain(connection):
+    try:
+        while connection.recv(65536):
+            pass
+    except OSError:
         pass
-threading.Thread(target=drain, daemon=True).start()
-print("begun", flush=True)
 while True:
-    connection.sendall(again)
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # what waits in the system outlives us
+    connection.connect(("127.0.0.1", port))
+    threading.Thread(target=drain, args=[connection], daemon=True).start()
+    try:
+        connection.sendall(begin)
+        if not told:
+            told = True
+            print("begun", flush=True)
+        while True:
+            connection.sendall(again)
+    except OSError:
+        connection.close()
 """
 
 _POST = http_request("POST", "/mcp", "Content-Type: application/json", f"Accept: {BOTH}", "Transfer-Encoding: chunked")
@@ -39,6 +55,32 @@ _HASTY = {
     "pongs": (handshake(), b"\x8a\x80\0\0\0\0"),
     "fragments": (handshake() + b"\x01\x81\0\0\0\0x", b"\0\x80\0\0\0\0"),
     "chunks of a byte": (_POST, b"1\r\nx\r\n"),
+}
+
+_OPEN = h2.header_frames(
+    1, write_block(request_fields("/mcp", headers=[("content-type", "application/json")])), end=False
+)
+_BEGIN = preface() + _OPEN
+_GIVEN_UP = b"".join(  # as many as there may be on a connection, each reset at once
+    h2.header_frames(id, write_block(request_fields("/mcp")), end=True) + h2.rst_stream(id, h2.Code.CANCEL)
+    for id in range(3, 4_003, 2)
+)
+_HEAVY = hpack.Encoder().encode([*request_fields("/mcp"), ("x-heavy", "~" * 16_000)], huffman=True)
+_HASTY |= {
+    "pings over HTTP/2": (_BEGIN, h2.frame(h2.PING, 0, 0, bytes(8))),
+    "priorities over HTTP/2": (_BEGIN, h2.frame(h2.PRIORITY, 0, 3, bytes(5))),
+    "settings over HTTP/2": (_BEGIN, h2.settings_frame({h2.Setting.INITIAL_WINDOW_SIZE: 1})),
+    "windows over HTTP/2": (_BEGIN, h2.window_update(1, 1)),
+    "frames of unknown kinds over HTTP/2": (_BEGIN, h2.frame(0x55, 0, 0)),
+    "frames without data over HTTP/2": (_BEGIN, h2.frame(h2.DATA, 0, 1)),
+    "frames of a byte over HTTP/2": (_BEGIN, h2.frame(h2.DATA, 0, 1, b" ")),
+    "data of streams that have ended over HTTP/2": (_BEGIN + h2.rst_stream(1, 0), h2.frame(h2.DATA, 0, 1, b" ")),
+    "heads that go on over HTTP/2": (preface() + h2.frame(h2.HEADERS, 0, 1), h2.frame(h2.CONTINUATION, 0, 1)),
+    "requests that are given up over HTTP/2": (preface(), _GIVEN_UP),
+    "heads that are hard to read over HTTP/2": (
+        preface(),
+        b"".join(h2.header_frames(id, _HEAVY, end=True) for id in range(1, 21, 2)),
+    ),
 }
 
 
@@ -62,11 +104,16 @@ async def test_work_per_turn(homes: Homes, world: World, what: str) -> None:
         await home.warm()
         assert home.served is not None
         quiet, quiet_late = await echoes(home)
-        command = [sys.executable, "-c", _POUR, str(home.served.port), begin.hex(), again.hex()]
-        hasty = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(_MANY)]  # noqa: ASYNC220
+        command = [sys.executable, "-c", _POUR, str(home.served.port)]
+        pipe = subprocess.PIPE
+        hasty = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(_MANY)]  # noqa: ASYNC220
         try:
             for each in hasty:
+                assert each.stdin is not None
                 assert each.stdout is not None
+                each.stdin.write(f"{begin.hex()}\n{again.hex()}")
+                each.stdin.close()
+                each.stdin = None  # so that nobody closes it again
                 await trio.to_thread.run_sync(each.stdout.readline)
             half, late = await echoes(home)
         finally:

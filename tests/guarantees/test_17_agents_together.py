@@ -17,9 +17,11 @@ from tests.guarantees.report import figure
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.processes import MIB
 from tests.peers.servers import ServerPool, ServerProcess
+from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import message, upgrade
 from tests.stopwatch import Stopwatch
 from trimcp.agent_tools import KeptContext, SqliteContexts
+from trimcp.budget import DEFAULT_MEMORY
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,6 +90,82 @@ async def test_updates_that_wait_for_a_slow_store_cost_little(servers: ServerPoo
                 assert orjson.loads((await socket.hear())[1])["type"] == "context_destroyed"
     what = f"memory for {wires * each:,} updates that wait for a slow store"
     assert figure(17, what, spent, 32, "MiB", "websocket, own") <= 32
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("host", SOFTWARE)
+async def test_agents_that_read_no_answers_keep_within_the_budget(servers: ServerPool, host: str) -> None:
+    """150 WebSockets call for 4 MB each and read nothing: 600 MB, of which the budget allows 256 MiB."""
+    many, bound = 150, DEFAULT_MEMORY * 3 / 2 / MIB
+    asked = b'{"type":"tool_request","tool_name":"big","request_id":"1","arguments":{"size":4000000}}'
+    async with servers(host, agent_tools={}, fresh=True) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with AsyncExitStack() as stack:
+            for _ in range(many):
+                socket = await upgrade(await stack.enter_async_context(server.wire()), path="/agent")
+                await socket.say(message(asked))
+            assert await _echoes(server, "X-Nobody: 1", 20) == 20
+            await trio.sleep(0.5)
+            spent = (server.peak - base) / MIB
+        server.log.seek(0)
+        server.log.truncate()  # who gave way is told there
+    assert figure(17, f"memory for the unread answers of {many} WebSockets", spent, bound, "MiB", host) <= bound
+
+
+@pytest.mark.alone
+async def test_providers_that_come_and_go_hold_up_nobody(servers: ServerPool) -> None:
+    """Three bring ten tools each, of 500 members, leave and come again; beside them somebody calls."""
+    members = b",".join(b'"member%d":{"type":"string","maxLength":%d}' % (n, n + 1) for n in range(500))
+    many, calls = 3, 150
+
+    def offer(provider: int, turn: int) -> bytes:
+        manifests = (
+            b'{"name":"tool%d","version":"%d.%d","parameters":{"type":"object","title":"%d-%d","properties":{%b}}}'
+            % (n, provider, turn, provider, turn, members)
+            for n in range(10)
+        )
+        return message(b'{"type":"provide_tools","request_id":"o","tools":[%b]}' % b",".join(manifests))
+
+    room = {"max_memory": 64 * MIB, "max_memory_per_owner": 64 * MIB}
+    async with servers("own", agent_tools={"registration": room}, fresh=True) as server:
+        await server.warm()
+        quiet = await _p50_of_calls(server, calls)
+        offered = 0
+
+        async def come_and_go(provider: int) -> None:
+            nonlocal offered
+            for turn in range(1_000):
+                async with server.wire() as stream:
+                    socket = await upgrade(stream, path="/agent")
+                    await socket.say(offer(provider, turn))
+                    answer = orjson.loads((await socket.hear())[1])
+                    offered += answer["type"] == "tools_registered"
+
+        async with trio.open_nursery() as nursery:
+            for provider in range(many):
+                nursery.start_soon(come_and_go, provider)
+            while not offered:  # noqa: ASYNC110  # the first ones import what they need
+                await trio.sleep(0.01)
+            beside = await _p50_of_calls(server, calls)
+            nursery.cancel_scope.cancel()
+        assert offered >= many
+    figure(17, "p50 of calls, quiet", quiet * 1000, None, "ms", "own")
+    figure(17, f"p50 of calls beside {many} providers that come and go", beside * 1000, 20, "ms", "own")
+    assert beside <= quiet + 0.03
+
+
+async def _p50_of_calls(server: ServerProcess, many: int) -> float:
+    """Return the seconds of the middle one of so many calls, one every 10 ms."""
+    took = []
+    async with server.wire() as wire:
+        for n in range(many):
+            await trio.sleep(0.01)
+            clock = Stopwatch((server.pid,))
+            body = b'{"tool_name":"echo","request_id":"%d","arguments":{"text":"x"}}' % n
+            assert (await wire.ask(http_request("POST", "/tools/call", _JSON, body=body))).status == 200
+            took.append(clock.took())
+    return sorted(took)[many // 2]
 
 
 async def test_ten_principals_with_all_contexts_do_not_keep_an_eleventh_out(servers: ServerPool) -> None:

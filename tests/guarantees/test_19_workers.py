@@ -15,13 +15,13 @@ from typing import Any
 import attrs
 import pytest
 import trio
-from tests.sandboxes import require_bwrap
 
 import trimcp
 from tests.guarantees.report import figure
 from tests.hostile import hostile_tools as tools
 from tests.hostile.hostile_tools import CALL
 from tests.peers.serving import served
+from tests.programs import require
 from trimcp.nurseries import open_service_nursery
 from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
@@ -110,7 +110,7 @@ IN_THE_SERVERS_NAME = {
 
 def offering(isolation: str, *functions: Callable[..., object], **options: Any) -> trimcp.Server:
     if isolation == "bwrap":
-        require_bwrap()
+        require("bwrap")
     server = trimcp.Server("s", max_processes=1)
     for function in functions:
         server.add_tool(function, isolation=isolation, **options)  # type: ignore[arg-type]

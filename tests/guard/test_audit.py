@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ import trio
 import trio.testing
 
 import trimcp
+from tests.pages import ROOT
 from tests.peers.serving import NETWORK, served
 from tests.yardsticks import turns
 from trimcp.channel import NOWHERE, Incoming
@@ -494,3 +496,12 @@ def test_what_is_noted_goes_where_calls_go(caplog: pytest.LogCaptureFixture) -> 
     with caplog.at_level(logging.INFO, "trimcp.audit"):
         trimcp.guard.Audit().note("tools/remove", "refused", target="a")
     assert caplog.records[-1].getMessage() == "tools/remove a refused "
+
+
+def test_the_page_has_every_reason() -> None:
+    page = (ROOT / "docs" / "howto" / "audit.md").read_text("utf-8")
+    refused = {"overload", "quota", "drain", "audit", "scopes", "forbidden"}
+    source = inspect.getsource(trimcp.guard.Audit)
+    assert all(f'"{each}"' in source for each in refused)
+    reasons = {reason.value for reason in trimcp.CancelReason} | refused
+    assert {each for each in reasons if f'"{each}"' not in page} == set()

@@ -513,7 +513,9 @@ says("no_json", lambda a: whole(a.answer()[:-3]), INVALID)
 says("no_utf_8", lambda a: whole(a.answer().replace(b"text", b"\xff\xfe")), INVALID)
 says("events_that_are_json", lambda a: whole(a.answer(), EVENTS), LOST)
 says("json_that_is_events", lambda a: whole(event(a.answer())), INVALID)
-for _status in ("407 Proxy Authentication Required", "413 Too Large", "429 Slow", "500 \x1b[31m", "502 Bad", "503 No"):
+for _status in ("429 Slow", "503 No"):  # which say that nothing was done
+    says(f"status_{_status[:3]}", lambda a, status=_status: whole(b"<html>", "X: y", status=status), INVALID)  # type: ignore[misc]
+for _status in ("407 Proxy Authentication Required", "413 Too Large", "500 \x1b[31m", "502 Bad"):
     says(f"status_{_status[:3]}", lambda a, status=_status: whole(b"<html>", "X: y", status=status), LOST)  # type: ignore[misc]
 says("an_endless_page", lambda a: head("Content-Length: 999999999999", status="502 Bad") + b"x" * 100_000, LOST, HANGS)
 

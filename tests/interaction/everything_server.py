@@ -154,6 +154,15 @@ def _add_plain_tools(server: Server[Journal], journal: Journal) -> None:
             name: count for name, count in attrs.asdict(session.statistics()).items() if name not in ("lanes", "http")
         }
 
+    @server.tool
+    async def announce(what: str, ctx: Context[Any]) -> str:
+        await ctx.notify("notifications/example/announced", {"what": what})
+        return "announced"
+
+    @server.notification("notifications/example/told")
+    async def told(params: Any) -> None:
+        journal.write(f"told {params['what']}")
+
     @server.tool(structured=False)
     async def journal_lines() -> list[str]:
         return journal.lines

@@ -36,7 +36,7 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.revisions import OLDEST, Revision
 
 LOCAL = (*IN_MEMORY, "stdio")
-STREAMABLE = ("http", "http by httpx2", "http as events", "http on hypercorn", "http over unix")
+STREAMABLE = ("http", "http/2", "http by httpx2", "http as events", "http on hypercorn", "http over unix")
 WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn")
 TRANSPORTS = (*LOCAL, *STREAMABLE, "http+sse", *WEBSOCKET, "grpc")
 

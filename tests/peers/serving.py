@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote
@@ -15,6 +15,7 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire
+from tests.peers.http2_relay import translated
 from trimcp.nurseries import open_service_nursery
 from trimcp.wire.revisions import LATEST_LEGACY, OLDEST, Revision
 
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 IN_MEMORY = ("memory", "framed")
-NETWORK = ("http", "http on hypercorn", "http+sse", "websocket", "websocket on hypercorn", "grpc")
+NETWORK = ("http", "http/2", "http on hypercorn", "http+sse", "websocket", "websocket on hypercorn", "grpc")
 SOFTWARE = ("own", "hypercorn")
 """What listens: our own listener, or Hypercorn."""
 
@@ -149,7 +150,8 @@ async def served(
 
     Args:
         server: what is served.
-        transport: one of NETWORK, "http+sse on hypercorn", "websocket alone" (no HTTP beside it) or "http over unix".
+        transport: one of NETWORK ("http/2": behind a proxy that speaks it), "http+sse on hypercorn", "websocket alone"
+            (no HTTP beside it) or "http over unix".
         settings: of the HTTP side.
         grace: seconds for what is under way in the end.
         options: other ones of `trimcp.serve_http`; by default it listens on a free port of 127.0.0.1.
@@ -178,12 +180,16 @@ async def served(
                 )
             place.ended.set()
 
-        async with open_service_nursery() as nursery:
+        async with open_service_nursery() as nursery, AsyncExitStack() as stack:
             place.url = (await nursery.start(run))[0]
             if transport.removesuffix(" on hypercorn") == "websocket":
                 place.url = place.url.replace("http", "ws", 1).replace("/mcp", "/ws")
             elif transport.startswith("http+sse"):
                 place.url = place.url.replace("/mcp", "/sse")
+            if transport == "http/2":
+                place.url = place.url.replace(
+                    f":{place.port}/", f":{await stack.enter_async_context(translated(place.port))}/"
+                )
             yield place
             place.stop.set()
 

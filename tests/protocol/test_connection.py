@@ -255,7 +255,13 @@ def test_a_reply_finds_its_request_once() -> None:
     assert isinstance(engine.receive(parse(encode_result(7, {"content": []}))), Ignored)
 
 
-@pytest.mark.parametrize("id", ["7", 8, -7])
+def test_a_reply_whose_id_is_text_is_taken() -> None:
+    event = _asking(7).receive(parse(encode_result("7", {})))
+    assert isinstance(event, Replied)
+    assert event.id == 7
+
+
+@pytest.mark.parametrize("id", ["8", "x", " 7", "0" * 5000, 8, -7])
 def test_a_reply_to_nothing_is_ignored(id: Any) -> None:
     engine = _asking(7)
     assert isinstance(engine.receive(parse(encode_result(id, {}))), Ignored)

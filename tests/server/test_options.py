@@ -156,6 +156,35 @@ async def lambda_free() -> str:
     return ""
 
 
+SETTINGS: list[tuple[str, Callable[[], Any]]] = [
+    ("dynamic is True or False", lambda: trimcp.Server("s", dynamic="yes")),  # type: ignore[arg-type]
+    ("lifespan is a function", lambda: trimcp.Server("s", lifespan=7)),  # type: ignore[arg-type]
+    ("extensions is a dict", lambda: trimcp.Server("s", extensions="x")),  # type: ignore[arg-type]
+    ("extensions has a dict of settings", lambda: trimcp.Server("s", extensions={"a/b": 7})),  # type: ignore[dict-item]
+    ("extensions is a dict of JSON", lambda: trimcp.Server("s", extensions={"a/b": {"x": {1}}})),
+    ("revisions are some of", lambda: trimcp.Server("s", revisions=[])),
+    ("list_cache_scope is", lambda: trimcp.Server("s", list_cache_scope="all")),  # type: ignore[arg-type]
+    ("limits is a trimcp.Limits", lambda: trimcp.Server("s", limits=7)),  # type: ignore[arg-type]
+    ("audit is a trimcp.guard.Audit", lambda: trimcp.Server("s", audit=print)),  # type: ignore[arg-type]
+    ("middleware is a function", lambda: trimcp.Server("s").middleware(7)),  # type: ignore[type-var]
+    ("a method is a function", lambda: trimcp.Server("s").method("a/b")(7)),  # type: ignore[type-var]
+    ("a notification is passed to", lambda: trimcp.Server("s").notification("a/b")(7)),  # type: ignore[type-var]
+    ("@client.notification(", lambda: trimcp.Client("c").notification(lambda_free)),  # type: ignore[arg-type]
+    ("a notification is passed to", lambda: trimcp.Client("c").notification("a/b")(7)),  # type: ignore[type-var]
+    ("extensions is a dict", lambda: trimcp.Client("c", extensions="x")),  # type: ignore[arg-type]
+    ("strict is True or False", lambda: trimcp.Client("c", strict="no")),  # type: ignore[arg-type]
+    ("validate_output is True", lambda: trimcp.Client("c", validate_output="no")),  # type: ignore[arg-type]
+    ("log_level is one of", lambda: trimcp.Client("c", log_level="loud")),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("text", "write"), SETTINGS)
+def test_settings_that_would_fail_later_are_refused_at_once(text: str, write: Any) -> None:
+    with pytest.raises((TypeError, ValueError)) as caught:
+        write()
+    assert text in str(caught.value)
+
+
 BARE: list[tuple[str, Callable[[trimcp.Server[None]], Any]]] = [
     ("@server.resource(", lambda server: server.resource(lambda_free)),  # type: ignore[arg-type]
     ("@server.method(", lambda server: server.method(lambda_free)),  # type: ignore[arg-type]

@@ -193,7 +193,7 @@ def test_a_notification_with_wrong_params_is_never_answered(params: bytes, code:
         (CALL.replace(b"hi", b"\\udc00"), PARSE_ERROR, "utf8"),
         (CALL.replace(b"hi", b"\\ud800\\ud800"), PARSE_ERROR, "utf8"),
         (CALL.replace(b"hi", b"\\ud800x"), PARSE_ERROR, "utf8"),
-        (b"\xef\xbb\xbf" + CALL, PARSE_ERROR, "utf8"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf" + CALL, PARSE_ERROR, "utf8"),
         (CALL.replace(b'"hi"', b"18446744073709551616"), INVALID_REQUEST, "number"),
         (CALL.replace(b'"hi"', b"-9223372036854775809"), INVALID_REQUEST, "number"),
         (CALL.replace(b'"hi"', b"1" * 5000), INVALID_REQUEST, "number"),
@@ -515,3 +515,7 @@ def test_a_number_beyond_64_bits_is_found_wherever_it_stands_in_a_large_message(
     message = parse(good % (before, 2**64, behind))
     assert isinstance(message, Malformed)
     assert message.reason == "number"
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    assert parse(b"\xef\xbb\xbf" + CALL) == parse(CALL)

@@ -9,11 +9,12 @@ from trimcp.agent_tools.client import ContextHandle as ContextHandle
 from trimcp.agent_tools.client import InputRequired as InputRequired
 from trimcp.agent_tools.client import ToolCalling as ToolCalling
 from trimcp.agent_tools.client import connect as connect
+from trimcp.agent_tools.client_supervised import supervise as supervise
 from trimcp.agent_tools.client_wire import AgentTarget as AgentTarget
+from trimcp.agent_tools.context_limits import ContextLimits as ContextLimits
 from trimcp.agent_tools.context_table import ContextStatistics as ContextStatistics
 from trimcp.agent_tools.context_table import ContextTable as ContextTable
 from trimcp.agent_tools.contexts import ContextActor as ContextActor
-from trimcp.agent_tools.contexts import ContextLimits as ContextLimits
 from trimcp.agent_tools.entries import Implemented as Implemented
 from trimcp.agent_tools.errors import AgentToolsError as AgentToolsError
 from trimcp.agent_tools.errors import ContextGone as ContextGone
@@ -122,6 +123,7 @@ __all__ = [
     "VersionConflict",
     "connect",
     "provide",
+    "supervise",
     "verify_callback",
     "version_key",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -41,12 +42,16 @@ if TYPE_CHECKING:
     from trimcp.server.tools import ToolEntry
 
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
-_dumps: Final[Callable[[Any], bytes]] = orjson.dumps
+_dumps: Final[Callable[..., bytes]] = orjson.dumps
 
 _ELSEWHERE: Final[dict[str, type[AgentToolsError]]] = {
     cls.code: cls for cls in (DeadlinePassed, Draining, ProviderGone)
 }
 """What may have become of a call that another program carries out, by the reason that `entries` gives."""
+
+_ITS_OWN: Final = (ToolFailed, ToolCrashed)
+_SHORT: Final = 256  # bytes of a text that is kept as it is, rather than as its digest
+_OBJECT: Final = 600  # bytes of memory that an answer takes beside its text
 
 _HEAD: Final = b'{"type":"tool_response","request_id":'
 
@@ -65,6 +70,26 @@ class CallAnswer:
     error: AgentToolsError | None = None
     asks: bool = False
 
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it takes."""
+        return _OBJECT + len(self.result or b"")
+
+    def lasting(self) -> CallAnswer | None:
+        """Return it, in little memory, if the same request gets it again; else None.
+
+        It does if the tool has answered, with a result or an error of its own.
+        """
+        if self.error is None:
+            self.result = b"%b" % (self.result or b"")  # orjson's buffers are larger than their texts
+            return None if self.asks else self
+        return self if isinstance(self.error, _ITS_OWN) else None
+
+    def again(self) -> CallAnswer:
+        """Return it for another request. An error is a new one, because each is raised somewhere."""
+        error = self.error
+        return self if error is None else CallAnswer(error=type(error)(error.message, error.data))
+
     def status(self, *, extended: bool) -> str:
         """Return the `status` of the `tool_response`."""
         if self.error is not None:
@@ -79,6 +104,14 @@ class CallAnswer:
             return b"".join((_HEAD, id, b',"status":', status, b',"result":', self.result or b"null", b"}"))
         status = _dumps(self.status(extended=request.statuses is not None))
         return b"".join((_HEAD, id, b',"status":', status, b',"error":', encode(self.error.body()), b"}"))
+
+
+def asked_by(request: ToolRequest) -> bytes:
+    """Return what a request asks for, as a short text that is the same in whatever order its members came."""
+    of = request.tool_name, request.version, request.arguments, request.input_responses, request.request_state
+    text = _dumps(of, None, orjson.OPT_SORT_KEYS)
+    # Copied, because orjson returns its whole buffer, in which a short text takes 1 KiB.
+    return b"%b" % text if len(text) <= _SHORT else hashlib.sha256(text).digest()
 
 
 def answer_to(outgoing: Outgoing, entry: ToolEntry, cancelled: str | None) -> CallAnswer:

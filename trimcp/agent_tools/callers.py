@@ -29,6 +29,7 @@ class AgentCaller:
         agent: the agent's id, from the token.
         address: what identifies the peer, such as its address without the port; None if the transport cannot tell.
         loopback: whether the request was sent to a loopback address or a Unix socket.
+        owner: whose its contexts and tools are.
         account: whose share its calls count into: its principal's, else its address's; see `trimcp.budget.owner_of`.
     """
 
@@ -36,15 +37,12 @@ class AgentCaller:
     agent: str = ANONYMOUS
     address: str | None = None
     loopback: bool = False
+    owner: Owner = attrs.field(init=False)
     account: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.owner = "" if self.principal is None else self.principal.id, self.agent
         self.account = owner_of(self.principal, self.address)
-
-    @property
-    def owner(self) -> Owner:
-        """Whose its contexts and tools are."""
-        return ("" if self.principal is None else self.principal.id, self.agent)
 
 
 def agent_of(principal: Principal | None, claim: str | None = None, said: str | None = None) -> str:

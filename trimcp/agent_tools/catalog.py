@@ -16,7 +16,7 @@ import secrets
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import isawaitable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -35,6 +35,7 @@ from trimcp.agent_tools.errors import (
 from trimcp.agent_tools.manifests import NAME, Manifest, VersionKey, version_key
 from trimcp.agent_tools.rules import RegistrationRules, Verdict, prefix_of
 from trimcp.agent_tools.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
+from trimcp.budget import WorkTurns
 from trimcp.cleaning import harmless
 from trimcp.principal import Principal
 from trimcp.security import security_event
@@ -65,6 +66,9 @@ class Registered:
         return {"name": manifest.name, "version": manifest.version, "hash": manifest.hash, "status": self.status}
 
 
+_Prepared: TypeAlias = tuple[Manifest, Manifest, ToolEntry | None]
+
+
 class Catalog:
     """The registered tools of one server.
 
@@ -89,6 +93,7 @@ class Catalog:
         self._families: dict[str, ToolVersions] = {}
         self._keys: dict[tuple[str, str], str] = {}  # of each version of a registered tool, as it is written
         self._owned: Counter[Owner] = Counter()
+        self._registering: Counter[Provider | None] = Counter()  # registrations under way, of who was not withdrawn
         self._pins: OrderedDict[tuple[Owner, str, VersionKey], str] = OrderedDict()
         server.expect_tools()
         if self.rules.anonymous_on_loopback:
@@ -193,11 +198,19 @@ class Catalog:
         raw: Any = None
         places: list[tuple[ToolVersions, VersionPlace, Candidate]] = []
         known: dict[int, Registered] = {}
+        prepared: list[_Prepared] = []
+        turns = WorkTurns(self.server.budget, caller.account)
+        self._registering[by] += 1
         try:
             self.check(caller)
-            for at, raw in enumerate(raws):
-                sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
-                manifest = sent.named(self._full_name(sent, caller, by))
+            for raw in raws:
+                one = await self._prepared(raw, caller, by, turns)
+                prepared.append(one)
+            if by not in self._registering:
+                raise ProviderGone("it was withdrawn before it was registered")
+            # From here on nothing waits until all have their places.
+            for at, (sent, manifest, entry) in enumerate(prepared):
+                raw = raws[at]
                 family, slot = self._place(manifest, caller)
                 if any(slot is other for _, other, _ in places):
                     raise UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
@@ -206,7 +219,9 @@ class Catalog:
                     known[at] = Registered(manifest, status)
                     continue
                 self._check_memory(manifest, caller.owner)
-                slot.waiting = candidate = Candidate(sent, manifest, caller, by, self._entry(sent, manifest, by))
+                if entry is None:  # it was registered, and has been removed meanwhile
+                    entry = self._entry(sent, manifest, by)
+                slot.waiting = candidate = Candidate(sent, manifest, caller, by, entry)
                 self._keep(family, slot)
                 places.append((family, slot, candidate))
             new = await self._decided(places)
@@ -221,7 +236,28 @@ class Catalog:
                 security_event("registration_refused", **_facts(name, caller, why=error.message))
                 self._note("tools/register", "refused", name, caller, detail=error.message)
             raise
+        finally:
+            turns.close()
+            if self._registering[by] <= 1:
+                del self._registering[by]
+            else:
+                self._registering[by] -= 1
         return [known[at] if at in known else new.pop(0) for at in range(len(raws))]
+
+    async def _prepared(self, raw: Any, caller: AgentCaller, by: Provider | None, turns: WorkTurns) -> _Prepared:
+        """Return a manifest as sent and with its full name, and its entry unless it is registered already.
+
+        Both take milliseconds where a schema has hundreds of members, so each waits for its turn.
+        """
+        async with turns:
+            sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
+        manifest = sent.named(self._full_name(sent, caller, by))
+        _, slot = self._place(manifest, caller)
+        if self._status(slot, manifest, by) is not None:
+            return sent, manifest, None
+        self._check_memory(manifest, caller.owner)
+        async with turns:
+            return sent, manifest, self._entry(sent, manifest, by)
 
     async def _decided(self, places: Sequence[tuple[ToolVersions, VersionPlace, Candidate]]) -> list[Registered]:
         """Have manifests that wait approved; offer those that are, once all have been decided on."""
@@ -344,6 +380,7 @@ class Catalog:
 
         It does not wait, so it does its work also when cancelled.
         """
+        self._registering.pop(by, None)
         self._clear(lambda candidate: candidate.by is by)
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ OnInput: TypeAlias = Callable[[dict[str, Any]], Awaitable[Mapping[str, JSON]] | 
 _GRACE: Final = 2.0  # seconds beyond a call's timeout: the service's own answer says more
 _CLOSING: Final = 2.0  # seconds to destroy a context when its block is left
 _PROGRESS_KEPT: Final = 1_024  # as `Limits.progress_kept`
-_MAX_ROUNDS: Final = 10
+MAX_ROUNDS: Final = 10
 _LONGEST_REASON: Final = 500
 
 _log = logging.getLogger("trimcp.agent_tools")
@@ -94,7 +94,7 @@ async def connect(
     token: str | None = None,
     headers: Mapping[str, str] | None = None,
     on_input: OnInput | None = None,
-    max_rounds: int = _MAX_ROUNDS,
+    max_rounds: int = MAX_ROUNDS,
     uds: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
     auth: ClientAuth | None = None,

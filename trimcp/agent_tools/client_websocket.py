@@ -20,6 +20,7 @@ import trio
 
 from trimcp.agent_tools.client_wire import (
     AgentTarget,
+    NotSent,
     Progressed,
     ProviderStream,
     answer_in,
@@ -260,7 +261,8 @@ class WebSocketWire:
         data = encode_message(message)
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._outbox.room()
-        self.check()
+        if self.lost is not None:
+            raise NotSent(self.lost)
         if id in self._asked:
             raise LocalError(f"a request with the id {id[:_LONGEST]!r} is under way over this connection")
         self._asked[id] = asked

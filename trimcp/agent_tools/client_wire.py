@@ -43,7 +43,7 @@ from trimcp.agent_tools.messages import (
 )
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
-from trimcp.errors import InvalidReply, LocalError
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ _ANSWERS: Final[Mapping[type[AgentMessage], type[AgentMessage]]] = {
 }
 
 
+class NotSent(ConnectionLost):
+    """The connection is lost, and nothing of the request was sent over it: it can be sent over another one."""
+
+
 class AgentWire(Protocol):
     """A way to one service. Any task may use it.
 
@@ -77,7 +81,7 @@ class AgentWire(Protocol):
 
         AgentToolsError: the service answered with an error that is not the answer to a call.
         InvalidReply: its answer is not valid, or larger than `AgentTarget.max_message`.
-        ConnectionLost: it is gone, or was never reached.
+        ConnectionLost: it is gone, or was never reached; `NotSent`, if nothing of the request was sent.
         LocalError: the message cannot be sent over this transport; nothing was sent.
     """
 

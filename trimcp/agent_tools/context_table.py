@@ -13,14 +13,9 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_limits import ContextLimits, refuse_server_members
 from trimcp.agent_tools.context_shares import ContextShare, ShareKey, share_of
-from trimcp.agent_tools.contexts import (
-    OF_MEMBER,
-    ContextActor,
-    ContextLimits,
-    ContextsShared,
-    refuse_server_members,
-)
+from trimcp.agent_tools.contexts import OF_MEMBER, ContextActor, ContextsShared
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
@@ -180,7 +175,8 @@ class ContextTable:
 
     def get(self, owner: Owner, id: str) -> ContextActor | None:
         """Return a context in memory, which pushes its idle deadline on; None if it has ended or is not in memory."""
-        actor = self._find(owner, id)
+        contexts = self._owners.get(owner)
+        actor = None if contexts is None else contexts.actors.get(id)
         if actor is not None:
             actor.used()
         return actor

@@ -20,34 +20,29 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.context_limits import ContextLimits, refuse_server_members
 from trimcp.agent_tools.context_shares import ContextShare
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     ContextGone,
     Draining,
-    MalformedMessage,
     RequestUnderWay,
     TooMuch,
     VersionConflict,
 )
-from trimcp.agent_tools.history import HistoryArguments, ToolHistory, history_entry
+from trimcp.agent_tools.history import GivenAnswers, KeptAnswer, ToolHistory, history_entry
 from trimcp.agent_tools.merging import Patched, StateBounds, StateSize, patched
 from trimcp.agent_tools.saving import Applied, Saver, UnsavedUpdate
 from trimcp.agent_tools.stores import ContextKey, KeptContext
 from trimcp.agent_tools.watching import WatchChannel
-from trimcp.bounds import checked
 from trimcp.containment import named
 from trimcp.errors import LocalError
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.transports.http.deadlines import Deadline, Deadlines
 from trimcp.transports.http.shares import Shares
-from trimcp.values import valued
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
-
-SERVER_MEMBERS: Final = ("permissions", "session_id", "tool_history")
-"""Members of a context's state that no agent can write."""
 
 CleanUp: TypeAlias = Callable[[], Awaitable[object] | object]
 
@@ -58,50 +53,6 @@ _COPIES: Final = 2  # of a state's objects beside it, while updates wait for the
 _OF_UNSAVED: Final = 8 * 1024  # bytes that an update which waits takes beside its patch, with the request and its task
 
 _UPDATES_PER_CHECKPOINT: Final = 64  # a checkpoint takes as long as the update itself
-
-
-@attrs.frozen(field_transformer=checked(zero=("history", "gone", "max_gone")))
-@valued
-class ContextLimits:
-    """How much contexts may hold, and how long they live. Sizes are in bytes, times in seconds.
-
-    Attributes:
-        max_contexts: contexts of all owners together.
-        max_per_owner: contexts of one principal and agent.
-        max_state: JSON text of a state, and of one update. In memory a state also takes 100 bytes per member.
-        max_depth: levels of objects and arrays in a state.
-        max_members: members and elements on all levels of a state.
-        idle: how long a context lives without use. A request that names it and a call under way are use; watchers and
-            tasks that were started in it are not.
-        lifetime: how long a context lives at most.
-        history: calls kept in its `tool_history`; 0 for none.
-        max_history: memory of its history; beyond it fewer calls are kept.
-        history_arguments: how the history shows arguments: "shapes" names, kinds and sizes; "masked" the values, with
-            secrets masked by name and long texts cut; "whole" all values; "none" nothing.
-        max_watchers: channels that watch one context.
-        max_unsaved: updates of one context that wait for a store.
-        gone: how long an ended context's id is answered with "gone"; after that it is unknown.
-        max_gone: ended ids remembered.
-        cleanup: how long calls and tasks of an ended context may take to unwind, and each of its clean-ups.
-    """
-
-    max_contexts: int = 10_000
-    max_per_owner: int = 1_000
-    max_state: int = 256 * 1024
-    max_depth: int = 32
-    max_members: int = 10_000
-    idle: float = 1_800.0
-    lifetime: float = 86_400.0
-    history: int = 100
-    max_history: int = 4 * 1024
-    history_arguments: HistoryArguments = attrs.field(
-        default="shapes", validator=attrs.validators.in_(("none", "shapes", "masked", "whole"))
-    )
-    max_watchers: int = 100
-    max_unsaved: int = 1_000
-    gone: float = 300.0
-    max_gone: int = 10_000
-    cleanup: float = 5.0
 
 
 class CallOfContext(Protocol):
@@ -149,6 +100,7 @@ class ContextActor:
         created: when it was made, in seconds since 1970.
         share: what it counts into.
         calls: the calls under way in it, by their `request_id`; changed by `begin_call` and `end_call`.
+        answers: what calls that are over were answered.
         fresh: whether nobody has used it since it was made.
     """
 
@@ -162,6 +114,7 @@ class ContextActor:
     created: float
     version: int = 0
     _history: ToolHistory | None = None
+    answers: GivenAnswers = attrs.field(init=False, factory=GivenAnswers)
     calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
     fresh: bool = attrs.field(init=False, default=True)
     _used: float = attrs.field(init=False, factory=trio.current_time)
@@ -355,24 +308,30 @@ class ContextActor:
                 watch.add(event, patch)
         return applied
 
-    def record(self, entry: Mapping[str, Any]) -> None:
+    def record(self, entry: Mapping[str, Any], asked: bytes | None = None, answer: KeptAnswer | None = None) -> None:
         """Add a call to the tool history; no effect once the context has ended. The version stays.
 
         Args:
-            entry: `{"request_id", "tool", "version", "arguments", "status", "at"}` as JSON values; the arguments as
-                received: they are kept as the limits say.
+            entry: `{"request_id", "tool", "version", "arguments", "status", "at"}`, with the arguments as received.
+            asked: what was asked, in a form that compares.
+            answer: given again for the same request, or None.
         """
         limits = self._shared.limits
-        if self._ended is not None or not limits.history:
+        if self._ended is not None:
             return
-        history = self._history
-        if history is None:
-            history = self._history = ToolHistory()
-        before = history.held
-        history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
-        self.hold(history.held - before)
-        if self._shared.durable:
-            self._shared.saver.save(self)
+        grown = 0
+        if asked is not None and answer is not None:
+            grown = self.answers.add(entry["request_id"], asked, answer, limits.answers)
+        if limits.history:
+            history = self._history
+            if history is None:
+                history = self._history = ToolHistory()
+            before = history.held
+            history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
+            grown += history.held - before
+            if self._shared.durable:
+                self._shared.saver.save(self)
+        self.hold(grown)
 
     def hold(self, change: int) -> None:
         """Count so many more bytes of memory for it."""
@@ -383,18 +342,14 @@ class ContextActor:
     # Calls
 
     def begin_call(self, request_id: str, call: CallOfContext) -> None:
-        """Add a call, which is cancelled when the context ends.
-
-        Raises:
-            RequestUnderWay: the context has a call with this id.
-            ContextGone: the context has ended.
-        """
+        """Add a call, which is cancelled when the context ends. Raises RequestUnderWay, ContextGone."""
         if self._ended is not None:
             raise self._gone()
         if request_id in self.calls:
             raise RequestUnderWay("a request with this request_id is under way in the context")
-        self.calls[request_id] = call
-        self.used()
+        self.calls[request_id] = call  # while it is under way, the context is in use
+        if self.fresh:
+            self._begin_use()
 
     def end_call(self, request_id: str) -> None:
         """Remove a call that is over; no effect if it is not there."""
@@ -570,11 +525,7 @@ class ContextActor:
     # For the store
 
     async def save(self) -> None:
-        """Wait until the store has the context as it is.
-
-        Raises:
-            AgentToolsError: the store failed.
-        """
+        """Wait until the store has the context as it is. Raises AgentToolsError: the store failed."""
         self._waiting += _OF_UNSAVED
         self.hold(_OF_UNSAVED)
         await self._save(UnsavedUpdate(Applied({}, self.newest_version), self._newest_size, 0, _OF_UNSAVED)).kept()
@@ -642,10 +593,3 @@ async def _call(function: CleanUp) -> None:
     result = function()
     if inspect.isawaitable(result):
         await result
-
-
-def refuse_server_members(updates: Mapping[str, Any]) -> None:
-    """Raise MalformedMessage if an agent's update writes a member of `SERVER_MEMBERS`."""
-    for name in SERVER_MEMBERS:
-        if name in updates:
-            raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})

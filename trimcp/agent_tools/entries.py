@@ -12,6 +12,7 @@ from trimcp.agent_tools.manifests import Manifest
 from trimcp.errors import ErrorReply, ToolError
 from trimcp.framing.headers import find_mirrors
 from trimcp.principal import Principal
+from trimcp.protocol.events import Admission
 from trimcp.schema.convert import ConversionError
 from trimcp.schema.hints import split
 from trimcp.schema.signature import ResultShape
@@ -19,7 +20,9 @@ from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.media import is_content
 from trimcp.server.tools import ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import Context
+from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
+from trimcp.wire.revisions import LATEST
 
 VERSION: Final = "version"
 """The key of a tool's `_meta` under which its version stands; a tool without it has version "1"."""
@@ -157,7 +160,15 @@ def version_of(entry: ToolEntry) -> str:
 
 def shown(entry: ToolEntry, principal: Principal | None) -> bool:
     """Return whether a tool is listed to a principal."""
-    return entry.permission is None or entry.permission.shown_to(principal)
+    return entry.permission is None or (entry.permission.shown_to(principal) and not hidden(entry, principal))
+
+
+def hidden(entry: ToolEntry, principal: Principal | None) -> bool:
+    """Return whether a tool does not exist for a principal."""
+    permission = entry.permission
+    if permission is None or permission.visible is None:
+        return False
+    return permission.hides(Admission(LATEST, None, ClientCapabilities(), principal=principal))
 
 
 def _with_any_result(entry: ToolEntry) -> ToolEntry:

@@ -139,7 +139,7 @@ class VersionConflict(AgentToolsError):
 
 
 class RequestUnderWay(AgentToolsError):
-    """A request with this `request_id` is under way in the context."""
+    """A request with this `request_id` is under way in the context, or was another one in it."""
 
     code = "duplicate_request"
     http_status = 409

@@ -28,7 +28,7 @@ from trimcp.agent_tools.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.budget import owner_of
 from trimcp.channel import Kind, Outgoing
-from trimcp.nurseries import server_ends
+from trimcp.containment import server_ends
 from trimcp.security import security_event
 from trimcp.transports.http.seams import Handler, Head, HttpReply
 from trimcp.transports.http.sessions import Shared
@@ -52,10 +52,12 @@ class AgentPort:
     _open: set[AgentExchange] = attrs.field(init=False, factory=set)  # requests that tasks answer
 
     def has_room(self, head: Head) -> bool:
-        """Return whether another request may begin: a call that gives way to its caller makes room for it."""
+        """Return whether another request may begin."""
         shared = self.shared
-        if shared.exchanges >= shared.settings.max_exchanges:
-            self.run.calls.make_room(owner_of(head.principal, head.peer))
+        if shared.exchanges < shared.settings.max_exchanges:
+            return True
+        # A call that gives way to this caller makes room for its request too, unless it came another way.
+        self.run.calls.make_room(owner_of(head.principal, head.peer))
         return shared.exchanges < shared.settings.max_exchanges
 
     def too_much(self, head: Head) -> TooMuch:
@@ -113,6 +115,7 @@ class AgentExchange(Handler, StreamSink):
     Attributes:
         port: that it came to.
         head: of the request.
+        caller: who sends it, if that is known already.
         progress: whether the progress of its call is sent.
         deadline: when its caller's time is over, on Trio's clock.
     """
@@ -121,6 +124,7 @@ class AgentExchange(Handler, StreamSink):
 
     port: AgentPort
     head: Head
+    caller: AgentCaller | None
     progress: bool = attrs.field(init=False, default=False)
     deadline: float = attrs.field(init=False, default=math.inf)
     _reply: HttpReply | None = attrs.field(init=False, default=None)
@@ -229,7 +233,7 @@ class AgentExchange(Handler, StreamSink):
 
     # From a message to its answer
 
-    def take(self, message: AgentMessage, caller: AgentCaller, size: int) -> None:
+    def take(self, message: AgentMessage, size: int) -> None:
         """Begin to answer a message: a call whose context is in memory at once, anything else in a task.
 
         Raises:
@@ -238,6 +242,7 @@ class AgentExchange(Handler, StreamSink):
         port = self.port
         if port.shared.draining:
             raise Draining(ENDS)
+        caller = self.caller or port.caller(self.head)
         if isinstance(message, ToolRequest):
             context = port.run.context_now(caller, message.context_id)
             if context is not None or message.context_id is None:

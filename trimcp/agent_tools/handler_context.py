@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from trimcp.agent_tools.contexts import SERVER_MEMBERS, ContextActor
+from trimcp.agent_tools.context_limits import SERVER_MEMBERS
+from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import MalformedMessage
 from trimcp.agent_tools.watching import WatchChannel
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode, parse_value

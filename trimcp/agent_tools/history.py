@@ -1,9 +1,12 @@
-"""The tool history of a context: its latest calls, as text, with arguments masked."""
+"""What a context keeps of calls that are over: its tool history as text, and answers for requests that come again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import orjson
 
 from trimcp.cleaning import mask, shapes
 from trimcp.wire.jsonrpc import Unencodable, encode, parse_value
@@ -12,6 +15,10 @@ HistoryArguments: TypeAlias = Literal["none", "shapes", "masked", "whole"]
 
 LONGEST_ENTRY: Final = 2 * 1024
 """Bytes of one entry; a larger one loses its arguments."""
+
+_dumps: Final[Callable[[Any], bytes]] = orjson.dumps
+
+_STEP: Final = 4 * 1024  # bytes by which the memory for answers is counted
 
 _OBJECT: Final = 40  # bytes of memory that an entry takes beside its text
 
@@ -34,9 +41,10 @@ class ToolHistory:
         """Add an entry and drop the oldest beyond the bounds."""
         entries = self.entries
         entries.append(entry)
-        held = self.held + len(entry) + _OBJECT
-        while len(entries) > most or (held > most_bytes and len(entries) > 1):
+        held, count = self.held + len(entry) + _OBJECT, len(entries)
+        while count > most or (held > most_bytes and count > 1):
             held -= len(entries.pop(0)) + _OBJECT
+            count -= 1
         self.held = held
 
     def read(self) -> list[Any]:
@@ -55,10 +63,66 @@ def history_entry(entry: Mapping[str, Any], arguments: HistoryArguments) -> byte
     elif arguments == "masked":
         shown["arguments"] = mask(given)
     try:
-        data = encode(shown)
+        # Shapes are texts. Copied, because orjson returns its whole buffer, in which a short text takes 1 KiB.
+        data = b"%b" % _dumps(shown) if arguments == "shapes" else encode(shown)
         if len(data) <= LONGEST_ENTRY:
             return data
-    except Unencodable:
+    except (Unencodable, TypeError):
         pass
     shown.pop("arguments", None)
     return encode(shown)
+
+
+class KeptAnswer(Protocol):
+    """An answer that is kept for the same request."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it takes."""
+        ...
+
+
+class GivenAnswers:
+    """The latest answers.
+
+    Attributes:
+        by_id: what was asked, in a form that compares, and the answer, by `request_id`, the oldest first.
+        counted: bytes of memory, in steps.
+    """
+
+    __slots__ = ("_held", "by_id", "counted")
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, tuple[bytes, KeptAnswer]] = {}
+        self.counted: int = 0
+        self._held: int = 0
+
+    def add(self, request_id: str, asked: bytes, answer: KeptAnswer, most: int) -> int:
+        """Keep an answer, and forget the oldest beyond `most` bytes; one that is larger is not kept.
+
+        Return by how many bytes the memory that is counted grows.
+        """
+        held, counted = self._held + len(asked) + answer.size, self.counted
+        if held > counted:
+            held = self._make_room(held - self._held, most)
+            if not held:
+                return 0
+        self.by_id[request_id] = asked, answer
+        self._held = held
+        return self.counted - counted
+
+    def _make_room(self, size: int, most: int) -> int:
+        """Return how much is held with one of this size, after counting more, or forgetting half; 0 if too much.
+
+        Both are done now and then, and not with each call.
+        """
+        by_id = self.by_id
+        if size > most:
+            return 0
+        while self._held + size > most:
+            for id in list(islice(by_id, (len(by_id) + 1) // 2)):
+                asked, answer = by_id.pop(id)
+                self._held -= len(asked) + answer.size
+        held = self._held + size
+        self.counted = max(self.counted, min(most, held + _STEP))
+        return held

@@ -104,7 +104,7 @@ class AgentHttp(AgentPort):
             ours = "type" in value and "jsonrpc" not in value
         else:
             ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
-        return JsonExchange(self, head, _read_typed, value=value) if ours else None
+        return JsonExchange(self, head, None, _read_typed, value) if ours else None
 
     def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
         """Return the response to a request that the identity check refuses."""
@@ -165,7 +165,7 @@ class AgentHttp(AgentPort):
 
         The caller is given if it is known from another request with the same head.
         """
-        return JsonExchange(self, head, reader, caller) if self.has_room(head) else None
+        return JsonExchange(self, head, caller, reader) if self.has_room(head) else None
 
     def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
         """Return how to serve a request for the WebSocket, or its refusal."""
@@ -225,7 +225,6 @@ class JsonExchange(AgentExchange):
     """A request whose messages are JSON."""
 
     reader: Reader
-    caller: AgentCaller | None = None  # if it is known already
     value: Any = None  # that of the body, if it was parsed
     _request: ToolRequest | None = attrs.field(init=False, default=None)
     _request_id: str | None = attrs.field(init=False, default=None)
@@ -246,7 +245,7 @@ class JsonExchange(AgentExchange):
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
                     self._takes_json, self.progress = accepts(accept)
-            self.take(message, self.caller or self.port.caller(self.head), len(body))
+            self.take(message, len(body))
         except AgentToolsError as error:
             if self._request_id is None and self.reader in (_read_typed, _read_call):
                 self._name(value)
@@ -270,7 +269,7 @@ class JsonExchange(AgentExchange):
             value = parse_value(body, shared.settings.limits) if body else {}
         else:
             self.value = None
-        if body:
+        if shared.tracer is not None and body:
             shared.show("<--", body)
         if type(value) is Malformed:
             raise MalformedMessage(value.message)
@@ -387,12 +386,9 @@ def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage
 
 
 def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextDestroy, _given({"context_id": _name(head), "reason": _query(head).get("reason")}))
-
-
-def _read_session_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    query = _query(head)
-    return read_as(ContextDestroy, _given({name: query.get(name) for name in ("session_id", "reason")}))
+    query, id = _query(head), _name(head) or None
+    session = query.get("session_id") if id is None else None
+    return read_as(ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")}))
 
 
 def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
@@ -421,7 +417,7 @@ _PATHS: Final[dict[str, _Readers]] = {
     "/tools": {"GET": _read_list},
     "/tools/call": {"POST": _read_call},
     "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation, "DELETE": _read_session_end},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_end},
 }
 _ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
 _ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}

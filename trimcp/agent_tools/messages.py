@@ -43,6 +43,12 @@ class MemberRule:
     positive: bool = False
     choices: tuple[str, ...] = ()
 
+    @property
+    def usual(self) -> tuple[type, int, MemberRule]:
+        """A type whose values fit if they have at most so many characters, if there is such a bound, and the rule."""
+        plain = self.types is not _ANY and not self.positive and not self.choices
+        return (self.types[0] if plain else MemberRule), self.longest, self
+
     def fits(self, value: Any) -> bool:
         """Return whether this is a value of the member."""
         kind = type(value)
@@ -106,7 +112,8 @@ MESSAGES: Final[dict[str, type[AgentMessage]]] = {}
 """The class of each `type`."""
 
 _RULES: Final[dict[type, tuple[tuple[str, MemberRule], ...]]] = {}
-_READING: Final[dict[type, tuple[dict[str, MemberRule], tuple[str, ...]]]] = {}  # by name, and those required
+_READING: Final[dict[type, tuple[dict[str, tuple[type, int, MemberRule]], tuple[str, ...]]]] = {}
+"""The members of each class by name, with what nearly every value is (`MemberRule.usual`), and those required."""
 
 
 class AgentMessage:
@@ -131,7 +138,7 @@ def _message(cls: type[MessageT]) -> type[MessageT]:
     fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each is an attrs class, which a base class cannot say
     MESSAGES[cls.type] = cls
     rules = _RULES[cls] = tuple((field.name, field.metadata["rule"]) for field in fields)
-    _READING[cls] = dict(rules), tuple(name for name, rule in rules if rule.required)
+    _READING[cls] = {name: rule.usual for name, rule in rules}, tuple(name for name, rule in rules if rule.required)
     return cls
 
 
@@ -418,9 +425,11 @@ def read_as(cls: type[MessageT], value: dict[str, Any], *, strict: bool = False)
     rules, required = _READING[cls]
     members: dict[str, Any] = {}
     for name, given in value.items():
-        rule = rules.get(name)
-        if rule is not None:
-            if not rule.fits(given):
+        found = rules.get(name)
+        if found is not None:
+            kind, longest, rule = found
+            usual = type(given) is kind and (not longest or 0 < len(given) <= longest)  # type: ignore[arg-type]  # a text then
+            if not usual and not rule.fits(given):
                 raise MalformedMessage(f"{cls.type}: `{name}` must be {_wanted(rule)}")
             members[name] = given
         elif strict and name != "type":

@@ -19,18 +19,19 @@ from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.client import opened_wire
+from trimcp.agent_tools.client_supervised import PASSING, RESTARTS, pause_before_next
 from trimcp.agent_tools.client_wire import AgentTarget, ProviderStream
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.entries import Implemented
-from trimcp.agent_tools.errors import AgentToolsError, Draining, NameTaken, ProviderGone, TooMuch
+from trimcp.agent_tools.errors import AgentToolsError, NameTaken
 from trimcp.agent_tools.messages import ProvideTools, ToolCancel, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.agent_tools.stores import MemoryContexts
 from trimcp.bounds import check_number
 from trimcp.channel import Kind, Outgoing, require_trio
 from trimcp.cleaning import one_line
-from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
+from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.restarts import RestartCount, Restarts
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits
@@ -39,12 +40,8 @@ from trimcp.session.session import Session
 Tools: TypeAlias = Server[Any] | Iterable[Callable[..., Any] | Implemented]
 """A server whose tools are provided, or functions: plain, or with options in an `Implemented`."""
 
-_RESTARTS: Final = Restarts()
 _MAX_CALLS: Final = 100
-_LONGEST_WAIT: Final = 60.0  # seconds that a service may ask us to wait
 _LONGEST: Final = 500
-
-_PASSING: Final = (ConnectionLost, InvalidReply, Draining, TooMuch, ProviderGone)
 
 _log = logging.getLogger("trimcp.agent_tools")
 
@@ -58,7 +55,7 @@ async def provide(
     uds: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
     max_calls: int | None = None,
-    restarts: Restarts = _RESTARTS,
+    restarts: Restarts = RESTARTS,
     on_registered: Callable[[list[dict[str, Any]]], object] | None = None,
     random: Random | None = None,
     task_status: trio.TaskStatus[list[dict[str, Any]]] = trio.TASK_STATUS_IGNORED,
@@ -152,21 +149,10 @@ class ToolProvision:
                     await self._serve(stream)
         except McpError as error:
             # A connection that the service has not found lost yet holds the names.
-            if not isinstance(error, _PASSING) and not (isinstance(error, NameTaken) and self._registered):
+            if not isinstance(error, PASSING) and not (isinstance(error, NameTaken) and self._registered):
                 raise
             failure = error
-        await self._pause(failure, since)
-
-    async def _pause(self, failure: McpError, since: float | None) -> None:
-        now = trio.current_time()
-        self._count.ended(now, since)
-        asked = failure.retry_after if isinstance(failure, AgentToolsError) else None
-        longer = min(asked, _LONGEST_WAIT) if asked is not None and asked > 0 else 0.0
-        pause = self._count.next_pause(now, longer)
-        if pause is None:
-            raise failure
-        _log.warning("the service is tried again in %.3g s: %s", pause, one_line(str(failure), _LONGEST))
-        await trio.sleep(pause)
+        await pause_before_next(self._count, failure, since)
 
     def _note(self, tools: list[dict[str, Any]]) -> None:
         """Tell what the service made of the offer."""

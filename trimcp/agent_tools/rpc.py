@@ -138,7 +138,7 @@ class AgentRpc:
             return error_response(error)
         if port.shared.judged_by_head:
             head.again = partial(_again, port, method, caller)
-        return RpcExchange(port, head, method, caller)
+        return RpcExchange(port, head, caller, method)
 
     def refused(self, refused: HttpResponse) -> HttpResponse:
         """Return the answer to a call that would be refused with this response over HTTP: a `GrpcService`."""
@@ -165,7 +165,7 @@ class AgentRpc:
 
 
 def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:
-    return RpcExchange(port, head, method, caller) if port.has_room(head) else None
+    return RpcExchange(port, head, caller, method) if port.has_room(head) else None
 
 
 @attrs.define(eq=False)
@@ -174,8 +174,8 @@ class RpcExchange(AgentExchange):
 
     transport = "grpc"
 
+    caller: AgentCaller
     _method: _Method
-    _caller: AgentCaller
     _said: bytes = attrs.field(init=False, default=b"")  # the `request_id`, as a field
     _asked: Any = attrs.field(init=False, default=None)  # the request, while its values are not converted
     _both: bool = attrs.field(init=False, default=True)  # whether it wants JSON values in both forms
@@ -206,7 +206,7 @@ class RpcExchange(AgentExchange):
                 return
             self._both = wants_both(message)
             self.deadline = trio.current_time() + timeout
-            self.answer_later(None, self._caller, len(payload))
+            self.answer_later(None, self.caller, len(payload))
         except AgentToolsError as error:
             self.fail(error)
 
@@ -221,7 +221,7 @@ class RpcExchange(AgentExchange):
         request = read_as(ToolRequest, members)
         self.progress = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
-        caller = self._caller
+        caller = self.caller
         _, entry = run.catalog.find(request.tool_name, request.version)
         if not shown(entry, caller.principal):
             self._asked = message = None  # the session refuses the call

@@ -12,16 +12,16 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
-from trimcp.agent_tools.answers import CallAnswer, answer_to
+from trimcp.agent_tools.answers import CallAnswer, answer_to, asked_by
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
 from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.entries import shown, version_of
+from trimcp.agent_tools.entries import hidden, shown, version_of
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     InvalidArguments,
@@ -53,7 +53,7 @@ from trimcp.agent_tools.messages import (
 )
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
-from trimcp.cleaning import harmless, log_crash
+from trimcp.cleaning import digest, harmless, log_crash
 from trimcp.containment import contained
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
@@ -131,6 +131,8 @@ class AgentRun:
             UnknownTool, InvalidArguments: there is none, or they do not fit its schema.
         """
         key, entry = self.catalog.find(request.tool_name, request.version)
+        if hidden(entry, caller.principal):
+            raise UnknownTool(f"there is no tool named {harmless(request.tool_name, 100)}")
         arguments = request.arguments or {}
         # Who may not see the tool learns nothing of its schema: the session refuses the call.
         if not entry.validator.is_valid(arguments) and shown(entry, caller.principal):
@@ -188,18 +190,35 @@ class AgentRun:
             UnknownTool, InvalidArguments, NotAllowed, RequestUnderWay, TooMuch: it was not started.
         """
         key, entry = self.find(request, caller)
-        if context is not None and self.bind_permissions and (permissions := context.permissions) is not None:
-            self._check_permissions(permissions, request.tool_name, entry, caller)
+        asked = None
+        if context is not None:
+            if self.bind_permissions and (permissions := context.permissions) is not None:
+                self._check_permissions(permissions, request.tool_name, entry, caller)
+            asked = asked_by(request)
+            given = context.answers.by_id.get(request.request_id)
+            if given is not None:
+                if given[0] != asked:
+                    raise RequestUnderWay("this request_id was another request's in the context: choose a new one")
+                call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, None, transport)
+                on_answer(call, cast(CallAnswer, given[1]).again())
+                return call
         own = None
         if session is None:
             own = self.server.open_brief(holding, via)
             session = own.session
         self._last_id += 1
-        call = AgentCall(
-            *(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
-        )
+        of = (self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
+        call = AgentCall(*of)
+        call.asked = asked
         try:
-            self._begin_call(call)
+            if context is not None:
+                context.begin_call(request.request_id, call)
+            elif self.calls.find(caller.account, call.key) is not None:
+                raise RequestUnderWay("a request with this request_id is under way")
+            if not self.calls.admit(caller.account, call.key, call):
+                if context is not None:
+                    context.end_call(request.request_id)
+                raise TooMuch("too much is under way; try again later", retry_after=1)
         except AgentToolsError:
             if own is not None:
                 own.close()
@@ -219,11 +238,10 @@ class AgentRun:
         return call
 
     def _check_permissions(self, permissions: Sequence[str], name: str, entry: ToolEntry, caller: AgentCaller) -> None:
-        """Raise NotAllowed unless a context's permissions include a tool.
+        """Raise NotAllowed unless a context's permissions include a tool: they name it, or have all scopes it needs.
 
-        They include one that they name, and one all of whose scopes they have. One that needs no scope they include if
-        they are scopes only: what the caller's token has or some tool needs. So a name that has become unknown still
-        excludes the rest.
+        One that needs no scope they include if they are scopes only: what the caller's token has or some tool needs. So
+        a name that has become unknown still excludes the rest.
         """
         needed = frozenset[str]() if entry.permission is None else entry.permission.scopes
         if name in permissions or (needed and needed.issubset(permissions)):
@@ -237,18 +255,6 @@ class AgentRun:
         security_event("not_allowed", method="tools/call", name=name, principal=who, why="permissions of the context")
         raise NotAllowed(f"the permissions of the context do not include {name}")
 
-    def _begin_call(self, call: AgentCall) -> None:
-        """Give a call its place, and its name in its context or on its connection."""
-        context, account, key = call.agent_actor, call.caller.account, call.key
-        if context is not None:
-            context.begin_call(call.request.request_id, call)
-        elif self.calls.find(account, key) is not None:
-            raise RequestUnderWay("a request with this request_id is under way")
-        if not self.calls.admit(account, key, call):
-            if context is not None:
-                context.end_call(call.request.request_id)
-            raise TooMuch("too much is under way; try again later", retry_after=1)
-
     def call_of(
         self, caller: AgentCaller, context_id: str | None, request_id: str, session: Session
     ) -> AgentCall | None:
@@ -259,13 +265,13 @@ class AgentRun:
         found = None if context is None else context.calls.get(request_id)
         return found if isinstance(found, AgentCall) else None
 
-    def call_is_over(self, call: AgentCall, status: str) -> None:
-        """Forget a call, and note it in its context's history."""
+    def call_is_over(self, call: AgentCall, status: str, answer: CallAnswer | None) -> None:
+        """Forget a call, and note it in its context's history, with an answer that the same request gets again."""
         self.calls.leave(call.caller.account, call.key)
         context = call.agent_actor
         if context is not None:
             context.end_call(call.request.request_id)
-            context.record(self._remembered(call, status))
+            context.record(self._remembered(call, status), call.asked, answer)
 
     async def answer(self, message: AgentMessage, caller: AgentCaller) -> AgentMessage:
         """Carry out a message that is no call and opens no stream, and return the answer to it.
@@ -427,6 +433,7 @@ class AgentCall(Sink):
         entry: the tool.
         transport: the transport's name in records.
         key: by what it is known among the calls of its account.
+        asked: what the request asks for, in a form that compares; None without a context.
         explicit_errors: wrong arguments and crashes are answered with errors that have data.
     """
 
@@ -443,6 +450,7 @@ class AgentCall(Sink):
     _translate: Callable[[bytes, str], bytes] | None
     transport: str
     key: Hashable = attrs.field(init=False)
+    asked: bytes | None = attrs.field(init=False, default=None)
     explicit_errors: bool = attrs.field(init=False, default=True)
     _why: str | None = attrs.field(init=False, default=None)
 
@@ -564,8 +572,10 @@ class AgentCall(Sink):
     def audited(self) -> dict[str, str]:
         """What a record of it has beside, or instead of, that of its `tools/call`."""
         found = {"transport": self.transport, "request_id": self.request.request_id, "agent": self.caller.agent}
-        if self.request.context_id is not None:
-            found["context"] = self.request.context_id
+        id = self.request.context_id
+        if id is not None:
+            # Without a principal the id is all that protects the context.
+            found["context"] = digest(id) if self.caller.principal is None else id
         return found
 
     def _translated(self, outgoing: Outgoing) -> Outgoing | None:
@@ -579,12 +589,12 @@ class AgentCall(Sink):
         return Outgoing(self._translate(outgoing.data, self.request.request_id), Kind.NOTIFICATION)
 
     def _answer(self, answer: CallAnswer) -> None:
-        self._finish(answer.status(extended=True))
+        self._finish(answer.status(extended=True), None if self.asked is None else answer.lasting())
         own, self._own = self._own, None
         if own is not None:
             own.close()
         self._on_answer(self, answer)
 
-    def _finish(self, status: str) -> None:
+    def _finish(self, status: str, answer: CallAnswer | None = None) -> None:
         self._session = None
-        self.run.call_is_over(self, status)
+        self.run.call_is_over(self, status, answer)

@@ -11,8 +11,8 @@ import attrs
 
 from trimcp.agent_tools.callers import agent_of
 from trimcp.agent_tools.catalog import Catalog
+from trimcp.agent_tools.context_limits import ContextLimits
 from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextLimits
 from trimcp.agent_tools.entries import Implemented, version_of
 from trimcp.agent_tools.errors import NotAllowed
 from trimcp.agent_tools.rules import RegistrationRules

@@ -13,6 +13,8 @@ import trio
 
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext
+from trimcp.cleaning import one_line
+from trimcp.files import UnusableFile, WrongFile, claim_file
 from trimcp.wire.jsonrpc import encode, parse_value
 
 _MARK: Final = 0x74726D63
@@ -111,6 +113,7 @@ class _ContextsFile:
         # Not imported at the top: some builds of Python lack it.
         import sqlite3
 
+        self._path, self._damage = path, sqlite3.DatabaseError
         self._lock = _claim(path)
         try:
             self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False, isolation_level=None)
@@ -121,10 +124,16 @@ class _ContextsFile:
                 raise
         except ValueError as error:
             os.close(self._lock)
-            raise ValueError(f"{str(path)!r} is no store of contexts: {error}") from None
+            raise WrongFile(f"{str(path)!r} is no store of contexts: {error}; name another file") from None
         except sqlite3.Error as error:
             os.close(self._lock)
-            raise OSError(f"cannot keep contexts in {str(path)!r}: {error}") from error
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> UnusableFile:
+        name = self._path.name
+        damaged = type(error) is self._damage or not isinstance(error, self._damage)
+        todo = f"move it away with {name}-wal to begin anew" if damaged else "check the disk"
+        return UnusableFile(f"cannot keep contexts in {str(self._path)!r}: {one_line(str(error))}; {todo}")
 
     def _prepare(self) -> None:
         # No other process may use it: each would have an actor for the same context.
@@ -158,20 +167,28 @@ class _ContextsFile:
         return None if row is None else row[0]
 
     def counts(self) -> dict[Owner, int]:
-        rows = self._connection.execute("SELECT principal, agent, count(*) FROM contexts GROUP BY principal, agent")
-        return {(principal, agent): count for principal, agent, count in rows}
+        try:
+            rows = self._connection.execute("SELECT principal, agent, count(*) FROM contexts GROUP BY principal, agent")
+            return {(principal, agent): count for principal, agent, count in rows}
+        except self._damage as error:
+            raise self._unusable(error) from error
 
     def ids(self, owner: Owner) -> list[str]:
         rows = self._connection.execute("SELECT id FROM contexts WHERE principal = ? AND agent = ?", owner)
         return [id for (id,) in rows]
 
     def load(self, owner: Owner, id: str) -> KeptContext | None:
-        row = self._connection.execute(_LOAD, (*owner, id)).fetchone()
-        if row is None:
-            return None
-        version, created, ends, until, state, history = row
-        entries = [encode(entry) for entry in _read(history, list)]
-        return KeptContext(owner, id, version, _read(state, dict), entries, created, ends, until)
+        try:
+            row = self._connection.execute(_LOAD, (*owner, id)).fetchone()
+            if row is None:
+                return None
+            version, created, ends, until, state, history = row
+            if type(version) is not int or not all(type(time) is float for time in (created, ends, until)):
+                raise ValueError("a row holds what was not written there")
+            entries = [encode(entry) for entry in _read(history, list)]
+            return KeptContext(owner, id, version, _read(state, dict), entries, created, ends, until)
+        except (self._damage, ValueError, TypeError) as error:
+            raise self._unusable(error) from error
 
     def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
         rows = [
@@ -254,24 +271,9 @@ def _claim(path: Path) -> int:
 
     The lock is not SQLite's: a process loses that one when it closes any other descriptor of the file.
     """
-    # Do not follow links: in a directory where others can write, a link could name another file.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o600)
-    try:
-        try:
-            import fcntl
-        except ImportError:  # Windows, where SQLite's lock is enough
-            pass
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(descriptor, 0o600)
-        head = os.read(descriptor, 16)
-        if head and head != b"SQLite format 3\0":
-            raise ValueError(f"{str(path)!r} is no store of contexts: it is no database")
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise OSError(f"the contexts in {str(path)!r} are in use by another process or table") from error
-    except BaseException:  # an interrupt too: the descriptor holds the lock
-        os.close(descriptor)
-        raise
-    return descriptor
+    return claim_file(
+        path,
+        fits=lambda head: not head or head.startswith(b"SQLite format 3\0"),
+        wrong=f"{str(path)!r} is no store of contexts: it is no database; name another file",
+        busy=f"the contexts in {str(path)!r} are in use by another process or table",
+    )

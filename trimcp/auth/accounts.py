@@ -51,6 +51,7 @@ class Account:
         logouts: how often somebody logged out.
         unsaved: why the store does not have `credentials`, which are newer than what it has; None if it has them.
         replaced: what the store has instead.
+        unread: whether the store could not be read: what was damaged may have been moved away since.
         trying: whether somebody tries to let the store have them.
         logins: when a person was asked, or a program got a token anew, in the last hour.
         unaccepted: how many of them in a row brought no token that the server took.
@@ -67,6 +68,7 @@ class Account:
     logouts: int = 0
     unsaved: str | None = None
     replaced: Credentials | None = None
+    unread: bool = False
     trying: bool = False
     logins: deque[float] = attrs.field(factory=deque)
     unaccepted: int = 0
@@ -132,10 +134,14 @@ class Account:
         except Exception as error:  # of a disk or keyring, perhaps of the user's own class
             if self.credentials is None:
                 raise
-            _log.warning("the login for %s is used as it was: %s", self.key, _why(error))
+            log = _log.debug if self.unread else _log.warning
+            log("the login for %s is used as it was: %s", self.key, _why(error))
+            self.unread = True
             return self.credentials
-        if self.unsaved is not None:
-            if kept == self.replaced:
+        if self.unsaved is None:
+            self.unread = False
+        else:
+            if kept == self.replaced or (kept is None and self.unread):
                 return self.credentials
             self.unsaved = None  # somebody has logged in or out since
         return kept

@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import attrs
 import cattrs
 
 from trimcp.auth.metadata import canonical_url
 
+_LATEST: Final = 1e12  # seconds since 1970
+_KINDS: Final = ("bearer", "dpop")
+
+
+def _strictly(kind: type[Any]) -> Callable[[Any, Any], Any]:
+    """Return a hook that takes what it is, and nothing that could be turned into it."""
+
+    def structure(value: Any, _: Any) -> Any:
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise TypeError
+        if kind is float and not abs(value) < _LATEST:  # no infinity, and no number that is none
+            raise ValueError
+        return kind(value)
+
+    return structure
+
+
+def _texts(value: Any, _: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise TypeError
+    return tuple(value)
+
+
 _converter = cattrs.Converter(omit_if_default=True)
+for _kind in (str, float, bool):
+    _converter.register_structure_hook(_kind, _strictly(_kind))
+_converter.register_structure_hook_func(lambda kind: kind == tuple[str, ...], _texts)
 
 
 @attrs.frozen
@@ -121,6 +148,14 @@ class Credentials:
             ValueError: it is no such text. It does not quote it.
         """
         try:
-            return _converter.structure(json.loads(text), cls)
-        except (ValueError, TypeError, KeyError, RecursionError, cattrs.BaseValidationError):
-            raise ValueError("these are no credentials that trimcp kept") from None
+            found = _converter.structure(json.loads(text), cls)
+            if (tokens := found.tokens) is None or (sendable(tokens.access_token) and tokens.token_type in _KINDS):
+                return found
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, cattrs.BaseValidationError):
+            pass
+        raise ValueError("these are no credentials that trimcp kept")
+
+
+def sendable(token: str) -> bool:
+    """Return whether a text can be sent as an access token, in a header."""
+    return bool(token) and token.isascii() and token.isprintable()

@@ -23,7 +23,7 @@ from urllib.parse import parse_qs, quote_plus, urlencode, urlsplit
 import attrs
 
 from trimcp.auth.challenges import AuthChallenge
-from trimcp.auth.credentials import Credentials, Registration, Tokens
+from trimcp.auth.credentials import Credentials, Registration, Tokens, sendable
 from trimcp.auth.discovery import Discovery, Flow, TokenSource, check_url
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import ProofKey
@@ -407,7 +407,7 @@ class Login:
 
     def _taken(self, said: dict[str, Any], scopes: tuple[str, ...], bound: bool, issuer: str) -> Tokens:
         token, kind = said.get("access_token"), said.get("token_type")
-        if not isinstance(token, str) or not token or not token.isascii() or not token.isprintable():
+        if not isinstance(token, str) or not sendable(token):
             raise AuthorizationError(f"{shown(issuer)} gave no access token")
         kind = kind.lower() if isinstance(kind, str) else ""
         if kind != ("dpop" if bound else "bearer"):

@@ -23,6 +23,7 @@ from trimcp.auth.metadata import origin_of
 _PROOF: Final = "dpop+jwt"
 _CURVES: Final = {"P-256": "ES256", "P-384": "ES384", "P-521": "ES512"}
 _ASSERTION_SECONDS: Final = 60
+_MEMBERS: Final = ("kty", "crv", "x", "y", "d")
 
 
 def access_token_hash(token: str) -> str:
@@ -56,7 +57,8 @@ class ProofKey:
             ValueError: it is no such key.
         """
         try:
-            key = None if jwk is None else ECKey.import_key(jwk)
+            # What else it says of itself is left out: what it may be used for, by somebody else's rules.
+            key = None if jwk is None else ECKey.import_key({name: jwk[name] for name in _MEMBERS if name in jwk})
         except (JoseError, ValueError, TypeError, KeyError):
             key = None
         if key is None or not key.is_private or key.curve_name != "P-256":

@@ -15,11 +15,12 @@ import attrs
 import trio
 from joserfc.jwk import Key
 
-from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read_json, secure_url
+from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read_json, same_issuer, secure_url
+from trimcp.auth.replies import came, object_in
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.auth.verifying import key_for, read_keys
 from trimcp.bounds import checked
-from trimcp.cleaning import one_line
+from trimcp.cleaning import log_crash, one_line
 from trimcp.errors import AuthorizationError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Issuer:
     """An authorization server whose tokens are taken.
 
     Attributes:
-        name: its identifier, a URL, compared character by character with a token's `iss`.
+        name: its identifier, a URL, compared with a token's `iss` by `same_issuer`.
         jwks_uri: where its keys are; None to look it up in its metadata.
         max_age: seconds after which keys are fetched anew, where the issuer does not say; at least a minute and at
             most a day in any case.
@@ -84,6 +85,8 @@ class IssuerKeys:
             except (AuthorizationError, ValueError) as error:
                 _log.warning("the keys of %s could not be fetched: %s", self.issuer.name, one_line(str(error)))
                 self.metadata = None  # it may say something else by now
+            except Exception as error:  # of a library, for what no issuer should publish: it must not end the server
+                log_crash(_log, error, "the keys of %s could not be read", self.issuer.name)
             self._fetching = False
             self._fetched.set()
             self._fetched, self._wanted = trio.Event(), trio.Event()
@@ -116,7 +119,7 @@ class IssuerKeys:
             raise AuthorizationError("its metadata names no keys (jwks_uri)")
         reply = await self.fetcher.fetch(Fetch(url))
         if reply.status != 200:
-            raise AuthorizationError(_why(reply))
+            raise AuthorizationError(f"it {came(reply)}")
         keys = read_keys(reply.body)
         if not keys:
             raise AuthorizationError("there are no keys for signatures")
@@ -134,15 +137,11 @@ class IssuerKeys:
             reply = Fetched(0)
             for url in issuer_metadata_urls(self.issuer.name):
                 reply = await self.fetcher.fetch(Fetch(url))
-                if reply.status == 200:
+                if reply.status == 200 and "issuer" in (object_in(reply) or ()):  # no page for whatever is asked
                     found = read_json(AuthorizationServer, reply.body, "its metadata")
-                    if found.issuer != self.issuer.name:
+                    if not same_issuer(found.issuer, self.issuer.name):
                         raise AuthorizationError("its metadata is of another issuer")
                     self.metadata = found
                     return found
-            raise AuthorizationError(f"its metadata: {_why(reply)}")
+            raise AuthorizationError(f"its metadata: it {came(reply)}")
         return self.metadata
-
-
-def _why(reply: Fetched) -> str:
-    return f"it answered {reply.status}" if reply.status else reply.why

@@ -25,6 +25,7 @@ from trimcp.auth.discovery import Flow, T
 from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, Grant
 from trimcp.auth.metadata import host_of, is_loopback, origin_of
+from trimcp.auth.replies import code_of, shown
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
 from trimcp.auth.stores import CredentialStore, MemoryStore
 from trimcp.bounds import checked
@@ -130,6 +131,11 @@ class OAuth:
         Raises:
             AuthorizationError: there is no token to be had, or it could not be kept.
         """
+        key = StoreKey(server, self.identity)
+        try:
+            await self.store.load(key)
+        except AuthorizationError:  # what is kept is damaged: it goes, if only that is
+            await self.store.remove(key)
         async with self.connected(server) as authorizer:
             account = authorizer.account
             account.pardon()
@@ -243,7 +249,7 @@ class Authorizer:
             AuthorizationError: there is no token to be had, or what there is does not suffice.
         """
         challenge = find_challenge(headers.get("www-authenticate", ""))
-        error = "" if challenge is None else challenge.parameters.get("error", "")
+        error = "" if challenge is None else code_of(challenge.parameters.get("error", ""))
         key = self.account.proof_key
         if key is not None and (nonce := headers.get("dpop-nonce")) is not None:
             fresh = key.nonces.get(origin_of(self._server)) != nonce
@@ -393,4 +399,5 @@ _ENOUGH: Final = "nobody is asked again until they log in themselves: OAuth.logi
 def _refusal(status: int, challenge: AuthChallenge | None) -> str:
     if status == 401:
         return "the server refuses the token that the authorization server gave for it"
-    return f"the server wants more than could be had: {' '.join(() if challenge is None else sorted(challenge.scopes))}"
+    scopes = () if challenge is None else sorted(challenge.scopes)
+    return f"the server wants more than could be had: {shown(' '.join(scopes))}"

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 import attrs
+import trio
 
 from trimcp.auth.challenges import challenge_text
 from trimcp.auth.keys import Issuer, IssuerKeys
-from trimcp.auth.metadata import RESOURCE_METADATA, canonical_url, host_of, origin_of, secure_url
+from trimcp.auth.metadata import RESOURCE_METADATA, canonical_url, host_of, origin_of, same_issuer, secure_url
 from trimcp.auth.steps import Fetch
 from trimcp.auth.verifying import (
     ASYMMETRIC,
@@ -41,6 +42,7 @@ from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
 from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
+from trimcp.rates import TokenBucket
 from trimcp.transports.http.identity import Authenticate, Identity, Refused
 from trimcp.transports.http.seams import Head, HttpResponse
 
@@ -56,6 +58,8 @@ TokenBinding: TypeAlias = Literal["off", "allowed", "required"]
 
 _MAX_CREDENTIALS: Final = 16 * 1024
 _NONCE_SECONDS: Final = 300.0
+_REFUSED_SECONDS: Final = 5.0  # for which an issuer is not asked again about a token that it does not know
+_AT_ONCE: Final = 8  # tokens of one address that issuers are asked about at a time; the others wait
 _PRINTABLE: Final = frozenset(map(chr, range(0x21, 0x7F)))
 
 
@@ -87,6 +91,14 @@ class _Verified:
     principal: Principal
     until: float
     settled: bool  # shown as a bearer token it is good for every request, with nothing more to judge
+
+
+@attrs.define(eq=False)
+class _Question:
+    """A token that its issuer is being asked about, for all who show it meanwhile."""
+
+    done: trio.Event = attrs.field(factory=trio.Event)
+    answer: AccessToken | BadToken | AuthorizationError | None = None  # None: whoever asked has left
 
 
 @attrs.define(eq=False, field_transformer=checked(zero=("skew",)))
@@ -134,7 +146,11 @@ class ResourceServer:
     _keys: dict[str, IssuerKeys] = attrs.field(init=False, factory=dict, repr=False)
     _fetcher: Fetcher | None = attrs.field(init=False, default=None, repr=False)
     _verified: OrderedDict[bytes, _Verified] = attrs.field(init=False, factory=OrderedDict, repr=False)
+    _refused: OrderedDict[bytes, tuple[float, BadToken]] = attrs.field(init=False, factory=OrderedDict, repr=False)
+    _questions: dict[bytes, _Question] = attrs.field(init=False, factory=dict, repr=False)
+    _asking: dict[str, trio.Semaphore] = attrs.field(init=False, factory=dict, repr=False)
     _replays: Replays = attrs.field(init=False, factory=Replays, repr=False)
+    _told: TokenBucket = attrs.field(init=False, factory=lambda: TokenBucket(0.2, 10, time.monotonic()), repr=False)
     _secret: bytes = attrs.field(init=False, factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -147,9 +163,11 @@ class ResourceServer:
         resource = canonical_url(self.resource)
         self.issuers = tuple(Issuer(one) if isinstance(one, str) else one for one in self.issuers)
         names = [issuer.name for issuer in self.issuers if isinstance(issuer, Issuer)]
-        if self.introspection is not None and self.introspection.issuer not in names:
-            names.append(self.introspection.issuer)
-        audiences = self.audiences or tuple(dict.fromkeys((resource, self.resource)))
+        if (asked := self.introspection) is not None and not any(same_issuer(asked.issuer, name) for name in names):
+            names.append(asked.issuer)
+        # One slash at the end makes no difference: libraries add one to a host, and some take it off a path.
+        bare = resource.removesuffix("/")
+        audiences = self.audiences or tuple(dict.fromkeys((resource, self.resource, bare, f"{bare}/")))
         self._rules = TokenRules(names, audiences, self.algorithms, self.skew, self.any_type)
         # The path of the endpoint goes behind; who knows only the host asks without it (RFC 9728 section 3.1).
         self.metadata_paths = (RESOURCE_METADATA + urlsplit(resource).path.rstrip("/"), RESOURCE_METADATA)
@@ -241,47 +259,106 @@ class ResourceServer:
         return Refused(401, self._challenge(None), "an access token is required")
 
     async def _verify(self, head: Head, scheme: str, token: str, digest: bytes) -> Identity:
+        judged = False
         try:
             if len(token) > _MAX_CREDENTIALS or not _PRINTABLE.issuperset(token):
                 raise BadToken("the token is malformed", "invalid_request")
-            found = await self._judge(token)
-        except BadToken as bad:
-            if self.also is not None:
-                found_by = self.also(head)
-                other = await found_by if isawaitable(found_by) else found_by
-                if isinstance(other, Principal):
+            found = await self._signed(token)
+            if found is None:
+                judged = True  # by others first: a token of theirs is not shown to the issuer
+                if (other := await self._by_others(head)) is not None:
                     return other
-            return self._bad(bad)
+                found = await self._opaque(head, token, digest)
+        except BadToken as bad:
+            other = None if judged else await self._by_others(head)
+            return self._bad(bad) if other is None else other
         except AuthorizationError as error:
             # Nobody can be let in whose token cannot be checked; it is not the client's fault.
-            _log.warning("a token could not be checked: %s", one_line(str(error)))
+            log = _log.warning if self._told.take(time.monotonic()) else _log.debug  # strangers decide how often
+            log("a token could not be checked: %s", one_line(str(error)))
             return Refused(503, (("Retry-After", "5"),), "tokens cannot be checked now; try again later")
         self._verified[digest] = found
         while len(self._verified) > self.max_tokens:
             self._verified.popitem(last=False)
         return self._allowed(head, scheme, token, found)
 
-    async def _judge(self, token: str) -> _Verified:
-        if token.count(".") == 2:
-            header, claims = unverified(token)
-            issuer = self._rules.issuer_of(header, claims)
-            if (keys := self._keys.get(issuer)) is not None:
-                key = keys.known(header) or await keys.find(header)
-                if key is None:
-                    raise BadToken("the token is signed by a key that its issuer does not publish")
-                good = self._rules.judge(token, key, self.now())
-                if good.issuer != issuer:  # a key is good for the tokens of whoever published it
-                    raise BadToken("the token is from another issuer")
-                return self._remembered(good, good.expires_at + self.skew)
+    async def _by_others(self, head: Head) -> Principal | None:
+        """Return who makes a request by the application's own check, or None."""
+        if self.also is None:
+            return None
+        found = self.also(head)
+        found = await found if isawaitable(found) else found
+        return found if isinstance(found, Principal) else None
+
+    async def _signed(self, token: str) -> _Verified | None:
+        """Judge a token by the keys of its issuer; return None if that is none whose keys are known."""
+        if token.count(".") != 2:
+            return None
+        header, claims = unverified(token)
+        issuer = self._rules.issuer_of(header, claims)
+        if (keys := self._keys.get(issuer)) is None:
+            return None
+        key = keys.known(header) or await keys.find(header)
+        if key is None:
+            raise BadToken("the token is signed by a key that its issuer does not publish")
+        good = self._rules.judge(token, key, self.now())
+        if good.issuer != issuer:  # a key is good for the tokens of whoever published it
+            raise BadToken("the token is from another issuer")
+        return self._remembered(good, good.expires_at + self.skew)
+
+    async def _opaque(self, head: Head, token: str, digest: bytes) -> _Verified:
+        """Judge a token that says nothing by itself."""
         if self.introspection is None:
             raise BadToken("the token is not a JWT of an issuer that is known here")
-        good = await self._introspect(self.introspection, token)
+        good = await self._asked(self.introspection, head, token, digest)
         until = min(good.expires_at + self.skew, self.now() + self.introspection.max_age)
         return self._remembered(good, until)
 
     def _remembered(self, good: AccessToken, until: float) -> _Verified:
         free = good.key is None and good.certificate is None and self.binding != "required"
         return _Verified(good, _principal(good), until, free and set(self.scopes) <= set(good.scopes))
+
+    async def _asked(self, settings: Introspection, head: Head, token: str, digest: bytes) -> AccessToken:
+        """Ask the issuer about a token: once for all who show it now, and not again soon if it is not good."""
+        if (refused := self._refused.get(digest)) is not None and self.now() < refused[0]:
+            raise BadToken(str(refused[1]), refused[1].error)
+        while (question := self._questions.get(digest)) is not None:
+            await question.done.wait()
+            answer = question.answer
+            if isinstance(answer, AccessToken):
+                return answer
+            if isinstance(answer, BadToken):
+                raise BadToken(str(answer), answer.error)
+            if answer is not None:
+                raise AuthorizationError(str(answer))
+        question = self._questions[digest] = _Question()
+        try:
+            async with self._turn(head.peer.rpartition(":")[0]):
+                question.answer = good = await self._introspect(settings, token)
+            return good
+        except BadToken as bad:
+            question.answer = bad
+            self._refused[digest] = self.now() + _REFUSED_SECONDS, bad.with_traceback(None)
+            while len(self._refused) > self.max_tokens:
+                self._refused.popitem(last=False)
+            raise
+        except AuthorizationError as error:
+            question.answer = error
+            raise
+        finally:
+            del self._questions[digest]
+            question.done.set()
+
+    @asynccontextmanager
+    async def _turn(self, address: str) -> AsyncIterator[None]:
+        """Wait until few tokens of an address are asked about: nobody keeps the issuer from others' tokens."""
+        room = self._asking.setdefault(address, trio.Semaphore(_AT_ONCE))
+        try:
+            async with room:
+                yield
+        finally:
+            if room.value == _AT_ONCE and self._asking.get(address) is room:
+                del self._asking[address]
 
     async def _introspect(self, settings: Introspection, token: str) -> AccessToken:
         if self._fetcher is None:

@@ -18,10 +18,11 @@ from typing import Any, Final
 import trio
 
 from trimcp.auth.credentials import Credentials, StoreKey
+from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
+from trimcp.files import MissingFile, UnusableFile, advice, read_file
 
 _SERVICE: Final = "trimcp"
-_MAX_FILE: Final = 16 * 1024 * 1024
 _LOCK_SECONDS: Final = 10.0
 
 
@@ -83,14 +84,29 @@ class MemoryStore(CredentialStore):
 
 
 def default_path() -> Path:
-    """Return where the command keeps logins: `trimcp/credentials.json` where the system keeps data of programs."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    """Return where the command keeps logins: `trimcp/credentials.json` where the system keeps data of programs.
+
+    Raises:
+        AuthorizationError: the system does not know whose programs these are.
+    """
+    try:
+        if sys.platform == "win32":
+            base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Application Support"
+        else:
+            base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    except RuntimeError:
+        raise AuthorizationError("there is no home directory to keep logins in; set XDG_DATA_HOME or HOME") from None
     return base / "trimcp" / "credentials.json"
+
+
+def keeps_logins() -> bool:
+    """Return whether the command keeps any logins, or something stands in their place."""
+    try:
+        return os.path.lexists(default_path())
+    except AuthorizationError:
+        return False
 
 
 class FileStore(CredentialStore):
@@ -105,6 +121,7 @@ class FileStore(CredentialStore):
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path: Path = default_path() if path is None else Path(path)
+        self._warned = False
         self._locks: defaultdict[StoreKey, trio.Lock] = defaultdict(trio.Lock)
 
     async def load(self, key: StoreKey) -> Credentials | None:
@@ -114,7 +131,7 @@ class FileStore(CredentialStore):
             AuthorizationError: the file cannot be read, or is none of this class.
         """
         text = (await self._read()).get(_entry(key))
-        return None if text is None else _read_credentials(text, self.path)
+        return None if text is None else _read_credentials(text, self.path, key)
 
     async def save(self, key: StoreKey, credentials: Credentials) -> None:
         """Keep these in place of what was kept under this key.
@@ -131,7 +148,7 @@ class FileStore(CredentialStore):
 
     async def keys(self) -> list[StoreKey]:
         """Return all keys under which something is kept."""
-        return [_key(entry) for entry in await self._read()]
+        return [key for entry in await self._read() if (key := _key(entry)) is not None]
 
     @asynccontextmanager
     async def exclusively(self, key: StoreKey) -> AsyncIterator[None]:
@@ -139,12 +156,9 @@ class FileStore(CredentialStore):
 
         The system lets go of what a process held that has ended.
         """
-        from filelock import FileLock
-
         digest = hashlib.sha256(_entry(key).encode()).hexdigest()[:16]
         async with self._locks[key]:
-            await trio.to_thread.run_sync(self._folder)
-            lock = FileLock(self.path.with_name(f".{self.path.name}.{digest}.lock"), thread_local=False, mode=0o600)
+            lock = await trio.to_thread.run_sync(self._lock, f".{self.path.name}.{digest}.lock")
             while not lock.is_locked:
                 await trio.to_thread.run_sync(_try_lock, lock)
                 if not lock.is_locked:
@@ -159,16 +173,16 @@ class FileStore(CredentialStore):
 
     def _entries(self) -> dict[str, str]:
         try:
-            with self.path.open("rb") as file:
-                said: Any = json.loads(file.read(_MAX_FILE))
-        except FileNotFoundError:
+            said: Any = json.loads(read_file(self.path, "the logins", secret=not self._warned, regular=True))
+        except MissingFile:
             return {}
-        except OSError as error:
-            raise AuthorizationError(f"{self.path} cannot be read: {error.strerror}") from None
+        except UnusableFile as error:
+            raise AuthorizationError(str(error)) from None
         except (ValueError, RecursionError):
             said = None
+        self._warned = True
         kept = said.get("logins") if isinstance(said, dict) else None
-        if not isinstance(kept, dict) or not all(isinstance(text, str) for text in kept.values()):
+        if not isinstance(kept, dict) or not all(isinstance(text, str) and _key(name) for name, text in kept.items()):
             raise AuthorizationError(f"{self.path} does not hold logins of trimcp; move it away to begin anew")
         return kept
 
@@ -176,26 +190,32 @@ class FileStore(CredentialStore):
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            raise AuthorizationError(f"{self.path.parent} cannot be made: {error.strerror}") from None
+            raise AuthorizationError(f"{self.path.parent} cannot be made: {advice(error)}") from None
 
-    def _change(self, entry: str, text: str | None) -> bool:
-        from filelock import FileLock, Timeout
+    def _lock(self, name: str) -> Any:
+        """Return a lock of this name beside the file, which nobody holds yet."""
+        from filelock import FileLock
 
         self._folder()
+        return FileLock(self.path.with_name(name), thread_local=False, mode=0o600)
+
+    def _change(self, entry: str, text: str | None) -> bool:
+        lock = self._lock(f".{self.path.name}.lock")
+        # Whoever has it only reads and writes the file, unless the system has stopped it.
+        if not _try_lock(lock, _LOCK_SECONDS):
+            raise AuthorizationError(f"{self.path} is locked by another process; end it, and try again")
         try:
-            # Whoever has it only reads and writes the file, unless the system has stopped it.
-            with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=_LOCK_SECONDS, mode=0o600):
-                entries = self._entries()
-                there = entry in entries
-                if text is not None:
-                    entries[entry] = text
-                elif there:
-                    del entries[entry]
-                else:
-                    return False
-                self._replace(json.dumps({"logins": entries}, indent=1).encode())
-        except Timeout:
-            raise AuthorizationError(f"{self.path} is locked by another process") from None
+            entries = self._entries()
+            there = entry in entries
+            if text is not None:
+                entries[entry] = text
+            elif there:
+                del entries[entry]
+            else:
+                return False
+            self._replace(json.dumps({"logins": entries}, indent=1).encode())
+        finally:
+            lock.release()
         return there
 
     def _replace(self, data: bytes) -> None:
@@ -212,7 +232,7 @@ class FileStore(CredentialStore):
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            raise AuthorizationError(f"{self.path} cannot be written: {error.strerror}") from None
+            raise AuthorizationError(f"{self.path} cannot be written: {advice(error)}") from None
 
 
 class KeyringStore(CredentialStore):
@@ -232,21 +252,36 @@ class KeyringStore(CredentialStore):
         self._index = FileStore(default_path().with_name("keyring.json") if path is None else path)
 
     async def load(self, key: StoreKey) -> Credentials | None:
-        """Return what is kept under this key, or None."""
-        text = await trio.to_thread.run_sync(self._keyring.get_password, _SERVICE, _entry(key))
-        return None if text is None else _read_credentials(text, "the keyring")
+        """Return what is kept under this key, or None.
+
+        Raises:
+            AuthorizationError: the keyring is locked or missing, or holds something else; likewise below.
+        """
+        text = await self._ask("get_password", key)
+        return None if text is None else _read_credentials(text, "the keyring", key)
 
     async def save(self, key: StoreKey, credentials: Credentials) -> None:
         """Keep these in place of what was kept under this key."""
-        await trio.to_thread.run_sync(self._keyring.set_password, _SERVICE, _entry(key), credentials.to_json())
+        # First its name: of a secret that nobody knows of nobody could log out.
         await trio.to_thread.run_sync(self._index._change, _entry(key), "")
+        await self._ask("set_password", key, credentials.to_json())
 
     async def remove(self, key: StoreKey) -> bool:
         """Forget what is kept under this key; return whether there was something."""
-        there = await trio.to_thread.run_sync(self._index._change, _entry(key), None)
+        there = await self._ask("get_password", key) is not None
         if there:
-            await trio.to_thread.run_sync(self._keyring.delete_password, _SERVICE, _entry(key))
+            await self._ask("delete_password", key)
+        await trio.to_thread.run_sync(self._index._change, _entry(key), None)
         return there
+
+    async def _ask(self, what: str, key: StoreKey, *args: str) -> str | None:
+        function = getattr(self._keyring, what)
+        try:
+            found: str | None = await trio.to_thread.run_sync(function, _SERVICE, _entry(key), *args)
+        except Exception as error:  # of any backend
+            why = one_line(str(error)) or type(error).__name__
+            raise AuthorizationError(f"the keyring cannot be used: {why}; unlock it, or use FileStore") from None
+        return found
 
     async def keys(self) -> list[StoreKey]:
         """Return all keys under which something is kept."""
@@ -257,26 +292,34 @@ class KeyringStore(CredentialStore):
         return self._index.exclusively(key)
 
 
-def _try_lock(lock: Any) -> None:
+def _try_lock(lock: Any, seconds: float = 0) -> bool:
+    """Take a lock, and return whether that was possible."""
     from filelock import Timeout
 
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=seconds)
     except Timeout:
-        pass
+        return False
+    except (OSError, NotImplementedError) as error:
+        raise AuthorizationError(f"{lock.lock_file} cannot be locked: {advice(error)}") from None
+    return True
 
 
 def _entry(key: StoreKey) -> str:
     return json.dumps([key.resource, key.identity])
 
 
-def _key(entry: str) -> StoreKey:
-    resource, identity = json.loads(entry)
-    return StoreKey(resource, identity)
+def _key(entry: str) -> StoreKey | None:
+    """Return the key of an entry, or None if it is none."""
+    try:
+        resource, identity = json.loads(entry)
+        return StoreKey(resource, identity) if isinstance(identity, str) else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
 
 
-def _read_credentials(text: str, where: object) -> Credentials:
+def _read_credentials(text: str, where: object, key: StoreKey) -> Credentials:
     try:
         return Credentials.from_json(text)
     except ValueError as error:
-        raise AuthorizationError(f"{where}: {error}; log in again (trimcp login)") from None
+        raise AuthorizationError(f"{where}: {error}; log in again: trimcp login {key.resource}") from None

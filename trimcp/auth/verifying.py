@@ -7,8 +7,10 @@ checked by joserfc.
 from __future__ import annotations
 
 import base64
+import hashlib
 import hmac
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -20,6 +22,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from trimcp.auth.jose import access_token_hash
+from trimcp.auth.metadata import canonical_url, same_issuer
 
 ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Algorithms whose keys can be published: who checks a signature could not have made it."""
@@ -171,10 +174,16 @@ class TokenRules:
             raise BadToken("the token has critical extensions that are not known here")
         if not self.any_type and (not isinstance(kind, str) or kind.lower() not in _TYPES):
             raise BadToken("the token is no access token (typ)")
-        issuer = claims.get("iss")
-        if not isinstance(issuer, str) or issuer not in self.issuers:
-            raise BadToken("the token is from another issuer")
-        return issuer
+        return self._issuer_in(claims)
+
+    def _issuer_in(self, claims: Mapping[str, Any]) -> str:
+        """Return the issuer that claims name, as it is called here."""
+        said = claims.get("iss")
+        if isinstance(said, str):
+            for issuer in self.issuers:
+                if same_issuer(issuer, said):
+                    return issuer
+        raise BadToken("the token is from another issuer")
 
     def judge(self, token: str, key: Key, now: float) -> AccessToken:
         """Check a token's signature and what it says.
@@ -195,9 +204,7 @@ class TokenRules:
         Raises:
             BadToken: it is not good.
         """
-        issuer, subject, audience = claims.get("iss"), claims.get("sub"), claims.get("aud")
-        if not isinstance(issuer, str) or issuer not in self.issuers:
-            raise BadToken("the token is from another issuer")
+        issuer, subject, audience = self._issuer_in(claims), claims.get("sub"), claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
         if not any(isinstance(one, str) and one in self.audiences for one in audiences):
             raise BadToken("the token is for another audience")
@@ -257,23 +264,41 @@ def _text(bound: Mapping[str, Any], name: str) -> str | None:
 
 @attrs.define(eq=False)
 class Replays:
-    """Remembers which proofs were used, for as long as they would be good: in at most `most` entries.
+    """Remembers which proofs were used, for as long as they would be good: at most `most` of them.
 
-    When it is full the oldest goes. So who sends that many proofs in five minutes could send one of them twice; each
-    of them had to be signed with the token's own key.
+    When it is full the oldest goes, and with it all proofs of its key that are no younger: none of them is taken any
+    more. So nobody makes another's proof good again by sending many of their own, and who sends that many can go on, as
+    long as their clock does. Of so many keys that even this cannot be remembered of each, it holds for all.
     """
 
     most: int = 100_000
-    _used: OrderedDict[tuple[str, str], float] = attrs.field(init=False, factory=OrderedDict)
+    _used: OrderedDict[bytes, tuple[str, float, float]] = attrs.field(init=False, factory=OrderedDict)
+    _floors: OrderedDict[str, float] = attrs.field(init=False, factory=OrderedDict)
+    _floor: float = attrs.field(init=False, default=-math.inf)
 
-    def first_use(self, key: str, id: str, now: float) -> bool:
-        """Note a proof; return whether it was not noted before."""
-        used = self._used
-        while used and (len(used) >= self.most or next(iter(used.values())) <= now):
+    def first_use(self, key: str, id: str, issued: float, now: float) -> bool:
+        """Note a proof; return whether it is good for the first time.
+
+        Args:
+            key: the thumbprint of the key.
+            id: the proof's own (`jti`).
+            issued: when it was made, by its client's clock.
+            now: seconds since 1970.
+        """
+        used, floors = self._used, self._floors
+        while used and ((entry := next(iter(used.values())))[2] <= now or len(used) >= self.most):
             used.popitem(last=False)
-        if (key, id) in used:
+            if entry[2] > now:
+                floors[entry[0]] = max(entry[1], floors.get(entry[0], -math.inf))
+                floors.move_to_end(entry[0])
+        while floors and ((floor := next(iter(floors.values()))) < now - _PROOF_SECONDS or len(floors) > self.most):
+            floors.popitem(last=False)
+            if floor >= now - _PROOF_SECONDS:
+                self._floor = max(self._floor, floor)
+        mark = hashlib.sha256(f"{key} {id}".encode("utf-8", "surrogatepass")).digest()[:16]
+        if mark in used or issued <= max(self._floor, floors.get(key, -math.inf)):
             return False
-        used[key, id] = now + 2 * _PROOF_SECONDS
+        used[mark] = key, issued, now + 2 * _PROOF_SECONDS
         return True
 
 
@@ -337,7 +362,7 @@ def check_proof(
         raise bad("the proof lacks a nonce of ours", "use_dpop_nonce")
     if not isinstance(issued, int | float) or not now - _PROOF_SECONDS <= issued <= now + _PROOF_SECONDS:
         raise bad("the proof is too old, or from the future")
-    if not replays.first_use(thumbprint, id, now):
+    if not replays.first_use(thumbprint, id, issued, now):
         raise bad("the proof was used before")
 
 
@@ -347,8 +372,6 @@ def _equal(one: str, other: str) -> bool:
 
 
 def _same(one: str, other: str) -> bool:
-    from trimcp.auth.metadata import canonical_url
-
     try:
         return canonical_url(one) == canonical_url(other)
     except ValueError:

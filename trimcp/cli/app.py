@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import click
 
-from trimcp.cleaning import clean
 from trimcp.cli.bench_options import BENCH_SECTIONS, BenchOptions, bench_options
 from trimcp.cli.conversation import Body, converse, own_version
 from trimcp.cli.exits import (
@@ -30,15 +29,25 @@ from trimcp.cli.exits import (
     TALK_EXIT_CODES,
     TOOL_ERROR,
     Failure,
+    say,
 )
 from trimcp.cli.inspecting import describe, find_tool, list_tools, offer_json, take_stock
 from trimcp.cli.loading import Loaded, load_program, trace_of
-from trimcp.cli.options import POSITIVE, RUN_SECTIONS, ConnectOptions, RunOptions, check_network, with_options
+from trimcp.cli.options import (
+    POSITIVE,
+    RUN_SECTIONS,
+    ConnectOptions,
+    HeaderOptions,
+    RunOptions,
+    check_network,
+    with_options,
+)
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import TARGET_HELP
-from trimcp.cli.text import Line, as_json, describe_content, describe_resource
+from trimcp.cli.targets import TARGET_HELP, read_headers
+from trimcp.cli.text import Line, as_json, describe_content, describe_resource, theirs
 from trimcp.client.session import ClientSession
+from trimcp.files import UnusableFile
 from trimcp.run import run_stdio
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
@@ -170,6 +179,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
       trimcp run codesearch.py -- ~/project
       trimcp run weather.py --watchdog 30
       trimcp run weather.py --http --port 0
+      trimcp run weather.py --grpc --port 0
       trimcp run agent_tools.py --agent-tools --port 8080
       trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
       trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log
@@ -186,7 +196,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
         sys.exit(serve(load, words, options))
     loaded = load().server
     if sys.stdin.isatty():  # a user at a terminal, who would see no output
-        click.echo(_WAITING.format(name=clean(loaded.info.name), server=shlex.quote(server)), err=True)
+        say(_WAITING.format(name=theirs(loaded.info.name, 60), server=shlex.quote(server)))
     run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
 
 
@@ -195,6 +205,8 @@ def _load(name: str, gc_threshold: int | None) -> Loaded:
         loaded = load_program(name)
     except Failure:
         raise
+    except UnusableFile as error:
+        raise Failure(str(error)) from None
     except Exception as error:  # the user's module may raise anything
         raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
     if gc_threshold is not None:
@@ -307,18 +319,20 @@ def inspect_(target: str, options: ConnectOptions) -> Body:
 
 @_talks(short_help="Call a tool and print the result.", exit_codes=EXIT_CODES)
 @click.argument("tool")
-@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE]...")
+@click.argument("arguments", nargs=-1, metavar="[NAME=VALUE | NAME:=JSON]...")
 @click.option("--arguments", "text", metavar="JSON", help="All arguments as one object; - reads standard input.")
 def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, options: ConnectOptions) -> Body:
     """Call TOOL of TARGET, with progress and logs as they come, and print the result.
 
     Values are read as the tool's schema says: numbers, true and false, lists and objects as JSON, text as it is.
+    NAME:=JSON is JSON whatever it says. An argument that the tool does not have is an error.
     What the server asks is asked here. Ctrl-C cancels the call at the server; a second one ends at once.
 
     \b
     Examples:
       trimcp call weather.py get_forecast latitude=40.7128 longitude=-74.006
       trimcp call "python codesearch.py src" search pattern=TODO glob='*.py'
+      trimcp call notes.py add text=milk tags:='["shop", "today"]'
       trimcp call servers.json:git git_log --arguments '{"repo_path": "."}' --json
       trimcp call get_alerts state=NY -- python weather.py
     """
@@ -337,7 +351,7 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, o
             pieces = [as_json(result.structured_content)]
         if result.is_error is True and not options.json:
             for piece in pieces:
-                click.echo(piece, err=True)
+                screen.complain(theirs(piece, None))
         else:
             _show(screen, session, options, result, ((piece, "") for piece in pieces))
         return TOOL_ERROR if result.is_error is True else 0
@@ -349,7 +363,8 @@ def _read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, An
     try:
         return parse_arguments(words, tool.input_schema)
     except ValueProblem as problem:
-        raise Failure(f"{problem}\nWhat it takes: trimcp inspect {shlex.quote(target)}") from None
+        more = "Anything else is sent with --arguments '{...}'"
+        raise Failure(f"{problem}\nWhat it takes: trimcp inspect {shlex.quote(target)}. {more}") from None
 
 
 def _read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
@@ -444,7 +459,8 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
 @click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--unmasked", is_flag=True, help="Write secrets as they are.")
 @click.option("--max-size", metavar="MIB", default=64.0, show_default=True, type=POSITIVE, help="Stop at this size.")
-def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float) -> None:
+@with_options(HeaderOptions)
+def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float, options: HeaderOptions) -> None:
     """Stand between a client and a server, and write down in FILE all that they say.
 
     It is put in place of the server's command in the configuration of a host: it speaks with the client over standard
@@ -454,11 +470,12 @@ def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float)
     \b
     Examples:
       trimcp record weather.jsonl -- python weather.py
-      trimcp record weather.jsonl https://mcp.example/mcp
+      trimcp record weather.jsonl https://mcp.example/mcp --bearer MY_TOKEN
     """
     from trimcp.cli.recording import run_proxy
 
-    sys.exit(run_proxy(file, target, masked=not unmasked, max_bytes=int(max_size * 1024 * 1024)))
+    headers = read_headers(options.headers, options.bearer)
+    sys.exit(run_proxy(file, target, headers, masked=not unmasked, max_bytes=int(max_size * 1024 * 1024)))
 
 
 @app.command(epilog=REPLAY_EXIT_CODES, short_help="Tell whether a server still answers as recorded.")
@@ -476,7 +493,10 @@ def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float)
 @click.option(
     "--side", default="client", show_default=True, type=click.Choice(["client", "server"]), help="Which one to play."
 )
-def replay(file: Path, target: tuple[str, ...], ignore: tuple[str, ...], timeout: float, side: str) -> None:
+@with_options(HeaderOptions)
+def replay(
+    file: Path, target: tuple[str, ...], ignore: tuple[str, ...], timeout: float, side: str, options: HeaderOptions
+) -> None:
     """Say to TARGET what the client said in FILE, and compare the answers with what the server said then.
 
     What cannot be the same twice is not compared: ids, cursors, points in time, how often there was progress, and what
@@ -491,7 +511,8 @@ def replay(file: Path, target: tuple[str, ...], ignore: tuple[str, ...], timeout
     """
     from trimcp.cli.recording import run_replay
 
-    sys.exit(run_replay(file, target, ignore=ignore, patience=timeout, client=side == "client"))
+    headers = read_headers(options.headers, options.bearer)
+    sys.exit(run_replay(file, target, headers, ignore=ignore, patience=timeout, client=side == "client"))
 
 
 @app.command(cls=_Command, epilog=DEMO_EXIT_CODES, short_help="Watch a client and a server at work.")

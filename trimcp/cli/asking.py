@@ -13,9 +13,8 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import clean, one_line
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import range_text
+from trimcp.cli.text import range_text, theirs
 from trimcp.wire.input_requests import (
     BooleanSchema,
     Bounds,
@@ -105,10 +104,8 @@ class Asker:
         """Ask for one field at a time, and return the user's response."""
         async with self._turn:
             if not self.terminal.present:
-                self.screen.note(
-                    f"The server asks: {clean(params.message)}\nDeclined: standard input is no terminal to ask at.",
-                    "yellow",
-                )
+                asked = f"The server asks: {theirs(params.message, None)}"
+                self.screen.note(f"{asked}\nDeclined: standard input is no terminal to ask at.", "yellow")
                 return ElicitResult(action="decline")
             with self.screen.paused(), self.standstill():
                 try:
@@ -120,15 +117,15 @@ class Asker:
                     return ElicitResult(action="cancel")
 
     async def _ask_url(self, params: ElicitURLParams) -> ElicitResult:
-        self._say(f"\nThe server asks you to open an address: {clean(params.message)}\n")
-        self._say(f"  {clean(params.url)}\n")
+        self._say(f"\nThe server asks you to open an address: {theirs(params.message, None)}\n")
+        self._say(f"  {theirs(params.url, 2_000)}\n")
         self._say("Nothing is opened for you. If you trust where it leads, open it yourself.")
         return await self._consent("Do you agree?")
 
     async def _ask_form(self, params: ElicitFormParams) -> ElicitResult:
         schema = params.requested_schema
-        self._say(f"\nThe server asks: {clean(params.message)}")
-        names = ", ".join(one_line(field.title or name, 40) for name, field in schema.properties.items())
+        self._say(f"\nThe server asks: {theirs(params.message, None)}")
+        names = ", ".join(theirs(field.title or name, 40) for name, field in schema.properties.items())
         agreed = await self._consent(f"It wants to know: {names}. Answer?" if names else "Do you agree?")
         if agreed.action != "accept":
             return agreed
@@ -142,13 +139,13 @@ class Asker:
 
     async def _ask_field(self, name: str, field: PrimitiveSchema, required: bool) -> Any:
         if field.description:
-            self._say(f"  {clean(field.description)}")
+            self._say(f"  {theirs(field.description, None)}")
         for number, (value, title) in enumerate(field.choices, 1):
-            self._say(f"    {number}. {one_line(title)}" + (f" ({one_line(value)})" if title != value else ""))
+            self._say(f"    {number}. {theirs(title, 200)}" + (f" ({theirs(value, 200)})" if title != value else ""))
         default = f" [{_shown(field.default)}]" if field.default is not None else ""
         optional = "" if required or default else " (optional)"
         while True:
-            typed = await self._prompt(f"  {one_line(field.title or name, 60)}{_hint(field)}{optional}{default}: ")
+            typed = await self._prompt(f"  {theirs(field.title or name, 60)}{_hint(field)}{optional}{default}: ")
             if not typed:
                 if field.default is not None:
                     return field.default
@@ -173,13 +170,15 @@ class Asker:
                     return ElicitResult(action="cancel")
 
     async def _prompt(self, text: str) -> str:
-        # Not with rich, which would add a newline.
-        sys.stderr.write(text)
-        sys.stderr.flush()
-        return (await self.terminal.read_line()).strip()
+        self.screen.prompt(text)
+        try:
+            return (await self.terminal.read_line()).strip()
+        except trio.Cancelled:
+            self.screen.prompt("\n")  # what is said next does not stand behind the question
+            raise
 
     def _say(self, text: str) -> None:
-        sys.stderr.write(text + "\n")
+        self.screen.prompt(text + "\n")
 
 
 def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
@@ -240,7 +239,7 @@ def _choose(choices: list[Choice], typed: str) -> str:
 def _shown(default: Any) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
-    return one_line(", ".join(default) if isinstance(default, list) else str(default), 60)
+    return theirs(", ".join(default) if isinstance(default, list) else str(default), 60)
 
 
 def _hint(field: PrimitiveSchema) -> str:

@@ -10,7 +10,6 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.bench.report import FORMAT, Report
-from trimcp.cleaning import one_line
 from trimcp.cli.bench_table import (
     headline,
     milliseconds,
@@ -19,7 +18,7 @@ from trimcp.cli.bench_table import (
     three,
     what_times_are,
 )
-from trimcp.cli.text import Line
+from trimcp.cli.text import Line, theirs
 
 Pair: TypeAlias = tuple[Report, Report]
 """One round: the target, and what it is compared with."""
@@ -119,7 +118,7 @@ def describe_comparison(pairs: Sequence[Pair]) -> Iterator[Line]:
     first, second = pairs[0]
     for number, report in enumerate((first, second), 1):
         yield f"{number}: {headline(report)}", "bold"
-        yield f"   {one_line(report.target, 150)}", "dim"
+        yield f"   {theirs(report.target, 150)}", "dim"
         if number == 1:
             rounds = f"{len(pairs)} rounds" if len(pairs) > 1 else "1 round"
             yield f"   {rounds} of: {setting(report)}", "dim"
@@ -149,7 +148,7 @@ def _doubts(number: int, rounds: Sequence[Report]) -> Iterator[Line]:
         counts.update({kind: failures.count for kind, failures in report.errors.items()})
         examples.update({kind: failures.example for kind, failures in report.errors.items()})
     for kind, count in counts.most_common():
-        text = f"{count:,} {one_line(kind, 40)}: {one_line(examples[kind], 150)}"
+        text = f"{count:,} {theirs(kind, 40)}: {theirs(examples[kind], 150)}"
         yield f"  {number} answered wrongly: {text}", "red"
     if any(report.rough for report in rounds):
         yield f"  {number}: ROUGH: {rough(next(report for report in rounds if report.rough))}", "yellow"

@@ -16,6 +16,7 @@ from trimcp.cli.exits import Failure
 from trimcp.cli.options import ReachOptions, option, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.errors import LocalError
+from trimcp.files import UnusableFile, read_text
 
 BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
@@ -24,7 +25,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is given up": ("cancel", "cancel_after", "timeout", "timeouts"),
     "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
     "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
-    "What is shown": ("json", "save", "plot", "quiet"),
+    "What is shown": ("json", "save", "plot", "trace", "quiet"),
 }
 """The sections of the help, and the options in each."""
 
@@ -79,6 +80,9 @@ class BenchOptions(ReachOptions):
     json: bool = option(is_flag=True, help="Print the result as JSON; the table goes to standard error.")
     save: str | None = option(metavar="FILE", help="Write all figures to FILE as JSON.")
     plot: str | None = option(metavar="FILE", help="Draw them, as .svg or .png (needs trimcp[plot]).")
+    trace: str | None = option(
+        metavar="[=FILE]", help="Show what is said before anything is measured, or add it to FILE; secrets are masked."
+    )
     quiet: bool = option("-q", "--quiet", is_flag=True, help="Nothing but the result.")
 
 
@@ -195,20 +199,11 @@ def _is_json(word: str) -> bool:
 
 
 def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, Any]:
-    for word in words:
-        if not word.partition("=")[0].rstrip(":") or "=" not in word:
-            raise Failure(f"{word!r:.60} is no argument; write --arg NAME=VALUE or --arg NAME:=JSON")
     try:
-        arguments = parse_arguments([word for word in words if not _is_json(word)], schema)
+        # A load may well try what a tool does not have: the table tells what came of it.
+        return parse_arguments(words, schema, option="--arg ", others=True)
     except ValueProblem as problem:
         raise Failure(str(problem)) from None
-    for word in words:
-        if _is_json(word):
-            name, _, text = word.partition(":=")
-            if name in arguments:
-                raise Failure(f"the argument {name!r:.60} is given twice")
-            arguments[name] = _json(text, f"--arg {name}")
-    return arguments
 
 
 def _params(text: str | None) -> dict[str, Any]:
@@ -235,15 +230,15 @@ def read_script(file: str) -> tuple[MixEntry, ...]:
 
     path = Path(file)
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path, "")
         if path.suffix.lower() == ".toml":
             value: Any = tomllib.loads(text)
         elif path.suffix.lower() == ".json":
             value = json.loads(text)
         else:
             raise Failure(f"--script reads .json and .toml files; {file!r:.200} has another ending")
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
+    except UnusableFile as error:
+        raise Failure(str(error)) from None
     except (ValueError, RecursionError) as error:
         raise Failure(f"{file} is no valid {path.suffix[1:].upper()}: {error}") from None
     if isinstance(value, dict) and set(value) == {"mix"}:

@@ -13,9 +13,9 @@ import attrs
 
 from trimcp.bench.histogram import Histogram
 from trimcp.bench.report import Report
-from trimcp.cleaning import one_line
 from trimcp.cli.bench_table import PERCENTILES, milliseconds, what_times_are
 from trimcp.cli.exits import Failure
+from trimcp.cli.text import theirs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,12 +103,12 @@ def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None
         figure = Figure(figsize=(8.2, 6.0), layout=None)
         wide, left, right = _panels(figure)
         whole = _RIGHT - _LEFT
-        told = figure.text(_RIGHT, 0.957, one_line(note, 90), fontsize=8, color=_FAINT, ha="right")
+        told = figure.text(_RIGHT, 0.957, theirs(note, 90), fontsize=8, color=_FAINT, ha="right")
         room = whole - _fit(figure, told, whole / 2) - (_GAP if note else 0)
-        _fit(figure, figure.text(_LEFT, 0.965, one_line(title, 90), fontsize=13, fontweight="bold"), room)
+        _fit(figure, figure.text(_LEFT, 0.965, theirs(title, 90), fontsize=13, fontweight="bold"), room)
         for row, (curve, colour) in enumerate(zip(curves, _COLOURS, strict=False)):
             shade = colour if len(curves) > 1 else _FAINT
-            named = figure.text(_LEFT, 0.92 - 0.033 * row, one_line(curve.name, 130), fontsize=9, color=shade)
+            named = figure.text(_LEFT, 0.92 - 0.033 * row, theirs(curve.name, 130), fontsize=9, color=shade)
             _fit(figure, named, whole)
         _draw_latencies(wide, curves)
         if len(curves) > 1:

@@ -16,17 +16,17 @@ from trimcp.bench.discovery import Target, as_planned
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
-from trimcp.cleaning import one_line
 from trimcp.cli.bench_compare import Pair, comparison_json, describe_comparison
 from trimcp.cli.bench_options import BenchOptions, check_options, mix_of, needs_tools, plan_of
 from trimcp.cli.bench_plot import Curve, check_plot, draw
 from trimcp.cli.bench_table import describe_report, headline, setting, three, what
 from trimcp.cli.bench_view import View
-from trimcp.cli.conversation import Stop, own_version, signals
+from trimcp.cli.conversation import Stop, own_version, signals, trace_to
 from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import find_target, read_headers, token_hint
+from trimcp.cli.targets import find_target, lost_text, read_headers
+from trimcp.cli.text import theirs
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
 from trimcp.transports.grpc.client import GrpcServer
@@ -62,6 +62,9 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
     servers = [_Server.of(target, screen, options.headers, options.bearer)]
     if options.compare is not None:
         servers.append(_Server.of(options.compare, screen, options.compare_headers, options.compare_bearer))
+    write = trace_to(options.trace, screen)
+    for server in servers if write is not None else ():
+        server.target = attrs.evolve(server.target, trace=write)
     return trio.run(_Bench(screen, options, plan, servers).run)
 
 
@@ -85,7 +88,7 @@ class _Server:
         if isinstance(target, GrpcServer):
             raise Failure("bench does not measure gRPC; it takes commands and URLs with http, https, ws and wss")
         return _Server(
-            target, one_line(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
+            target, theirs(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
         )
 
 
@@ -97,6 +100,10 @@ class _Bench:
     options: BenchOptions
     plan: Plan
     servers: Sequence[_Server]
+    _current: _Server = attrs.field(init=False)  # the one that is measured, or asked
+
+    def __attrs_post_init__(self) -> None:
+        self._current = self.servers[0]
 
     async def run(self) -> int:
         """Measure, show, and return the exit code."""
@@ -106,7 +113,7 @@ class _Bench:
             try:
                 await self._measure_all(stop, view)
             except McpError as error:
-                failure = _failure(error)
+                failure = _failure(error, self._current.target)
             finally:
                 view.end()
         reports = [report for server in self.servers for report in server.reports]
@@ -135,6 +142,7 @@ class _Bench:
         for number in range(rounds):
             # The order alternates, so that neither always runs right after the other.
             for server, its_plan in turns if number % 2 == 0 else reversed(turns):
+                self._current = server
                 title = f"{what(plan)} of {server.name}"
                 view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
                 report = await measure(
@@ -162,12 +170,12 @@ class _Bench:
         return schema
 
 
-def _failure(error: McpError) -> Failure:
+def _failure(error: McpError, target: Target) -> Failure:
     if isinstance(error, LocalError):
         return Failure(str(error))
     if isinstance(error, RemoteError):
-        return Failure(f"the server answered with an error: {error}", REMOTE_ERROR)
-    return Failure(f"{error}{token_hint(error)}", NO_CONNECTION)
+        return Failure(f"the server answered with an error: {theirs(error, None)}", REMOTE_ERROR)
+    return Failure(lost_text(error, target), NO_CONNECTION)
 
 
 # Results
@@ -190,10 +198,10 @@ def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[
         pairs = [(first, second) for first, second in whole if not (first.interrupted or second.interrupted)]
     reports = [report for rounds in done for report in rounds]
     if not (options.quiet and options.json):
-        console = screen.err if options.json else screen.out
+        write = screen.complain if options.json else screen.show
         tables = [describe_comparison(pairs)] if pairs else map(describe_report, reports)
         for text, style in (line for table in tables for line in table):
-            console.print(text, style=style)
+            write(text, style)
     try:
         if options.json or options.save is not None:
             paired = {id(report) for pair in pairs for report in pair}
@@ -207,7 +215,7 @@ def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[
 def _write_json(options: BenchOptions, value: Mapping[str, Any]) -> None:
     text = json.dumps(value, allow_nan=False)
     if options.json:
-        click.echo(text)
+        click.echo(text)  # ASCII only
     if options.save is not None:
         try:
             Path(options.save).write_text(text + "\n", "utf-8")
@@ -221,9 +229,13 @@ def _draw(file: str, first: Report, pairs: Sequence[Pair]) -> None:
         summary = f"{_answered([first])}{wrong}; {setting(first)}"
         draw(file, headline(first), [Curve(summary, [first])])
         return
-    curves = [
-        Curve(f"{headline(rounds[0], calls=False)}: {_answered(rounds)}", rounds) for rounds in zip(*pairs, strict=True)
-    ]
+    sides = list(zip(*pairs, strict=True))
+    names = [headline(rounds[0], calls=False) for rounds in sides]
+    if names[0] == names[1]:  # as of two versions that say the same of themselves
+        names = [f"{theirs(rounds[0].target, 40)} · {name}" for name, rounds in zip(names, sides, strict=True)]
+    if names[0] == names[1]:
+        names = [f"{number}: {name}" for number, name in enumerate(names, 1)]
+    curves = [Curve(f"{name}: {_answered(rounds)}", rounds) for name, rounds in zip(names, sides, strict=True)]
     draw(file, f"{what(first.plan)} · two servers in {len(pairs)} rounds", curves, setting(first))
 
 

@@ -8,8 +8,7 @@ from typing import Final
 
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
-from trimcp.cleaning import one_line
-from trimcp.cli.text import Line
+from trimcp.cli.text import Line, theirs
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
@@ -54,12 +53,12 @@ def headline(report: Report, *, calls: bool = True) -> str:
         server = f"{report.server_name} {report.server_version or ''}".strip()
     transport = _TRANSPORTS[report.transport] + _REPLIES.get(report.reply or "", "")
     parts = [what(report.plan)] if calls else []
-    return " · ".join([*parts, one_line(server, 60), transport, report.revision])
+    return " · ".join([*parts, theirs(server, 60), transport, report.revision])
 
 
 def what(plan: Plan) -> str:
     """Return a description of the calls."""
-    names = list(dict.fromkeys(one_line(request.label, 40) for request in plan.mix))
+    names = list(dict.fromkeys(theirs(request.label, 40) for request in plan.mix))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -105,8 +104,8 @@ def _errors(report: Report) -> Iterator[Line]:
     share = 100 * report.failures / (report.failures + report.calls)
     yield _row("errors", f"{report.failures:,}, {share:.{0 if share >= 10 else 2}f} % of the calls"), "bold red"
     for kind, failures in sorted(report.errors.items(), key=lambda item: -item[1].count):
-        example = one_line(failures.example, _EXAMPLE)
-        yield _row("", f"{failures.count:,} {one_line(kind, 40)}" + (f": {example}" if example else "")), "red"
+        example = theirs(failures.example, _EXAMPLE)
+        yield _row("", f"{failures.count:,} {theirs(kind, 40)}" + (f": {example}" if example else "")), "red"
 
 
 def _punctuality(report: Report) -> Iterator[Line]:

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from trimcp.bench.report import Snapshot
-from trimcp.cleaning import one_line
 from trimcp.cli.bench_table import count_of, milliseconds, three
 from trimcp.cli.screen import Screen
+from trimcp.cli.text import theirs
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _HISTORY: Final = 40
@@ -127,7 +127,7 @@ def _errors(now: Snapshot) -> str:
     if not now.errors:
         return "none"
     kinds = sorted(now.errors.items(), key=lambda item: -item[1])
-    return ", ".join(f"{count:,} {one_line(kind, 40)}" for kind, count in kinds)
+    return ", ".join(f"{count:,} {theirs(kind, 40)}" for kind, count in kinds)
 
 
 def _sparks(rates: deque[float]) -> str:

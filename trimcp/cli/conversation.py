@@ -14,10 +14,9 @@ import trio
 
 from trimcp.cli.asking import Asker
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
-from trimcp.cli.inspecting import told
 from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import Target, find_target, read_headers, token_hint
+from trimcp.cli.targets import Target, find_target, lost_text, read_headers
 from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
@@ -29,6 +28,7 @@ from trimcp.wire.capabilities import declares
 from trimcp.wire.revisions import LEGACY, REVISIONS
 
 _SILENCE: Final = 5.0
+_SLOW: Final = 1.0
 
 Body = Callable[[ClientSession, Screen], Awaitable[int]]
 """Called with the session; returns the exit code."""
@@ -69,10 +69,10 @@ def converse(target: str, options: ConnectOptions, body: Body) -> int:
 async def _attended(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
     async with open_service_nursery() as nursery:
         nursery.start_soon(_explain_silence, screen)
-        return await _converse(server, options, body, screen)
+        return await _converse(server, options, body, screen, nursery)
 
 
-async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
+async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen, nursery: trio.Nursery) -> int:
     asker = Asker(screen)
     client = Client(
         "trimcp",
@@ -91,6 +91,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
     code: int | None = None
 
     with signals(screen) as stop:
+        nursery.start_soon(_explain_slow_end, screen, stop)
         deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
         try:
             with stop.guarding(deadline) as connecting:
@@ -106,7 +107,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
                     screen.end_progress()
         except McpError as error:
             if stop.signal is None:
-                raise _failure(error, connected=screen.listening) from None
+                raise _failure(error, server, connected=screen.listening) from None
         except trio.TooSlowError as error:  # a timeout of the client itself, earlier than --timeout
             if stop.signal is None:
                 raise Failure(str(error), TIMED_OUT) from None
@@ -128,13 +129,21 @@ async def _explain_silence(screen: Screen) -> None:
         screen.note("still waiting for the server's first answer; Ctrl-C gives up, --trace shows what is said", "dim")
 
 
-def _failure(error: McpError, *, connected: bool) -> Failure:
+async def _explain_slow_end(screen: Screen, stop: Stop) -> None:
+    """Print what the command waits for if the server does not end after Ctrl-C."""
+    await stop.came.wait()
+    await trio.sleep(_SLOW)
+    screen.note("the server was told to stop, and has not ended yet; Ctrl-C again ends this at once", "dim")
+
+
+def _failure(error: McpError, server: Target, *, connected: bool) -> Failure:
     if not connected:
         spoke = isinstance(error, RemoteError | InvalidReply)
         hint = "\nAdd --trace to see what was said." if spoke else ""
-        return Failure(f"could not connect: {told(error)}{hint}{token_hint(error)}", NO_CONNECTION)
-    text = f"the server answered with an error: {told(error)}" if isinstance(error, RemoteError) else str(error)
-    text += token_hint(error)
+        return Failure(f"could not connect: {lost_text(error, server)}{hint}", NO_CONNECTION)
+    text = lost_text(error, server)
+    if isinstance(error, RemoteError):
+        text = f"the server answered with an error: {text}"
     data = getattr(error, "data", None)
     return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)
 

@@ -13,11 +13,10 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import one_line
 from trimcp.cli.conversation import own_version, trace_to
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.screen import Screen
-from trimcp.cli.text import describe_content, describe_resource, number_text
+from trimcp.cli.text import describe_content, describe_resource, number_text, theirs
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
@@ -44,7 +43,7 @@ def run_demo(directory: str | None = None, trace: str | None = None) -> int:
     except KeyboardInterrupt:
         raise Failure("interrupted", INTERRUPTED) from None
     except McpError as error:
-        raise Failure(str(error), REMOTE_ERROR if demo.screen.listening else NO_CONNECTION) from None
+        raise Failure(theirs(error, None), REMOTE_ERROR if demo.screen.listening else NO_CONNECTION) from None
     finally:
         demo.screen.end_progress()
 
@@ -104,10 +103,10 @@ class _Demo:
             raise Failure(f"there is no text in {self.place}; name another directory")
         seconds = time.monotonic() - started
         self._say(f"{counted['files']:,} files with {counted['lines']:,} lines in {seconds:.1f} s; the longest is")
-        self._say(f"{one_line(counted['longest_file'])}")
+        self._say(f"{theirs(counted['longest_file'])}")
         self.longest = counted["longest_file"]
         for kind in counted["kinds"][:_KINDS_SHOWN]:
-            self._say(f"{one_line(kind['kind']):>12} {kind['files']:6,} files {kind['lines']:9,} lines")
+            self._say(f"{theirs(kind['kind']):>12} {kind['files']:6,} files {kind['lines']:9,} lines")
 
     async def _call(self, session: ClientSession, tool: str, arguments: dict[str, Any]) -> CallToolResult:
         self.calls += 1
@@ -141,7 +140,7 @@ class _Demo:
         await trio.sleep(_STILL)
         later = await self._work(session)
         self.running_on = bool(later["running"]) or later["files_read"] != work["files_read"]
-        self._say(f"the server says: {work['cancelled']} cancelled {one_line(work['last_cancelled'] or '')}")
+        self._say(f"the server says: {work['cancelled']} cancelled {theirs(work['last_cancelled'] or '')}")
         self._say(
             f"searches running there now: {later['running']}; "
             f"files it read in the last {_STILL} s: {later['files_read'] - work['files_read']}"
@@ -158,7 +157,7 @@ class _Demo:
         result = await self._call(session, "search", {"pattern": r"class \w*TaskGroup", "regex": True, "glob": "*.py"})
         found: Any = result.structured_content
         for match in found["matches"][:_KINDS_SHOWN]:
-            self._say(f"{one_line(match['path'])}:{match['line']}: {one_line(match['text'], 80)}")
+            self._say(f"{theirs(match['path'])}:{match['line']}: {theirs(match['text'], 80)}")
         self._say(f"{len(found['matches'])} lines in {found['files_searched']:,} files")
 
     async def _read(self, session: ClientSession) -> None:
@@ -166,10 +165,10 @@ class _Demo:
         self.calls += 3
         completion = await session.complete_prompt("review", "path", "this")
         path = completion.values[0] if completion.values else self.longest
-        self._say(f"completed 'this' to {', '.join(map(one_line, completion.values)) or 'nothing'}")
+        self._say(f"completed 'this' to {', '.join(map(theirs, completion.values)) or 'nothing'}")
         result = await session.read_resource(f"code:///{path}")
         text = describe_resource(result.contents[0])
-        self._say(f"code:///{one_line(path)} has {len(text):,} characters")
+        self._say(f"code:///{theirs(path)} has {len(text):,} characters")
         prompt = await session.get_prompt("review", {"path": path, "focus": "style"})
         (opening, *_) = describe_content([prompt.messages[0].content])
         self._say(f"{len(prompt.messages)} messages: {re.split('(?<=[.]) ', opening)[0]}")

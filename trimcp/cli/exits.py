@@ -1,7 +1,8 @@
-"""How the command ends: its exit codes, and the errors that choose them."""
+"""How the command ends: its exit codes, the errors that choose them, and lines without a screen."""
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 import click
@@ -86,6 +87,11 @@ Exit codes:
   2    the command line or the journal is wrong
   3    no connection to the server
 """
+
+
+def say(line: str) -> None:
+    """Print a line to standard error, where there is no `Screen`. Text from peers in it is escaped."""
+    print(clean(line), file=sys.stderr, flush=True)
 
 
 class Failure(click.ClickException):

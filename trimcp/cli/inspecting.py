@@ -14,12 +14,12 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import clean, one_line
+from trimcp.cleaning import clean
 from trimcp.cli.exits import Failure
 from trimcp.cli.schemas import describe_properties, describe_result
-from trimcp.cli.text import Line
+from trimcp.cli.text import Line, theirs, told
 from trimcp.client.session import ClientSession
-from trimcp.errors import InvalidReply, McpError, RemoteError
+from trimcp.errors import InvalidReply, McpError
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.converter import converter_for
@@ -118,7 +118,7 @@ def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
 def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
     """Yield it as escaped lines, each with a rich style."""
     info = session.server_info
-    name = f"{one_line(info.name)} {one_line(info.version)}" if info is not None else "a server without a name"
+    name = f"{theirs(info.name)} {theirs(info.version)}" if info is not None else "a server without a name"
     yield name, "bold"
     yield f"speaks {session.revision.name}; declares {_capabilities(session)}", "dim"
     if session.instructions:
@@ -136,8 +136,8 @@ def _capabilities(session: ClientSession) -> str:
     declared: Mapping[str, Any] = converter_for(session.revision).dump(session.server_capabilities)
     words = []
     for name, settings in declared.items():
-        told = [one_line(key) for key, value in settings.items() if value] if isinstance(settings, Mapping) else []
-        words.append(one_line(name) + (f" ({', '.join(told)})" if told else ""))
+        told = [theirs(key) for key, value in settings.items() if value] if isinstance(settings, Mapping) else []
+        words.append(theirs(name) + (f" ({', '.join(told)})" if told else ""))
     return ", ".join(words) or "nothing"
 
 
@@ -150,18 +150,18 @@ def _section(title: str, items: list[Any], lines: Any, failure: str | None) -> I
     for item in items:
         yield from lines(item)
     for each in rejected:
-        named = "" if each.name is None else f" {one_line(each.name)}"
-        yield f"  {each.place}{named} cannot be read: {one_line(each.reason)}", "yellow"
+        named = "" if each.name is None else f" {theirs(each.name)}"
+        yield f"  {each.place}{named} cannot be read: {theirs(each.reason)}", "yellow"
     if failure is not None:
-        yield f"  {'the list is incomplete' if items else 'cannot be listed'}: {one_line(failure, 300)}", "yellow"
+        yield f"  {'the list is incomplete' if items else 'cannot be listed'}: {theirs(failure, 300)}", "yellow"
 
 
 def _headline(name: str, title: str | None, about: str | None, otherwise: str = "") -> Line:
     """Return an entry's first line: its name, its title beside or instead of a description, and that."""
     if title and title != name and about:
-        name = f"{name} ({one_line(title, 100)})"
+        name = f"{name} ({theirs(title, 100)})"
     about = about or title or otherwise
-    return f"  {one_line(name, 300)}" + (f": {one_line(about, 300)}" if about else ""), "cyan"
+    return f"  {theirs(name, 300)}" + (f": {theirs(about, 300)}" if about else ""), "cyan"
 
 
 def _tool(tool: Tool) -> Iterator[Line]:
@@ -182,7 +182,7 @@ def _resource(resource: Resource) -> Iterator[Line]:
     notes = [resource.mime_type or "", f"{size:,} bytes" if size is not None else ""]
     yield _headline(resource.uri, resource.title, resource.description, resource.name)
     if any(notes):
-        yield f"      {one_line(', '.join(note for note in notes if note))}", "dim"
+        yield f"      {theirs(', '.join(note for note in notes if note))}", "dim"
 
 
 def _template(template: ResourceTemplate) -> Iterator[Line]:
@@ -193,20 +193,15 @@ def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> It
     yield _headline(prompt.name, prompt.title, prompt.description)
     for argument in prompt.arguments or ():
         note = " (required)" if argument.required is True else ""
-        about = f": {one_line(argument.description)}" if argument.description else ""
-        yield f"{_INDENT}{one_line(argument.name)}{note}{about}", ""
+        about = f": {theirs(argument.description)}" if argument.description else ""
+        yield f"{_INDENT}{theirs(argument.name)}{note}{about}", ""
         completion = choices.get((prompt.name, argument.name))
         if completion is not None:
-            shown = [one_line(value, 40) for value in completion.values[:_CHOICES_SHOWN]]
+            shown = [theirs(value, 40) for value in completion.values[:_CHOICES_SHOWN]]
             total = completion.total if isinstance(completion.total, int) else len(completion.values)
             more = " and more" if completion.has_more is True else ""
             more = f" and {total - len(shown):,} more" if total > len(shown) else more
             yield f"{_INDENT}    choices: {', '.join(shown)}{more}", "dim"
-
-
-def told(error: McpError) -> str:
-    """Return an error of a request with the request's method."""
-    return f"{error.method}: {error}" if isinstance(error, RemoteError) and error.method else str(error)
 
 
 async def list_tools(session: ClientSession) -> list[Tool]:
@@ -230,12 +225,12 @@ def find_tool(tools: Sequence[Tool], name: str) -> Tool:
         return tools[names.index(name)]
     near = get_close_matches(name, names, n=3)
     if near:
-        raise Failure(f"the server has no tool {name!r}; did you mean {', '.join(map(one_line, near))}?")
+        raise Failure(f"the server has no tool {name!r}; did you mean {', '.join(map(theirs, near))}?")
     raise Failure(f"the server has no tool {name!r}; it has {name_tools(tools)}")
 
 
 def name_tools(tools: Sequence[Tool]) -> str:
     """Return the names of tools for a sentence, only the first of many."""
-    names = [one_line(tool.name) for tool in tools]
+    names = [theirs(tool.name) for tool in tools]
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return (", ".join(names[:_NAMES_SHOWN]) or "none") + more

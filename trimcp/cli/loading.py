@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _from_file(path: Path) -> ModuleType:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise Failure(f"there is no file {path}; name a Python file or an importable module")
     folder = str(path.resolve().parent)
     if folder not in sys.path:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, Failure
+from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, Failure, say
 from trimcp.cli.screen import Screen
+from trimcp.cli.text import theirs
 from trimcp.errors import AuthorizationError, LocalError
 from trimcp.transports.http.client.target import HttpServer
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _MISSING: Final = 'logins need joserfc: pip install "trimcp[auth]"'
 _DAY: Final = 86_400
+_FACT: Final = 300  # characters of one thing that an authorization server or a file said
 
 
 @attrs.frozen(kw_only=True)
@@ -61,8 +63,10 @@ def log_in(url: str, options: LoginOptions) -> None:
     try:
         credentials = trio.run(oauth.login, _server(url))
     except AuthorizationError as error:
-        raise Failure(f"no login to {url}: {error}", NO_CONNECTION) from None
+        raise Failure(f"no login to {theirs(url, _FACT)}: {theirs(error, None)}", NO_CONNECTION) from None
     except KeyboardInterrupt:
+        if sys.stdin.isatty():
+            say("")  # the terminal shows ^C
         raise Failure("the login was given up", INTERRUPTED) from None
     Screen(quiet=False).show(f"Logged in to {_line(_key(url, options.identity), credentials)}")
 
@@ -73,11 +77,11 @@ def log_out(url: str, identity: str) -> None:
     try:
         there = trio.run(oauth.logout, _server(url))
     except AuthorizationError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
     if not there:
-        raise Failure(f"there is no login to {url}; trimcp whoami shows which there are")
+        raise Failure(f"there is no login to {theirs(url, _FACT)}; trimcp whoami shows which there are")
     Screen(quiet=False).show(
-        f"Logged out of {url}. Its authorization server was not told: what it gave ends by itself."
+        f"Logged out of {theirs(url, _FACT)}. Its authorization server was not told: what it gave ends by itself."
     )
 
 
@@ -97,10 +101,10 @@ def who_am_i(*, as_json: bool) -> None:
 def stored_login(url: str) -> OAuth | None:
     """Return the stored login for a URL, or None; it is refreshed if that needs no user."""
     try:
-        from trimcp.auth.stores import default_path
+        from trimcp.auth.stores import keeps_logins
     except ImportError:
         return None
-    if not default_path().exists():
+    if not keeps_logins():
         return None
     oauth = _oauth(LoginOptions())
     kept = trio.run(oauth.store.load, _key(url, ""))
@@ -114,7 +118,7 @@ def with_login(target: Any) -> Any:
     try:
         login = stored_login(target.address)
     except AuthorizationError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
     return target if login is None else attrs.evolve(target, auth=login)
 
 
@@ -130,8 +134,12 @@ def _oauth(options: LoginOptions) -> OAuth:
             raise Failure("--client-secret names an environment variable that holds the secret; there is no such one")
     grant = AuthorizationCode(options.client_id, secret, options.issuer)
     scopes = tuple(options.scopes.split()) or None
-    agent = Browser() if options.browser else PastedUrl(_ask)
-    return OAuth(grant, FileStore(), options.identity, scopes, agent, options.dpop, resource=options.resource)
+    agent = Browser(notify=say) if options.browser else PastedUrl(_ask)
+    try:
+        store = FileStore()
+    except AuthorizationError as error:
+        raise Failure(theirs(error, None)) from None
+    return OAuth(grant, store, options.identity, scopes, agent, options.dpop, resource=options.resource)
 
 
 def _nobody() -> UserAgent:
@@ -145,26 +153,36 @@ def _nobody() -> UserAgent:
 
 
 async def _ask(text: str) -> str:
-    print(text, file=sys.stderr, flush=True)
-    return await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    say(text)
+    line: str = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    if not line:
+        raise AuthorizationError("the input ended before an address was pasted; run it at a terminal")
+    return line
 
 
 async def _all_logins() -> list[tuple[StoreKey, Credentials]]:
     from trimcp.auth.stores import FileStore
 
-    store = FileStore()
+    found = []
     try:
-        found = [(key, await store.load(key)) for key in await store.keys()]
+        store = FileStore()
+        for key in await store.keys():
+            try:
+                credentials = await store.load(key)
+            except AuthorizationError as error:  # one that is damaged hides no other
+                Screen(quiet=False).note(theirs(error, None), "yellow")
+            else:
+                found += [] if credentials is None else [(key, credentials)]
     except AuthorizationError as error:
-        raise Failure(str(error)) from None
-    return [(key, credentials) for key, credentials in found if credentials is not None]
+        raise Failure(theirs(error, None)) from None
+    return found
 
 
 def _server(url: str) -> str:
     try:
         return HttpServer(url).address
     except LocalError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
 
 
 def _key(url: str, identity: str) -> StoreKey:
@@ -191,12 +209,12 @@ def _facts(key: StoreKey, credentials: Credentials) -> dict[str, Any]:
 
 def _line(key: StoreKey, credentials: Credentials) -> str:
     facts = _facts(key, credentials)
-    parts = [str(key)]
+    parts = [theirs(key, _FACT)]
     if facts["subject"]:
-        parts.append(f"as {facts['subject']}")
-    parts.append(f"by {facts['issuer']}")
+        parts.append(f"as {theirs(facts['subject'], _FACT)}")
+    parts.append(f"by {theirs(facts['issuer'], _FACT)}")
     if facts["scopes"]:
-        parts.append(f"for {' '.join(facts['scopes'])}")
+        parts.append(f"for {theirs(' '.join(facts['scopes']), _FACT)}")
     left = facts["expires_in"]
     if left is not None:
         ends = "has ended" if left <= 0 else f"ends in {_time(left)}"

@@ -62,12 +62,9 @@ _LEVELS: Final = get_args(LoggingLevel)
 
 
 @attrs.frozen(kw_only=True)
-class ReachOptions:
-    """How a server is reached, and with which revision."""
+class HeaderOptions:
+    """What is sent to a URL with every request."""
 
-    revision: str | None = option(
-        metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
-    )
     headers: tuple[str, ...] = option(
         *("--header", "-H"),
         multiple=True,
@@ -79,6 +76,15 @@ class ReachOptions:
         metavar="SOURCE",
         repr=False,
         help="Send a bearer token to a URL: SOURCE is the environment variable that holds it, or @FILE.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class ReachOptions(HeaderOptions):
+    """How a server is reached, and with which revision."""
+
+    revision: str | None = option(
+        metavar="DATE", type=click.Choice(_DATES), help=f"Speak this revision: {', '.join(_DATES)}."
     )
 
 
@@ -105,11 +111,11 @@ class ConnectOptions(ReachOptions):
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
     "Over a network": (
-        *("http", "ws", "agent_tools", "host", "port", "uds", "uds_mode", "path", "software", "certfile", "keyfile"),
-        *("workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
+        *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "software"),
+        *("certfile", "keyfile", "workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     ),
     "Who may come over a network": (
-        *("allow_origins", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
+        *("allow_origins", "allow_headers", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
     ),
 }
 """The sections of the help of `trimcp run`, and the options in each."""
@@ -152,6 +158,7 @@ class RunOptions:
     )
     http: bool = option(is_flag=True, help="Serve over HTTP instead of standard input and output.")
     ws: bool = option(is_flag=True, help="Serve over WebSocket alone.")
+    grpc: bool = option(is_flag=True, help="Serve over HTTP, and print the URL of gRPC on the same port too.")
     agent_tools: bool = option(
         is_flag=True, help="Serve over HTTP, and its tools by the agent-tools protocol too, with contexts."
     )
@@ -173,6 +180,12 @@ class RunOptions:
         multiple=True,
         metavar="ORIGIN",
         help="Pages from there may call: https://app.example, or *. Again for more.",
+    )
+    allow_headers: tuple[str, ...] = option(
+        "--allow-header",
+        multiple=True,
+        metavar="NAME",
+        help="They may send this header, too: X-API-Key. Again for more.",
     )
     allowed_hosts: tuple[str, ...] = option(
         "--allowed-host",
@@ -225,7 +238,7 @@ def check_network(options: RunOptions) -> bool:
         and parameter.name not in ("server", "arguments", *RUN_SECTIONS["How it runs"])
     ]
     names = {parameter.name for parameter in given}
-    if not options.http and not options.ws and not options.agent_tools:
+    if not (options.http or options.ws or options.grpc or options.agent_tools):
         if given:
             raise click.UsageError(f"{given[0].opts[0]} goes with --http or --ws", context)
         return False
@@ -233,6 +246,8 @@ def check_network(options: RunOptions) -> bool:
         raise click.UsageError("--http has WebSocket beside it; write either --http or --ws", context)
     if options.agent_tools and options.ws:
         raise click.UsageError("--agent-tools has WebSocket beside HTTP; leave out --ws", context)
+    if options.grpc and options.software != "own":
+        raise click.UsageError("--grpc needs HTTP/2, which trimcp's own server speaks; leave out --server", context)
     if options.agent_tools and options.workers > 1:
         raise click.UsageError("--agent-tools keep contexts in one process; leave out --workers", context)
     if "uds" in names and names & {"host", "port"}:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -15,9 +14,10 @@ import orjson
 import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
-from trimcp.cleaning import clean
-from trimcp.cli.exits import NO_CONNECTION, Failure
-from trimcp.cli.targets import find_target, token_hint
+from trimcp.cli.exits import NO_CONNECTION, Failure, say
+from trimcp.cli.screen import Screen
+from trimcp.cli.targets import NO_HEADERS, find_target, lost_text
+from trimcp.cli.text import theirs
 from trimcp.errors import McpError
 from trimcp.nurseries import open_service_nursery
 from trimcp.run import signals
@@ -37,9 +37,9 @@ _LAST_ANSWERS: Final = 30.0
 _DIFFERS: Final = 1
 
 
-def run_proxy(file: Path, words: tuple[str, ...], *, masked: bool, max_bytes: int) -> int:
-    """Record until either side ends, and return the exit code."""
-    target = _named_target(words)
+def run_proxy(file: Path, words: tuple[str, ...], headers: Mapping[str, str], *, masked: bool, max_bytes: int) -> int:
+    """Record until either side ends, and return the exit code. The headers are sent to a URL, and not written down."""
+    target = _named_target(words, headers)
     try:
         journal = JournalWriter(file, shlex.join(words), masked=masked, max_bytes=max_bytes, tell=_tell)
     except OSError as error:
@@ -47,26 +47,24 @@ def run_proxy(file: Path, words: tuple[str, ...], *, masked: bool, max_bytes: in
     try:
         return trio.run(_record, target, journal)
     except McpError as error:
-        raise Failure(f"{error}{token_hint(error, options=False)}", NO_CONNECTION) from None
+        raise Failure(lost_text(error, target), NO_CONNECTION) from None
     finally:
         journal.close()
 
 
-def _named_target(words: tuple[str, ...]) -> Any:
+def _named_target(words: tuple[str, ...], headers: Mapping[str, str]) -> Any:
     """Return the target of a single argument, or of a command's arguments."""
-    target = find_target(words[0]) if len(words) == 1 else StdioServer(words)
+    if len(words) > 1 and headers:
+        raise Failure(NO_HEADERS)
+    target = find_target(words[0], headers=headers) if len(words) == 1 else StdioServer(words)
     if isinstance(target, StdioServer):
         # It replaces the server, so it has the environment meant for the server.
-        target = attrs.evolve(target, inherit_env=True, on_stderr=_server_says)
+        target = attrs.evolve(target, inherit_env=True, on_stderr=say)
     return target
 
 
-def _server_says(line: str) -> None:
-    print(clean(line), file=sys.stderr, flush=True)
-
-
 def _tell(line: str) -> None:
-    print(f"trimcp record: {line}", file=sys.stderr, flush=True)
+    say(f"trimcp record: {line}")
 
 
 async def _record(target: Any, journal: JournalWriter) -> int:
@@ -174,7 +172,15 @@ async def _relay(source: MessageChannel, sink: MessageChannel, from_client: bool
 # Replaying
 
 
-def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], patience: float, client: bool) -> int:
+def run_replay(
+    file: Path,
+    words: tuple[str, ...],
+    headers: Mapping[str, str],
+    *,
+    ignore: Iterable[str],
+    patience: float,
+    client: bool,
+) -> int:
     """Play one side of the journal, print the differences, and return the exit code."""
     if client != bool(words):
         problem = "name the server to replay to" if client else "--side server takes no TARGET: the client starts it"
@@ -183,9 +189,8 @@ def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], pat
         transcript = Transcript.load(file)
     except (ValueError, OSError) as error:
         raise Failure(f"{file}: {error}") from None
-    connection: AbstractAsyncContextManager[MessageChannel] = (
-        _named_target(words).connect() if client else claim_stdio()
-    )
+    target = _named_target(words, headers) if client else None
+    connection: AbstractAsyncContextManager[MessageChannel] = claim_stdio() if target is None else target.connect()
 
     async def run() -> list[str]:
         async with connection as channel:
@@ -194,14 +199,15 @@ def run_replay(file: Path, words: tuple[str, ...], *, ignore: Iterable[str], pat
     try:
         problems = trio.run(run)
     except McpError as error:
-        raise Failure(f"{error}{token_hint(error, options=False)}", NO_CONNECTION) from None
-    out = sys.stdout if client else sys.stderr  # playing the server, standard output belongs to the client
+        raise Failure(lost_text(error, target), NO_CONNECTION) from None
+    screen = Screen()
+    write = screen.show if client else screen.complain  # playing the server, standard output belongs to the client
     who = "server" if client else "client"
     for problem in problems:
-        print(clean(problem), file=out)
+        write(theirs(problem, None))
     if problems:
-        print(f"{len(problems)} differences in what the {who} says", file=out)
+        write(f"{len(problems)} differences in what the {who} says")
     else:
-        theirs = sum(from_client != client for from_client, _ in transcript.messages)
-        print(f"the {who} says the same: {theirs} messages", file=out)
+        count = sum(from_client != client for from_client, _ in transcript.messages)
+        write(f"the {who} says the same: {count} messages")
     return _DIFFERS if problems else 0

@@ -7,12 +7,12 @@ in depth and length.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Final
 
-from trimcp.cleaning import one_line
-from trimcp.cli.text import number_text, range_text
+from trimcp.cli.text import number_text, range_text, theirs
 
 _NAMES: Final = {
     "array": "a list in JSON, or the key several times",
@@ -33,6 +33,9 @@ _MOST_REFERENCES: Final = 20
 _DEEPEST: Final = 4
 _LONGEST: Final = 200  # lines for one schema
 _STEP: Final = "    "
+_MOST_NAMES: Final = 20
+_OPENING: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf", "if", "patternProperties"})
+"""Keywords that may allow arguments beside those under `properties`."""
 _NUMBERS: Final = frozenset({"integer", "number"})
 
 _Shape = Mapping[str, Any]
@@ -77,24 +80,65 @@ class ValueProblem(ValueError):
     """An argument is not valid; the text says what would be."""
 
 
-def parse_arguments(words: Sequence[str], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments given as `words` of the form `name=value`.
+def parse_arguments(
+    words: Sequence[str], schema: Mapping[str, Any], *, option: str = "", others: bool = False
+) -> dict[str, Any]:
+    """Return the arguments given as `words` of the form `name=value`, or `name:=JSON` whatever the schema says.
 
     If the schema has a string, the value is kept as text; numbers, booleans, lists and objects are parsed as JSON. A
-    name given several times makes a list. Values of unknown names are parsed as JSON if possible, otherwise text.
+    name given several times makes a list. Where a schema allows names that it does not have, their values are parsed as
+    JSON if possible, otherwise text.
+
+    Args:
+        words: as typed.
+        schema: the tool's input schema.
+        option: the option that they follow, with a space, for the texts of errors.
+        others: take names that the schema does not have, in any case.
 
     Raises:
-        ValueProblem: a word has no "=", or its value cannot be of any type the schema allows.
+        ValueProblem: a word has no "=", or its value cannot be of any type the schema allows, or the tool has no such
+            argument.
     """
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}
     given: dict[str, list[str]] = {}
+    found: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
+        as_json = key.endswith(":") and key not in known
+        key = key[:-1] if as_json else key
         if not equals or not key:
-            raise ValueProblem(f"{word!r} is no argument; write name=value, or all of them with --arguments '{{...}}'")
-        given.setdefault(key, []).append(value)
-    return {key: _parse_all(key, values, known.get(key, True), schema) for key, values in given.items()}
+            raise ValueProblem(f"{word!r:.100} is no argument; write {option}NAME=VALUE or {option}NAME:=JSON")
+        if not others and key not in known and _is_closed(schema):
+            raise ValueProblem(_unknown(key, known))
+        if key in found or (as_json and key in given):
+            raise ValueProblem(f"the argument {key!r:.60} is given twice")
+        if not as_json:
+            given.setdefault(key, []).append(value)
+        elif (parsed := _json(value)) is _NO_JSON:
+            raise ValueProblem(f"{option}{key}:= is not valid JSON: {value!r:.100}")
+        else:
+            found[key] = parsed
+    return {**{key: _parse_all(key, values, known.get(key, True), schema) for key, values in given.items()}, **found}
+
+
+def _is_closed(schema: _Shape) -> bool:
+    """Return whether the arguments are those that the schema lists.
+
+    To the letter, a JSON Schema that does not forbid other names allows them. But the tools of most servers do not mean
+    that by saying nothing, and a name that is mistyped would be ignored.
+    """
+    if not isinstance(schema.get("properties"), Mapping) or not _OPENING.isdisjoint(schema):
+        return False
+    return schema.get("additionalProperties", False) is False
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, n=3)
+    if near:
+        return f"the tool has no argument {name!r:.60}; did you mean {', '.join(map(theirs, near))}?"
+    names = ", ".join(theirs(each, 60) for each in islice(known, _MOST_NAMES))
+    return f"the tool has no argument {name!r:.60}; it takes {names or 'none'}"
 
 
 def _parse_all(key: str, values: list[str], schema: Any, root: _Shape) -> Any:
@@ -156,10 +200,16 @@ def describe_properties(schema: _Shape, indent: str = "") -> Iterator[str]:
 
 
 def describe_result(schema: _Shape, indent: str = "") -> Iterator[str]:
-    """Yield what a tool returns as structured content: its type, and a line for each property as above."""
-    yield f"{indent}returns {_one_of(_alternatives(schema, schema), schema)}"
-    for inner in _objects(_alternatives(schema, schema), schema):
-        yield from describe_properties({**schema, **inner}, indent + _STEP)
+    """Yield what a tool returns as structured content: its type, and lines for its properties as above.
+
+    What is no object stands in the only member `result` of one, as most servers send it, and is shown alone.
+    """
+    properties = schema.get("properties")
+    alone = isinstance(properties, Mapping) and list(properties) == ["result"]
+    shapes = _alternatives(properties["result"] if isinstance(properties, Mapping) and alone else schema, schema)
+    yield f"{indent}returns {_one_of(shapes, schema)}"
+    for inner in _objects(shapes, schema):
+        yield from islice(_properties(inner, schema, indent + _STEP, (inner,)), _LONGEST)
 
 
 def _properties(schema: _Shape, root: _Shape, indent: str, above: tuple[_Shape, ...]) -> Iterator[str]:
@@ -173,8 +223,8 @@ def _properties(schema: _Shape, root: _Shape, indent: str, above: tuple[_Shape, 
             notes[1] = "required"
         described = [shape for shape in (found, *shapes) if isinstance(shape, Mapping)]
         abouts = [about for shape in described if isinstance(about := shape.get("description"), str)]
-        about = f": {one_line(abouts[0])}" if abouts else ""
-        yield f"{indent}{one_line(name)} ({', '.join(note for note in notes if note)}){about}"
+        about = f": {theirs(abouts[0])}" if abouts else ""
+        yield f"{indent}{theirs(name)} ({', '.join(note for note in notes if note)}){about}"
         for inner in _objects(shapes, root):
             if len(above) < _DEEPEST and not any(inner is each for each in above):  # it may hold itself
                 yield from _properties(inner, root, indent + _STEP, (*above, inner))
@@ -194,10 +244,10 @@ def _one_of(shapes: list[_Shape], root: _Shape) -> str:
 def _kind(shape: _Shape, root: _Shape) -> str:
     choices = _choices(shape)
     if choices:
-        return one_line(" | ".join(map(_value, choices)), 100)
+        return theirs(" | ".join(map(_value, choices)), 100)
     kinds = _types(shape)
     inner = {"array": ("list", "items"), "object": ("object", "additionalProperties")}
-    names = [_with_inner(shape, root, *inner[kind]) if kind in inner else one_line(kind, 40) for kind in kinds]
+    names = [_with_inner(shape, root, *inner[kind]) if kind in inner else theirs(kind, 40) for kind in kinds]
     return ", ".join([" or ".join(names) or "anything", *_bounds(shape, kinds)])
 
 
@@ -213,7 +263,7 @@ def _bounds(shape: _Shape, kinds: list[str]) -> Iterator[str]:
         yield from _size(shape, "Length", "character")
         for keyword, text in (("format", "{}"), ("pattern", "matching {}")):
             if isinstance(value := shape.get(keyword), str):
-                yield text.format(one_line(value, 60))
+                yield text.format(theirs(value, 60))
     if "array" in kinds:
         yield from _size(shape, "Items", "item")
         if shape.get("uniqueItems") is True:
@@ -245,7 +295,7 @@ def _number(shape: _Shape, keyword: str) -> str | None:
 def _default(shape: Any) -> str:
     if not isinstance(shape, Mapping) or "default" not in shape:
         return ""
-    return one_line(f"default {_value(shape['default'])}", 60)
+    return theirs(f"default {_value(shape['default'])}", 60)
 
 
 def _value(value: Any) -> str:

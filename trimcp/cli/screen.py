@@ -1,6 +1,6 @@
 """Terminal output: results on standard output, everything else on standard error, at most one progress bar.
 
-Text from peers is escaped here and never interpreted as rich markup.
+All text is escaped here and never interpreted as rich markup. What peers said went through `text.theirs` before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from trimcp.cleaning import clean, one_line
-from trimcp.cli.text import as_json, number_text
+from trimcp.cleaning import clean
+from trimcp.cli.text import as_json, number_text, theirs
 from trimcp.wire.lifecycle import LoggingMessageParams, ProgressParams
 
 _SECONDS_PER_LINE: Final = 1.0
@@ -53,29 +53,38 @@ class Screen:
         return self.err.is_terminal and not self.err.is_dumb_terminal
 
     def show(self, text: str, style: str = "") -> None:
-        """Print escaped text to standard output."""
-        self.out.print(Text(text, style=style))
+        """Print text to standard output, with what could control the terminal escaped."""
+        self.out.print(Text(clean(text), style=style))
 
     def note(self, text: str, style: str = "") -> None:
-        """Print escaped text to standard error, above the progress bar if it is shown."""
+        """Print text to standard error, above the progress bar if it is shown, with the same escaped."""
         if not self.quiet:
-            self.err.print(Text(text, style=style))
+            self.complain(text, style)
+
+    def complain(self, text: str, style: str = "") -> None:
+        """Print text to standard error also where it is quiet, with the same escaped."""
+        self.err.print(Text(clean(text), style=style))
+
+    def prompt(self, text: str) -> None:
+        """Print text to standard error, with the same escaped, and stay where it ends."""
+        sys.stderr.write(clean(text))  # rich would end the line
+        sys.stderr.flush()
 
     def server_says(self, line: str) -> None:
         """Print a line the server wrote to its standard error."""
         if self.listening:
             # Keep the indentation, which matters in tracebacks.
-            self.note(f"server: {clean(line.rstrip()[:_LONGEST_LINE])}", "dim")
+            self.note(f"server: {theirs(line.rstrip()[:_LONGEST_LINE], None)}", "dim")
 
     def log(self, params: LoggingMessageParams) -> None:
         """Print a log message."""
-        data = clean(params.data) if isinstance(params.data, str) else as_json(params.data)
-        source = f" {one_line(params.logger)}" if params.logger else ""
+        data = theirs(params.data if isinstance(params.data, str) else as_json(params.data), None)
+        source = f" {theirs(params.logger, 200)}" if params.logger else ""
         self.note(f"[{params.level}{source}] {data}", _STYLES.get(params.level, "red"))
 
     def trace(self, line: str) -> None:
         """Print a line of the trace."""
-        self.err.print(Text(clean(line.rstrip("\n")), style="dim"))
+        self.complain(line.rstrip("\n"), "dim")
 
     # Progress
 
@@ -84,7 +93,7 @@ class Screen:
         if self.quiet:
             return
         total = step.total or None
-        message = one_line(step.message, 60) if step.message else ""
+        message = theirs(step.message, 60) if step.message else ""
         count = number_text(step.progress) + ("" if total is None else f"/{number_text(total)}")
         if not self.live:
             now = time.monotonic()

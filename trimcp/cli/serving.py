@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import socket
@@ -17,11 +18,12 @@ from urllib.parse import quote
 import attrs
 import trio
 
-from trimcp.cli.exits import Failure
+from trimcp.cli.exits import Failure, say
 from trimcp.cli.loading import Loaded
 from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
+from trimcp.files import UnusableFile, read_text
 from trimcp.net import serve_http
 from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.request_state import Sealer
@@ -37,6 +39,7 @@ _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
 _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 """The environment variable with secrets that sign `requestState`, newest first, separated by commas."""
 
+_SLOW: Final = 1.0  # seconds after which a handler that was cancelled should have stopped
 _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
@@ -87,6 +90,8 @@ async def _serve_here(
             if worker is not None:
                 stack.callback(worker.close)
                 nursery.start_soon(_stop_with_parent, worker, stop)
+            else:
+                nursery.start_soon(_explain_end, server, stop, options.grace)
             await serve_http(
                 server,
                 sockets=sockets,
@@ -111,6 +116,18 @@ class _Started(trio.TaskStatus[list[str]]):
         self._told()
 
 
+async def _explain_end(server: Server[Any], stop: trio.Event, grace: float) -> None:
+    """Say what a server that was told to end waits for, and again when it waits for handlers that do not stop."""
+    await stop.wait()
+    for pause, what in ((grace + _SLOW, f"has up to {grace:g} s to answer"), (math.inf, "has not stopped yet")):
+        running = server.statistics().running
+        if running:
+            calls = "1 call" if running == 1 else f"{running} calls"
+            what = what if running == 1 else what.replace("has", "have", 1)
+            say(f"{calls} under way {what}; Ctrl-C again ends at once")
+        await trio.sleep(pause)
+
+
 async def _stop_with_parent(worker: InheritedSockets, stop: trio.Event) -> None:
     await worker.stopped()
     stop.set()
@@ -128,7 +145,7 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
             sockets,
             {_STATE_KEYS: keys},  # in the environment, which other users cannot read
             options.grace,
-            _say,
+            say,
         )
         return await workers.run(partial(_announce, _describe(sockets, options, settings)))
 
@@ -150,7 +167,7 @@ def _settings(options: RunOptions) -> HttpSettings:
             path=None if options.ws else path,
             sse_path="/sse" if sse else None,
             websocket_path=path if options.ws else "/ws" if options.websocket else None,
-            origins=Origins(options.allow_origins, options.allowed_hosts),
+            origins=Origins(options.allow_origins, options.allowed_hosts, options.allow_headers),
             authenticate=None if tokens is None or options.auth_issuers else tokens,
             auth=_token_auth(options, path, tokens) if options.auth_issuers else None,
             reply=options.reply,
@@ -184,9 +201,9 @@ def _read_tokens(file: Path) -> Authenticate:
     """Return a hook that knows the tokens of a file: "name: token" on each line, # for comments."""
     tokens: dict[str, str] = {}
     try:
-        lines = file.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise Failure(f"cannot read {file}: {error}") from None
+        lines = read_text(file, "the tokens", secret=True).splitlines()
+    except UnusableFile as error:
+        raise Failure(str(error)) from None
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
@@ -197,7 +214,10 @@ def _read_tokens(file: Path) -> Authenticate:
             raise Failure(f"{file}, line {number}: {tokens[token]!r} and {name!r} cannot have the same token")
     if not tokens:
         raise Failure(f"{file} has no tokens, so nobody could come in; write lines of NAME: TOKEN")
-    return bearer_tokens(tokens)
+    try:
+        return bearer_tokens(tokens)
+    except ValueError as error:
+        raise Failure(f"{file}: {error}") from None
 
 
 def _use_state_keys(server: Server[Any]) -> None:
@@ -257,6 +277,8 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
             lines.append(f"listening on ws{reached.removeprefix('http')}{settings.websocket_path}")
         if settings.sse_path is not None:
             lines.append(f"listening on {reached}{settings.sse_path} (HTTP+SSE)")
+        if options.grpc:
+            lines.append(f"listening on grpc{reached.removeprefix('http')} (gRPC)")
         if settings.agent_tools is not None:
             lines.append(f"listening on {reached} (agent tools: /tools, /contexts, /schemas, /agent)")
     addresses = [sock.getsockname() for sock in sockets]
@@ -273,12 +295,8 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
 
 def _announce(lines: Sequence[str]) -> None:
     for line in lines:
-        _say(line)
+        say(line)
     _notify_manager()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _notify_manager() -> None:
@@ -290,7 +308,7 @@ def _notify_manager() -> None:
         try:
             sender.sendto(b"READY=1", address.replace("@", "\0", 1) if address[0] == "@" else address)
         except OSError as error:
-            _say(f"cannot tell the service manager: {error.strerror}")
+            say(f"cannot tell the service manager: {error.strerror}")
 
 
 def _set_up_logging(options: RunOptions) -> None:

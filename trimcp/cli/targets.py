@@ -6,16 +6,18 @@ import os
 import re
 import shlex
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import attrs
 
-from trimcp.cli.exits import Failure
+from trimcp.cli.exits import USAGE, Failure
+from trimcp.cli.text import theirs, told
 from trimcp.client.client import URL
 from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
-from trimcp.errors import LocalError, McpError
+from trimcp.errors import ConnectionLost, LocalError, McpError
+from trimcp.files import UnusableFile, read_text
 from trimcp.run import target_of
 from trimcp.transports.stdio.child import StdioServer
 
@@ -33,10 +35,14 @@ TARGET is one of
   https://HOST/mcp      a URL: http, https, ws, wss, grpc, grpcs; http+unix://%2Frun%2Fserver.sock/mcp, ws+unix
 """
 
+NO_HEADERS: Final = "headers are sent to a URL; a program that is started takes environment variables"
+
 Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer | GrpcServer"
 """What a command can connect to."""
 
 _OTHER_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_RUN: Final = (sys.executable, "-m", "trimcp.cli", "run")
+_LAST_WORDS: Final = re.compile(rf"exited with status {USAGE}; its last words on standard error:\n((?:  .*\n?)+)")
 _UNAUTHORIZED = re.compile(r"\bthe server answered 401\b")
 _MODULE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FILE = re.compile(r"(?P<file>.+\.py)(:[A-Za-z_][\w.]*)?")
@@ -60,7 +66,7 @@ def find_target(
         if not headers:
             return _with_login(target)
         if isinstance(target, StdioServer):
-            raise Failure("headers are sent to a URL; a program that is started takes environment variables")
+            raise Failure(NO_HEADERS)
         headers = {**target.headers, **{name.lower(): headers[name] for name in headers}}
         return _with_login(attrs.evolve(target, headers=headers))
     except LocalError as error:
@@ -71,9 +77,9 @@ def _with_login(target: Target) -> Target:
     """Return the target with its stored login, if any."""
     if isinstance(target, StdioServer):
         return target
-    from trimcp.auth.stores import default_path
+    from trimcp.auth.stores import keeps_logins
 
-    if not default_path().exists():
+    if not keeps_logins():
         return target
     from trimcp.cli.logins import with_login
 
@@ -89,19 +95,19 @@ def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
             f"{text.partition(':')[0]!r:.60} is no way to reach a server; http, https, ws, wss, grpc, grpcs are"
         )
     entry = _ENTRY.fullmatch(text)
-    if entry is not None and Path(entry["file"]).is_file():
+    if entry is not None and os.path.isfile(entry["file"]):
         return _entry(entry["file"], entry["name"], on_stderr)
     file = _FILE.fullmatch(text)
     is_module = file is None and entry is None and _MODULE.fullmatch(text) is not None
-    if is_module or (file is not None and Path(file["file"]).is_file()):
-        return StdioServer((sys.executable, "-m", "trimcp.cli", "run", text), on_stderr=on_stderr)
+    if is_module or (file is not None and os.path.isfile(file["file"])):
+        return StdioServer((*_RUN, text), on_stderr=on_stderr)
     try:
         command = shlex.split(text)
     except ValueError as error:
         raise Failure(f"cannot take {text!r} apart: {error}") from None
     if not command:
         raise Failure("name a server: a command line in quotes, a .py file, a URL, or servers.json:NAME")
-    missing = (file or entry) if len(command) == 1 and not Path(command[0]).exists() else None
+    missing = (file or entry) if len(command) == 1 and not os.path.exists(command[0]) else None
     if missing is not None:
         raise Failure(f"there is no file {missing['file']}")
     return StdioServer(tuple(command), on_stderr=on_stderr)
@@ -142,26 +148,38 @@ def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, s
     return found
 
 
-def token_hint(error: McpError, *, options: bool = True) -> str:
-    """Return how to give a token if the server requires one; empty for other errors.
+def lost_text(error: McpError, target: object) -> str:
+    """Return why there is no answer, in our words and the server's, and how to give a token if it wants one.
 
-    Args:
-        options: whether the command has --bearer and --header.
+    Raises:
+        Failure: the target is a file or module of the user's, and could not be loaded. That says what is wrong with it.
     """
+    if not isinstance(target, StdioServer):
+        return theirs(told(error), None) + token_hint(error)
+    last = _LAST_WORDS.search(str(error))
+    if last is not None and target.command[: len(_RUN)] == _RUN:
+        words = textwrap.dedent(last[1]).strip()
+        whole = words.startswith("Error: ")  # else only the end of a long traceback is known
+        raise Failure(words.removeprefix("Error: ") if whole else f"{target.command[-1]} cannot be loaded:\n{words}")
+    return (
+        str(error) if isinstance(error, ConnectionLost) else theirs(told(error), None)
+    )  # a child's last words are indented
+
+
+def token_hint(error: McpError) -> str:
+    """Return how to give a token if the server requires one; empty for other errors."""
     if _UNAUTHORIZED.search(str(error)) is None:
         return ""
-    ways = "Name an entry of an mcpServers file with its headers, FILE.json:NAME,"
-    if options:
-        ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header;"
+    ways = "Send a token with --bearer VARIABLE or --bearer @FILE, or another header with --header;"
     return f"\n{ways} or log in: trimcp login URL"
 
 
 def _read_token(source: str) -> str:
     if source.startswith("@"):
         try:
-            token = Path(source[1:]).read_text("utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise Failure(f"cannot read the token from {source[1:]}: {error}") from None
+            token = read_text(source[1:], "the token", secret=True).strip()
+        except UnusableFile as error:
+            raise Failure(str(error)) from None
     else:
         token = os.environ.get(source, "").strip()
     if not token:

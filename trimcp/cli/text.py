@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 from trimcp.cleaning import clean, one_line
+from trimcp.errors import McpError, RemoteError
 from trimcp.wire.content import (
     AudioContent,
     BlobResourceContents,
@@ -17,6 +18,26 @@ from trimcp.wire.content import (
     ResourceLink,
     TextContent,
 )
+
+
+def theirs(text: object, width: int | None = 200) -> str:
+    """Return what anybody else said (a peer, an authorization server, a file) so that it can stand in what we say.
+
+    Nothing in it controls a terminal, and it cannot imitate lines of ours.
+
+    Args:
+        text: what they said.
+        width: it becomes one line of at most so many characters. None: all of it, its further lines marked.
+    """
+    if width is not None:
+        return one_line(str(text), width)
+    return clean(str(text)).rstrip("\n").replace("\n", "\n  | ")
+
+
+def told(error: McpError) -> str:
+    """Return an error of a request with the request's method."""
+    return f"{error.method}: {error}" if isinstance(error, RemoteError) and error.method else str(error)
+
 
 Line: TypeAlias = tuple[str, str]
 """A line of escaped text, and its style."""
@@ -52,9 +73,9 @@ def describe_content(blocks: Iterable[ContentBlock]) -> Iterator[str]:
             case TextContent():
                 yield clean(block.text)
             case ImageContent() | AudioContent():
-                yield f"[{block.type}, {one_line(block.mime_type)}, {_size(block.data)}]"
+                yield f"[{block.type}, {theirs(block.mime_type)}, {_size(block.data)}]"
             case ResourceLink():
-                yield f"[resource {one_line(block.uri)}: {one_line(block.name)}]"
+                yield f"[resource {theirs(block.uri)}: {theirs(block.name)}]"
             case EmbeddedResource():
                 yield describe_resource(block.resource)
 
@@ -62,8 +83,8 @@ def describe_content(blocks: Iterable[ContentBlock]) -> Iterator[str]:
 def describe_resource(contents: ResourceContents) -> str:
     """Return what a resource holds as text."""
     if isinstance(contents, BlobResourceContents):
-        kind = one_line(contents.mime_type) if contents.mime_type else "binary"
-        return f"[{one_line(contents.uri)}: {kind}, {_size(contents.blob)}]"
+        kind = theirs(contents.mime_type) if contents.mime_type else "binary"
+        return f"[{theirs(contents.uri)}: {kind}, {_size(contents.blob)}]"
     return clean(contents.text)
 
 

@@ -73,7 +73,7 @@ class Client(ClientProgram):
 
     Args:
         name, version, title, description, website_url, icons: sent to servers.
-        revisions: the revisions it may use.
+        revisions: the revisions it may use, or their names.
         roots: see `set_roots`.
         extensions: settings by extension id, declared to servers (2026-07-28 "Extensions").
         experimental: settings of non-standard abilities, declared to servers.
@@ -117,8 +117,8 @@ class Client(ClientProgram):
 
         Args:
             target: a URL (http, https, ws, wss, grpc, grpcs, or a Unix socket's, "http+unix://%2Frun%2Fserver.sock/mcp",
-                ws+unix, grpc+unix), what `trimcp.stdio`, `trimcp.http` and so on return, a
-                `MessageChannel`, or an async context manager that yields one.
+                ws+unix, grpc+unix), what `trimcp.stdio`, `trimcp.http` and so on return, a `trimcp.Server` in this
+                process, a `MessageChannel`, or an async context manager that yields one.
             revision: use exactly this one; by default the newest that both sides support.
 
         Raises:

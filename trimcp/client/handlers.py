@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import attrs
 
-from trimcp.bounds import check_number
+from trimcp.bounds import check_callable, check_number, check_truth
 from trimcp.containment import contained
 from trimcp.protocol.profile import Profile
 from trimcp.session.limits import Limits
@@ -23,8 +23,8 @@ from trimcp.wire.capabilities import (
     RootsCapability,
     SamplingCapability,
 )
-from trimcp.wire.common import Icon, Implementation, LoggingLevel
-from trimcp.wire.given import given_icons, given_name, given_text
+from trimcp.wire.common import SEVERITY, Icon, Implementation, LoggingLevel
+from trimcp.wire.given import given_icons, given_name, given_settings, given_text
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -34,7 +34,7 @@ from trimcp.wire.input_requests import (
     Root,
 )
 from trimcp.wire.jsonrpc import JSON
-from trimcp.wire.revisions import REVISIONS, Revision
+from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 
 Sampled: TypeAlias = CreateMessageResult | str
 Roots: TypeAlias = Sequence[Root | str]
@@ -74,7 +74,7 @@ class ClientProgram:
         description: str | None = None,
         website_url: str | None = None,
         icons: Iterable[Icon | Mapping[str, Any]] = (),
-        revisions: Iterable[Revision] = REVISIONS,
+        revisions: Iterable[Revision | str] = REVISIONS,
         roots: Sequence[Root | str] | None = None,
         extensions: Mapping[str, Mapping[str, JSON]] | None = None,
         experimental: Mapping[str, Mapping[str, JSON]] | None = None,
@@ -98,6 +98,11 @@ class ClientProgram:
         for setting, most in (("asks_per_minute", asks_per_minute), ("max_rounds", max_rounds)):
             check_number(setting, most, whole=True, zero=True)
         check_number("max_pages", max_pages, whole=True)
+        flags = {"send_deadlines": send_deadlines, "validate_output": validate_output, "strict": strict}
+        for setting, flag in flags.items():
+            check_truth(setting, flag)
+        if log_level not in SEVERITY:
+            raise ValueError(f"log_level is one of {', '.join(SEVERITY)}, not {log_level!r:.60}")
         self.name: Final = name
         info = Implementation(
             name=given_name("name", name),
@@ -107,10 +112,13 @@ class ClientProgram:
             website_url=given_text("website_url", website_url),
             icons=given_icons("icons", icons),
         )
-        capabilities = ClientCapabilities(extensions=_settings(extensions), experimental=_settings(experimental))
+        capabilities = ClientCapabilities(
+            extensions=given_settings("extensions", extensions),
+            experimental=given_settings("experimental", experimental),
+        )
         self.limits: Final = limits if limits is not None else Limits()
         most = self.limits.max_server_info
-        self.profile: Final = Profile(info, capabilities, revisions=tuple(sorted(revisions)), max_peer_info=most)
+        self.profile: Final = Profile(info, capabilities, revisions=revisions_of(revisions), max_peer_info=most)
         self.request_timeout = request_timeout
         self.max_request_time = max_request_time
         self.send_deadlines = send_deadlines
@@ -216,8 +224,13 @@ class ClientProgram:
         Each runs in a task of the connection, so in no order; a crash is logged and ends nothing else. At most
         `Limits.backlog_requests` run at once; further notifications are dropped and counted.
         """
+        given: object = name  # written without a name, it is the function
+        if not isinstance(given, str):
+            text = '@client.notification("notifications/resources/updated")'
+            raise TypeError(f"notification needs a name: {text}, not {name!r:.60}")
 
         def decorate(handler: NoticeT) -> NoticeT:
+            check_callable("what a notification is passed to", handler)
             self.notification_handlers.setdefault(name, []).append(handler)
             return handler
 
@@ -258,10 +271,6 @@ class ClientProgram:
         self.served[method] = handler
         self.profile.capabilities = attrs.evolve(capabilities, **declared)
         return handler
-
-
-def _settings(given: Mapping[str, Mapping[str, JSON]] | None) -> Any:
-    return None if given is None else {id: dict(settings) for id, settings in given.items()}
 
 
 async def call_handler(handler: Callable[..., Any], *args: Any, session: object = None) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.errors import LocalError
+from trimcp.files import read_text
 from trimcp.wire.revisions import REVISIONS
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
@@ -101,11 +102,13 @@ def _entries(source: Source) -> dict[str, Any]:
 
 def _load(path: Path) -> Mapping[str, Any]:
     try:
-        config = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise LocalError(f"cannot read {path}: {error.strerror or error}") from error
+        config = json.loads(read_text(path, "the servers"))
     except ValueError as error:
+        if isinstance(error, LocalError):
+            raise
         raise LocalError(f"{path} is not valid JSON: {error}") from error
+    except RecursionError:
+        raise LocalError(f"{path} is not valid JSON: it is nested too deeply") from None
     if not isinstance(config, dict):
         raise LocalError(f'{path} must hold an object with "mcpServers"')
     return config

@@ -18,7 +18,7 @@ from trimcp.client.cache import Cache
 from trimcp.client.endpoint import ClientEndpoint, Logs
 from trimcp.client.handlers import ClientProgram, call_handler
 from trimcp.client.tools import Listing, Mirrors, Outputs, Rejections
-from trimcp.errors import InvalidReply, LocalError, RemoteError
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError
 from trimcp.protocol.events import Notified
 from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.calls import Call, Rounds
@@ -294,6 +294,21 @@ class ClientSession:
         self.client.foreign.add(name)
         result: dict[str, JSON] = await self._ask(name, dict(params or {}))
         return result
+
+    async def notify(self, name: str, params: Mapping[str, JSON] | None = None) -> None:
+        """Send a notification that is defined by an extension. Waits for room, and for no answer: there is none.
+
+        A server that has no handler for it ignores it. Cancelled, it was not sent, or wholly.
+
+        Raises:
+            LocalError: the protocol itself defines the notification, or JSON cannot carry the params.
+            ConnectionLost: the connection has ended.
+        """
+        if name in METHODS:
+            raise LocalError(f"{name} is of the protocol itself; use its own verb")
+        if self.session.lost is not None:
+            raise ConnectionLost(*self.session.lost.args)
+        await self.session.notify(name, params)
 
     def roots_changed(self) -> None:
         """Notify the server that the client's roots changed, if the revision has that notification. Never blocks."""

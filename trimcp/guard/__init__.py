@@ -5,7 +5,7 @@ from trimcp.lazy import lazy_names as _lazy_names
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.guard.audit": "Audit",
-    "trimcp.guard.permission": "ASK Allow AccessRequest Decision Denied",
+    "trimcp.guard.permission": "ASK Allow AccessRequest Decision Denied Visible",
     "trimcp.guard.filters": "HiddenTextFilter PatternFilter SecretsFilter SizeFilter",
 }
 

@@ -10,6 +10,7 @@ from trimcp.guard.permission import AccessRequest as AccessRequest
 from trimcp.guard.permission import Allow as Allow
 from trimcp.guard.permission import Decision as Decision
 from trimcp.guard.permission import Denied as Denied
+from trimcp.guard.permission import Visible as Visible
 
 __all__ = [
     "ASK",
@@ -22,4 +23,5 @@ __all__ = [
     "PatternFilter",
     "SecretsFilter",
     "SizeFilter",
+    "Visible",
 ]

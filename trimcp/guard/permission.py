@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from inspect import isawaitable
+from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
+from trimcp.cleaning import log_crash
 from trimcp.errors import ErrorReply
 from trimcp.guard.confirmation import Confirmation
 from trimcp.principal import Principal
+from trimcp.protocol.events import Admission
 from trimcp.security import security_event
 from trimcp.session.context import Context
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.tools import Tool, ToolAnnotations
+
+log: logging.Logger = logging.getLogger("trimcp.server")
 
 _NO_ARGUMENTS: Final[Mapping[str, Any]] = {}
 
@@ -59,6 +64,10 @@ Allow: TypeAlias = Callable[[AccessRequest], Decision | Awaitable[Decision]]
 """Decides on a request, sync or async: True, False, `Denied("why")`, or `ASK`. An exception denies the request."""
 
 
+Visible: TypeAlias = Callable[[Admission], bool]
+"""Decides for each request whether its sender sees something; sync and quick. An exception hides it, and is logged."""
+
+
 @attrs.frozen(eq=False)
 class Permission:
     """The requirements for using one tool, resource, prompt or completion.
@@ -67,11 +76,23 @@ class Permission:
         scopes: the scopes that a token needs, all of them; without them it is not listed either.
         allow: decides on each request, after the scopes were checked.
         confirmation: asks the user if `allow` returns `ASK`; tools only.
+        visible: decides who sees it; for others it does not exist.
     """
 
     scopes: frozenset[str] = frozenset()
     allow: Allow | None = None
     confirmation: Confirmation | None = None
+    visible: Visible | None = None
+
+    def hides(self, admission: Admission) -> bool:
+        """Return whether it does not exist for this sender."""
+        if self.visible is None:
+            return False
+        try:
+            return self.visible(admission) is not True
+        except Exception as error:  # the user's function: others see the rest of the list
+            log_crash(log, error, "a function that decides who sees something crashed (%s)", self.visible)
+            return True
 
     def shown_to(self, principal: Principal | None) -> bool:
         """Return whether it is listed to this principal."""
@@ -141,24 +162,28 @@ def permission_of(
     allow: Allow | None,
     tool: Tool | None = None,
     confirmation: Confirmation | None = None,
+    visible: Visible | None = None,
 ) -> Permission | None:
-    """Return a permission, or None if there are neither scopes nor an `allow` function.
+    """Return a permission, or None if there are neither scopes nor a function.
 
     Args:
-        scopes, allow: see `Permission`.
+        scopes, allow, visible: see `Permission`.
         tool: the tool it is for, to make a confirmation if `allow` asks for one.
         confirmation: the tool's existing confirmation.
 
     Raises:
-        TypeError: the scopes are a single string, or `allow` is not callable.
+        TypeError: the scopes are a single string, or `allow` or `visible` is not callable.
     """
     if isinstance(scopes, str):
         raise TypeError(f"scopes is a list of scopes, such as [{scopes!r}]")
     if allow is not None and not callable(allow):
         raise TypeError("allow is a function of the request")
+    given: object = visible
+    if given is not None and (not callable(given) or iscoroutinefunction(given)):
+        raise TypeError("visible is a sync function of who asks")
     wanted = frozenset(scopes or ())
-    if not wanted and allow is None:
+    if not wanted and allow is None and visible is None:
         return None
     if tool is not None and confirmation is None and allow is not None:
         confirmation = Confirmation(tool)
-    return Permission(wanted, allow, confirmation)
+    return Permission(wanted, allow, confirmation, visible)

@@ -12,6 +12,7 @@ room, and then changes the state and enqueues without a checkpoint between. No m
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from itertools import islice
 from typing import Any, Final
 
 import attrs
@@ -64,14 +65,19 @@ from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
+_REMEMBERED: Final = 1_000
 _OPENING: Final = ("initialize", "server/discover")  # begin a connection, so no other request decided its era
 
 
 @slotted(frozen=True)
 class Encoded:
-    """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision."""
+    """A result that is already encoded: the JSON text of the result object in UTF-8, complete for its revision.
+
+    `value` is its payload, for middleware; None if nobody wants it.
+    """
 
     data: bytes
+    value: Any = None
 
 
 @slotted
@@ -107,6 +113,7 @@ class Connection:
     inbound: dict[RequestId, RequestReceived] = attrs.field(init=False, factory=dict)
     outbound: dict[RequestId, OutboundRequest] = attrs.field(init=False, factory=dict)
     _last_id: int = attrs.field(init=False, default=0)
+    _given_up: set[RequestId] = attrs.field(init=False, factory=set)  # a reply to one of these is only late
     # What the peer may send, in the revision of its last request: nearly always that of all. And what we may.
     _revision: Revision | None = attrs.field(init=False, default=None)
     _requests: Mapping[str, Verb] = attrs.field(init=False, factory=dict)
@@ -237,15 +244,39 @@ class Connection:
         self, id: RequestId, result: dict[str, Any] | None, error: Exception | None
     ) -> Replied | Ignored:
         if self.outbound.pop(id, None) is None:
-            return Ignored("a reply to nothing that is under way")
+            return self._receive_stray(id, result, error)
         return Replied(id, result, error)
+
+    def _receive_stray(
+        self, id: RequestId, result: dict[str, Any] | None, error: Exception | None
+    ) -> Replied | Ignored:
+        """Take a reply whose id is that of a request as text; tell of one that answers nothing, unless it is late."""
+        named = jsonrpc.own_id(id)
+        if named != id and named in self.outbound:
+            return self._receive_reply(named, result, error)
+        if named in self._given_up:
+            self._given_up.discard(named)
+        else:
+            self._tell_stray(f"a reply with the id {str(id)[:40]!r}, which no request under way has")
+        return Ignored("a reply to nothing that is under way")
+
+    def _tell_stray(self, why: str) -> None:
+        """Tell of a reply that may be meant for a request which else would wait for ever."""
+        if self.role is Role.CLIENT and self.outbound:
+            from trimcp.security import security_event
+
+            waiting = ", ".join(request.verb.name for request in islice(self.outbound.values(), 3))
+            security_event("server_garbage", why=f"{why}; unanswered: {waiting}")
 
     def _receive_error(self, message: jsonrpc.ErrorResponse) -> Event:
         kind = _error_class(message)
         if message.id is None:
-            return Ignored(f"an error that answers no request: {message.message[:200]} (code {message.code})")
+            why = f"an error that answers no request: {message.message[:200]} (code {message.code})"
+            self._tell_stray(why)
+            return Ignored(why)
         error = kind(message.code, message.message, message.data)
-        if (request := self.outbound.get(message.id)) is not None:
+        request = self.outbound.get(message.id) or self.outbound.get(jsonrpc.own_id(message.id))
+        if request is not None:
             error.method = request.verb.name
         return self._receive_reply(message.id, None, error)
 
@@ -501,7 +532,11 @@ class Connection:
 
     def give_up(self, id: RequestId) -> bool:
         """Forget our request `id`; return False if it was answered already. A late reply will be ignored."""
-        return self.outbound.pop(id, None) is not None
+        if self.outbound.pop(id, None) is None:
+            return False
+        if len(self._given_up) < _REMEMBERED:
+            self._given_up.add(id)
+        return True
 
     def lose_all(self) -> list[OutboundRequest]:
         """Forget all our requests because the connection is gone, and return them."""
@@ -537,6 +572,8 @@ class Connection:
                     raise
             return converter_for(revision).load_readable(raw, verb.method)
         except WireError as error:
+            if "structuredContent" in raw and "content" not in raw:
+                return self.load_result(verb, {**raw, "content": []})  # some servers leave it out
             raise InvalidReply(f"invalid answer to {verb.name}: {'; '.join(error.problems)}"[:500]) from None
 
 

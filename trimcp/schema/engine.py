@@ -1,20 +1,21 @@
 """The JSON Schema engine, and the bounds on the work that a hostile schema or value can cause.
 
-No schema is ever fetched, and patterns of peers never run in a backtracking engine. Without references a schema is a
-tree, and each subschema costs at most the size of the value. References allow two attacks: paths that multiply with
-every level, and chains long enough to exhaust the stack. So the length of chains is bounded, and each followed
-reference is counted.
+No schema is ever fetched, and patterns of peers never run in a backtracking engine. How long a value may take is known
+before it is judged (`schema.work`). References allow two attacks more: paths that multiply with every level, and chains
+long enough to exhaust the stack. So the length of chains is bounded; and where a value might take too much, each
+followed reference is counted, since most of them may not be followed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import unquote
 
 import jsonschema_rs
 
+from trimcp.schema import work
 from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, path_text, shorten, texts
 from trimcp.wire.subschemas import subschemas
 
@@ -24,15 +25,9 @@ _PatternOptions: TypeAlias = jsonschema_rs.RegexOptions | jsonschema_rs.FancyReg
 _MOST_PROBLEMS: Final = 10
 # Small, because one step of the backtracking engine may scan the whole text: 1,000 steps cost 0.2 s on 100 KB.
 _BACKTRACK_LIMIT: Final = 1_000
-_FREE_VISITS: Final = 50_000
-# One unit is a subschema or keyword applied to a member of the value (9 ns), or half a character read by a pattern
-# (at worst 40 ns for a character). So the worst schema of a peer takes one to two seconds.
-_MOST_WORK: Final = 100_000_000
-_PER_CHARACTER: Final = 2
-# Schemas of at most this weight, with at most so many patterns and no references, take less for any message of usual
-# size, and their values are not measured.
-_LIGHT_WEIGHT: Final = 100
-_LIGHT_PATTERNS: Final = 4
+_FREE_VISITS: Final = 20_000
+_FEW: Final = 100  # members of a value that is explained whatever its schema
+_VISITS_PER_MEMBER: Final = 16  # where an author's schema explains
 # Compiled, a pattern of twelve characters may take 10 MB. The least of these bounds that fits all patterns is used, and
 # limits their number.
 _PATTERN_BYTES: Final = (16 * 1024, 128 * 1024, 2 * 1024 * 1024)
@@ -41,7 +36,6 @@ _MATCHER_BYTES: Final = 64 * 1024  # what matching with one pattern keeps
 # Measured, of the three forms that a schema is compiled to: one to judge, two to explain.
 _MEMBER_BYTES: Final = 700
 _REFERENCE_BYTES: Final = 8_000
-_VISITS_PER_MEMBER: Final = 16
 # An error costs 20 µs, and every pair of a subschema and a value may be an error.
 _MOST_EXPLAINED: Final = 5_000
 
@@ -110,7 +104,7 @@ class CompiledSchema:
         self._schema = schema
         self._patterns = patterns
         self._budget = budget
-        self._explaining = _Budget() if budget is None else budget.another()
+        self._explaining = _Budget()
 
     def problems(self, value: Any) -> list[str]:
         """Return at most ten texts that explain why `is_valid` refused this value; it must be the last one refused.
@@ -121,6 +115,8 @@ class CompiledSchema:
         """
         if self._budget is not None and self._budget.exhausted:
             return ["takes too much work to be checked against this schema @ $"]
+        if self._budget is not None and self._budget.counted:
+            return ["does not match the schema @ $"]
         engine, subschemas = self._rich
         found: list[str] = []
         if engine is not None:
@@ -140,7 +136,6 @@ class CompiledSchema:
 
     def _first_problem(self, value: Any, size: int) -> list[str]:
         engine, _ = self._terse
-        self._explaining.weigh(value)
         self._explaining.left = _FREE_VISITS + _VISITS_PER_MEMBER * size
         try:
             if engine is not None:
@@ -155,12 +150,13 @@ class CompiledSchema:
 
     @cached_property
     def _terse(self) -> tuple[jsonschema_rs.Validator | None, int]:
-        return self._build(terse=True)
+        # What was judged without counting is explained so, too: it is known not to take long.
+        return self._build(terse=True, counting=self._budget is None)
 
-    def _build(self, *, terse: bool) -> tuple[jsonschema_rs.Validator | None, int]:
+    def _build(self, *, terse: bool, counting: bool = True) -> tuple[jsonschema_rs.Validator | None, int]:
         """Return an engine that counts references, and the number of subschemas; None and 0 if `tame` refuses it."""
         try:
-            tamed = tame(self._schema, _AUTHORS, terse=terse)
+            tamed = tame(self._schema, _AUTHORS, terse=terse, counting=counting)
             return _build(tamed.schema, self._patterns, self._explaining), tamed.subschemas
         except SchemaError:
             return None, 0
@@ -185,23 +181,24 @@ def compile_bounded(schema: Schema) -> CompiledSchema:
     """Compile a peer's schema with bounds on the cost of a value. See `validator.peer_validator`."""
     tamed = tame(schema, PEERS)
     weight, _ = _measure(schema)
-    budget = _Budget(weight, tamed.patterns, tamed.references)
-    engine, patterns, taken = _build_small(tamed, budget)
+    budget = _Budget(schema, tamed)
+    engine, patterns, taken = _build_small(schema, tamed)
+    budget.counting = partial(_build, tamed.schema, patterns, budget)
     memory = _MEMBER_BYTES * weight + _REFERENCE_BYTES * tamed.references + taken
     return CompiledSchema(schema, patterns, lambda value: budget.judge(engine, value), budget, memory)
 
 
-def _build_small(tamed: Tamed, budget: _Budget) -> tuple[jsonschema_rs.Validator, _PatternOptions, int]:
+def _build_small(schema: Schema, tamed: Tamed) -> tuple[jsonschema_rs.Validator, _PatternOptions, int]:
     """Build a peer's schema; also return the options that bound the memory of its patterns, and that bound."""
     if not tamed.patterns:
         options = jsonschema_rs.RegexOptions()
-        return _build(tamed.schema, options, budget), options, 0
+        return _build(schema, options), options, 0
     for size in _PATTERN_BYTES:
         if size * tamed.patterns > _MOST_PATTERN_BYTES:
             raise SchemaError(f"its {tamed.patterns} patterns take too much memory")
         options = jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=_MATCHER_BYTES)
         try:
-            return _build(tamed.schema, options, budget), options, size * tamed.patterns
+            return _build(schema, options), options, size * tamed.patterns
         except _UnfitPattern:
             if size == _PATTERN_BYTES[-1]:
                 raise
@@ -268,31 +265,33 @@ _NEVER: Final = _keyword(_fail)
 
 
 class _Budget:
-    """How many references may be followed for one value, and how much work it may take. More fails at once.
+    """How much work one value may take. More fails at once.
 
-    Without references each subschema is applied at most once to each member of the value, so the work is bounded by
-    the product of their numbers. With references that is so for each one that is followed.
+    Where a value might take too much and the schema has references, an engine is asked that counts the references it
+    follows: each is weighed, and most may not be followed.
 
     Args:
-        weight: members of the schema, as a JSON value.
-        patterns: how many of them are patterns.
-        references: how many are references.
+        schema: a peer's schema, or None where references are only counted.
+        tamed: the same, made safe.
     """
 
-    def __init__(self, weight: int = 0, patterns: int = 0, references: int = 0) -> None:
+    def __init__(self, schema: Schema | None = None, tamed: Tamed | None = None) -> None:
         self.left: int = 0
         self.keyword: type[jsonschema_rs.KeywordValidator] = _keyword(self._visit)
-        self._weight = weight
-        self._patterns = patterns
-        self._references = references
-        self._light = weight <= _LIGHT_WEIGHT and patterns <= _LIGHT_PATTERNS and not references
-        self._work = 0  # that is left
-        self._weighing = False  # whether each reference that is followed is weighed
+        self.counting: Callable[[], jsonschema_rs.Validator] | None = None
+        self.tamed = tamed
+        self._schema = schema
+        self._engine: jsonschema_rs.Validator | None = None
+        self._worst = (0, 0)
+        self._work = 0.0  # that is left
+        self.counted = False  # whether the last value was judged by counting
+        if tamed is not None and not tamed.references:
+            self._worst = work.worst_of(schema)
 
     def _visit(self, instance: Any) -> None:
         self.left -= 1
-        if self._weighing and self.left >= 0:
-            self._work -= self._work_of(instance)
+        if self.left >= 0:
+            self._work -= self._product(instance)
             if self._work < 0:
                 self.left = -1
         if self.left < 0:
@@ -302,33 +301,40 @@ class _Budget:
     def exhausted(self) -> bool:
         return self.left < 0
 
-    def _work_of(self, value: Any) -> int:
+    def _product(self, value: Any) -> int:
+        """Return nanoseconds for what a subschema without references may cost with a value."""
+        if self._schema is None:
+            return 0
+        if self._worst == (0, 0):
+            self._worst = work.worst_of(self._schema)
         members, characters = _measure(value)
-        return self._weight * members + _PER_CHARACTER * self._patterns * characters
-
-    def another(self) -> _Budget:
-        return _Budget(self._weight, self._patterns, self._references)
-
-    def weigh(self, value: Any) -> bool:
-        """Return whether a value is not too much work as a whole, and weigh references from now on if they may be."""
-        work = self._work_of(value)
-        self._work = _MOST_WORK - work
-        self._weighing = bool(self._references) and work * _FREE_VISITS > _MOST_WORK
-        return self._work >= 0
+        return self._worst[0] * members + self._worst[1] * characters
 
     def judge(self, engine: jsonschema_rs.Validator, value: Any) -> bool:
-        self.left = _FREE_VISITS
-        if not self._light and not self.weigh(value):
+        self.left, self.counted = _FREE_VISITS, False
+        if self.tamed is not None and self.tamed.references:
+            if not self._fits(value):
+                return self._count(value)
+        elif self._product(value) > work.MOST and not self._fits(value):
             self.left = -1
             return False
-        if self._weighing:
-            self.left += _VISITS_PER_MEMBER * _size(value)
-        if engine.is_valid(value):
-            return not self.exhausted  # a failed count inside `not` would pass
-        if not self.exhausted or self._weighing:
+        return engine.is_valid(value)
+
+    def _fits(self, value: Any) -> bool:
+        try:
+            assert self.tamed is not None
+            work.SchemaWork(self.tamed.targets).of(self._schema, work.shape_of(value))
+        except (work.TooMuchWork, RecursionError):
             return False
-        self.left = _FREE_VISITS + _VISITS_PER_MEMBER * _size(value)
-        return engine.is_valid(value) and not self.exhausted
+        return True
+
+    def _count(self, value: Any) -> bool:
+        assert self.counting is not None
+        self._work, self.counted = work.MOST, _size(value) > _FEW
+        if self._engine is None:
+            self._engine = self.counting()
+        # A failed count inside `not` would pass.
+        return self._engine.is_valid(value) and not self.exhausted
 
 
 def _measure(value: Any) -> tuple[int, int]:
@@ -374,16 +380,21 @@ def _size(value: Any) -> int:
 
 
 class Tamed(NamedTuple):
-    """A schema that is safe to build and counts followed references, and the numbers of what is in it."""
+    """A schema that is safe to build and counts followed references, and the numbers of what is in it.
+
+    Attributes:
+        targets: returns what a subschema of the original refers to.
+    """
 
     schema: Schema
     subschemas: int
     references: int = 0
     patterns: int = 0
+    targets: Callable[[dict[str, Any]], Iterator[Any]] = lambda node: iter(())
 
 
-def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> Tamed:
-    """Return a copy of a schema that is safe to build and counts followed references.
+def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False, counting: bool = True) -> Tamed:
+    """Return a copy of a schema that is safe to build and, with `counting`, counts followed references.
 
     With `terse`, `anyOf` and `oneOf` fail without collecting the errors of each alternative.
 
@@ -394,6 +405,7 @@ def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> Tamed:
     dialect = dialect_of(schema)
     if isinstance(schema, bool):
         return Tamed(schema, 1)
+    original = schema
     if dialect == "Draft4Validator":
         raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
     if dialect == "Draft6Validator":  # draft-07 is draft-06 and `if`
@@ -406,10 +418,11 @@ def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False) -> Tamed:
     references = patterns = 0
     for node in walk.nodes:
         patterns += _patterns_in(node)
-        references += _count_references(node, old_references)
+        references += _count_references(node, old_references) if counting else 0
         if terse:
             _hide_alternatives(node)
-    return Tamed(copy, len(walk.nodes), references, patterns)
+    targets = _Walk(original, bounds).targets if references else Tamed._field_defaults["targets"]
+    return Tamed(copy, len(walk.nodes), references, patterns, targets)
 
 
 def _patterns_in(node: dict[str, Any]) -> int:
@@ -439,7 +452,7 @@ class _Walk:
         self._visit_tree(root)
         # A reference may point into an unknown keyword, whose content is then a schema too.
         for node in self.nodes:  # grows during the loop
-            for target in self._targets(node):
+            for target in self.targets(node):
                 if id(target) not in self.in_place:
                     self._visit_tree(target)
                 self.in_place[id(node)].append(target)
@@ -467,7 +480,7 @@ class _Walk:
                 raise SchemaError(f"the embedded resource {shorten(repr(name))} is not supported")
             self._anchors[name.removeprefix("#")] = node
 
-    def _targets(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def targets(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         own_name = self.root.get("$id", self.root.get("id"))
         for keyword in _REFERENCES:
             reference = node.get(keyword)

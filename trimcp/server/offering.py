@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args
 
 import attrs
 
+from trimcp.bounds import check_callable, check_truth
 from trimcp.budget import Budget
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
 from trimcp.server.calling import Handler, at_users_line, prepare
-from trimcp.server.options import check_options, check_quota, check_scopes, check_truth
+from trimcp.server.options import check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
-from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry
+from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
 from trimcp.session.limits import Limits, Quota
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
+from trimcp.wire.given import given_settings
 from trimcp.wire.methods import METHODS
 
 # A server that has only tools does not load the modules for resources and prompts.
@@ -97,7 +99,7 @@ class Offering:
         self.offers: frozenset[str] = frozenset(offers)
         if isinstance(offers, str) or not self.offers <= set(_OFFERS):
             raise ValueError(f"offers are some of {', '.join(map(repr, _OFFERS))}, not {offers!r:.60}")
-        self.extensions: dict[str, dict[str, Any]] = {key: dict(value) for key, value in extensions.items()}
+        self.extensions: dict[str, dict[str, Any]] = given_settings("extensions", extensions) or {}
         self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
         self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
@@ -144,6 +146,7 @@ class Offering:
         entry = tool_entry(function, checked)
         self.guard_tool(entry, checked)
         self._add(self.tools, entry.listed.name, entry)
+        warn_of_name(entry.listed.name)
 
     def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
         """Give a tool the confirmation and the permission that its options and the server's settings require."""
@@ -163,8 +166,7 @@ class Offering:
         A tool that is not listed may be called by those who know its name.
         """
         if name in self.tools:
-            scopes = frozenset() if entry.permission is None else entry.permission.scopes
-            self.tools.replace(name, entry, live=self._live, scopes=scopes)
+            self.tools.replace(name, entry, live=self._live, **_seen_by(entry))
             self._declare()
         else:
             self._add(self.tools, name, entry, listed)
@@ -357,6 +359,7 @@ class Offering:
         """
         if self._live:
             raise LocalError("middleware cannot be added while the server runs")
+        check_callable("middleware", function)
         self.middlewares.append(function)
         return function
 
@@ -416,7 +419,10 @@ class Offering:
 
     def dressed(self, name: str, handler: Handler) -> Handler:
         """Return the handler of a method inside its middleware, its filters and the audit."""
-        handler = self.filtered(name, self.wrap(handler))
+        return self.audited(name, self.filtered(name, self.wrap(handler)))
+
+    def audited(self, name: str, handler: Handler) -> Handler:
+        """Return the handler of a method inside the audit, if that refuses what it cannot record."""
         audit = self.audit
         return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
 
@@ -433,6 +439,7 @@ class Offering:
         def decorate(function: FunctionT) -> FunctionT:
             if self._live:
                 raise LocalError("methods cannot be added while the server runs")
+            check_callable("what serves a method", function)
             self.foreign[name] = function
             return function
 
@@ -447,6 +454,7 @@ class Offering:
         _check_method(name, "notification", "notifications/roots/list_changed")
 
         def decorate(function: FunctionT) -> FunctionT:
+            check_callable("what a notification is passed to", function)
             self.notification_handlers.setdefault(name, []).append(function)
             return function
 
@@ -479,8 +487,7 @@ class Offering:
     ) -> None:
         if registry.change.value not in self.offers:
             raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
-        scopes = frozenset() if entry.permission is None else entry.permission.scopes
-        registry.add(name, entry, live=self._live, scopes=scopes, listed=listed)
+        registry.add(name, entry, live=self._live, listed=listed, **_seen_by(entry))
         self._declare()
 
     def _remove(self, registry: Registry[Any], name: str) -> None:
@@ -522,16 +529,24 @@ class Offering:
         )
 
 
+def _seen_by(entry: ToolEntry | ResourceEntry | PromptEntry) -> Any:
+    """Return what a registry has to know to list an entry to those who may see it."""
+    permission = entry.permission
+    if permission is None:
+        return {}
+    return {"scopes": permission.scopes, "hides": None if permission.visible is None else permission.hides}
+
+
 def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Permission | None:
     """Return the permission that an entry's options require, or None if every client may use it."""
-    scopes, allow = options.get("scopes"), options.get("allow")
-    if not scopes and allow is None:
+    scopes, allow, visible = options.get("scopes"), options.get("allow"), options.get("visible")
+    if not scopes and allow is None and visible is None:
         return None
     from trimcp.guard.permission import permission_of  # few servers need it
 
     if tool is None:
-        return permission_of(scopes, allow)
-    return permission_of(scopes, allow, tool.listed, tool.confirmation)
+        return permission_of(scopes, allow, visible=visible)
+    return permission_of(scopes, allow, tool.listed, tool.confirmation, visible)
 
 
 def _check_method(name: object, decorator: str, example: str) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from trimcp.bounds import check_number
+from trimcp.bounds import check_number, check_truth
 from trimcp.session.limits import Quota
 from trimcp.wire.common import Annotations, Icon
 from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
 from trimcp.wire.tools import ToolAnnotations
 
 if TYPE_CHECKING:
-    from trimcp.guard.permission import Allow
+    from trimcp.guard.permission import Allow, Visible
 
 
 class ListedOptions(TypedDict, total=False):
@@ -28,6 +28,7 @@ class ListedOptions(TypedDict, total=False):
             `Limits.tool`, `Limits.resource` or `Limits.prompt`.
         scopes: the scopes that a token needs, all of them; without them it is not listed either.
         allow: a sync or async function that allows or denies each request, or for a tool has the user asked.
+        visible: a sync function of who asks (an `Admission`) that decides who sees it; for others it does not exist.
     """
 
     name: str | None
@@ -38,6 +39,7 @@ class ListedOptions(TypedDict, total=False):
     quota: Quota | None
     scopes: Iterable[str]
     allow: Allow | None
+    visible: Visible | None
 
 
 def listed_members(options: Mapping[str, Any], name: str, description: str) -> dict[str, Any]:
@@ -49,6 +51,14 @@ def listed_members(options: Mapping[str, Any], name: str, description: str) -> d
         "icons": options.get("icons") or None,
         "meta": options.get("meta") or None,
     }
+
+
+def name_of(options: Mapping[str, Any], function_name: str, what: str) -> str:
+    """Return the name of a tool or prompt: the option's, or its function's. Raises TypeError for a lambda's."""
+    name: str = options.get("name") or function_name
+    if name == "<lambda>":
+        raise TypeError(f'a lambda has no name: give the {what} one, as by name="..."')
+    return name
 
 
 def check_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
@@ -94,10 +104,8 @@ def check_quota(name: str, value: Any) -> Any:
     return value
 
 
-def check_truth(name: str, value: Any, *, optional: bool = False) -> Any:
-    """Return a truth value as given. Raises TypeError for anything else."""
-    if not isinstance(value, bool) and not (optional and value is None):
-        raise TypeError(f"{name} is True or False, not {value!r:.60}")
+def _truth(name: str, value: Any, *, optional: bool = False) -> Any:
+    check_truth(name, value, optional=optional)
     return value
 
 
@@ -132,8 +140,8 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "quota": check_quota,
     "scopes": check_scopes,
     **dict.fromkeys(("input_schema", "output_schema"), check_schema),
-    "structured": check_truth,
-    "confirm": lambda name, value: check_truth(name, value, optional=True),
+    "structured": _truth,
+    "confirm": lambda name, value: _truth(name, value, optional=True),
     "size": lambda name, value: _check_size(name, value, optional=True),
     "ttl_ms": _check_size,
     "cache_scope": _check_cache_scope,

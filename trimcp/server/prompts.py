@@ -12,7 +12,7 @@ from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.calling import PreparedFunction, prepare
 from trimcp.server.media import as_content
-from trimcp.server.options import ListedOptions, listed_members
+from trimcp.server.options import ListedOptions, listed_members, name_of
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
@@ -108,7 +108,7 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         for name, described in properties.items()
     ]
     choices = {name: [*map(_as_text, each["enum"])] for name, each in properties.items() if "enum" in each}
-    members = listed_members(options, signature.name, signature.description)
+    members = listed_members(options, name_of(options, signature.name, "prompt"), signature.description)
     listed = Prompt(arguments=arguments or None, **members)
     return PromptEntry(listed, prepared, validator_for(schema), choices, options.get("quota"))
 

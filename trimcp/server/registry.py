@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from enum import Enum
-from typing import Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 import attrs
 
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.principal import Principal
 from trimcp.protocol.connection import Encoded
+from trimcp.protocol.events import Admission
 from trimcp.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.revisions import Revision
@@ -36,6 +37,10 @@ class Change(Enum):
         """The member of a subscription's filter that selects this list."""
         return f"{self.value}_list_changed"
 
+
+Hides: TypeAlias = Callable[[Admission], bool]
+"""Returns whether something does not exist for the sender of a request."""
+_NOTHING: Final[frozenset[str]] = frozenset()
 
 Listener: TypeAlias = Callable[[Change | str], object]
 """Called with a changed list, or with the URI of a resource whose contents changed. It must not block."""
@@ -78,7 +83,8 @@ class Registry(Generic[EntryT]):
     _held: int = attrs.field(init=False, default=0)  # blocks of `together` under way
     _late: bool = attrs.field(init=False, default=False)  # there was a change inside of them
     _needed: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict)  # scopes, of entries that need any
-    _pages: dict[tuple[Revision, frozenset[str] | None, str | None], Encoded] = attrs.field(init=False, factory=dict)
+    _hiding: dict[str, Hides] = attrs.field(init=False, factory=dict)  # of entries that some do not see
+    _pages: dict[Hashable, Encoded] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.get = self._entries.get
@@ -96,32 +102,45 @@ class Registry(Generic[EntryT]):
         return name in self._entries
 
     def add(
-        self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset(), listed: bool = True
+        self,
+        name: str,
+        entry: EntryT,
+        *,
+        live: bool,
+        scopes: frozenset[str] = frozenset(),
+        hides: Hides | None = None,
+        listed: bool = True,
     ) -> None:
         """Add an entry. With `live` clients may have seen the list already.
 
-        It is not listed to clients that lack one of `scopes`, nor to anybody if it is not `listed`.
+        It is not listed to clients that lack one of `scopes`, to those from which `hides` hides it, nor to anybody if
+        it is not `listed`.
 
         Raises LocalError if the name is taken: replacing an entry by accident is a bug, so remove it first.
         """
         if name in self._entries:
             raise LocalError(f"there is a {self.kind} named {name!r} already; remove it first")
         self._entries[name] = entry
-        if scopes:
-            self._needed[name] = scopes
+        self._note(name, scopes, hides)
         if listed:
             self._changed(live)
         else:
             self._unlisted.add(name)
 
-    def replace(self, name: str, entry: EntryT, *, live: bool, scopes: frozenset[str] = frozenset()) -> None:
+    def replace(
+        self,
+        name: str,
+        entry: EntryT,
+        *,
+        live: bool,
+        scopes: frozenset[str] = frozenset(),
+        hides: Hides | None = None,
+    ) -> None:
         """Put an entry in the place of the one with this name. Raises KeyError for an unknown name."""
         if name not in self._entries:
             raise KeyError(f"there is no {self.kind} named {name!r}")
         self._entries[name] = entry
-        self._needed.pop(name, None)
-        if scopes:
-            self._needed[name] = scopes
+        self._note(name, scopes, hides)
         if name not in self._unlisted:
             self._changed(live)
 
@@ -130,11 +149,20 @@ class Registry(Generic[EntryT]):
         if name not in self._entries:
             raise KeyError(f"there is no {self.kind} named {name!r}")
         del self._entries[name]
-        self._needed.pop(name, None)
+        self._note(name)
         if name in self._unlisted:
             self._unlisted.remove(name)
         else:
             self._changed(live)
+
+    def _note(self, name: str, scopes: frozenset[str] = frozenset(), hides: Hides | None = None) -> None:
+        """Store who sees an entry, in the place of what was stored before."""
+        self._needed.pop(name, None)
+        self._hiding.pop(name, None)
+        if scopes:
+            self._needed[name] = scopes
+        if hides is not None:
+            self._hiding[name] = hides
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -169,12 +197,24 @@ class Registry(Generic[EntryT]):
         needed = self.scopes
         return None if needed <= principal.scopes else needed & principal.scopes
 
+    @property
+    def differs(self) -> bool:
+        """Whether the list depends on who asks."""
+        return bool(self._needed or self._hiding)
+
+    def hidden_from(self, admission: Admission) -> frozenset[str]:
+        """Return the names of the entries that do not exist for this sender."""
+        if not self._hiding:
+            return _NOTHING
+        return frozenset(name for name, hides in self._hiding.items() if hides(admission))
+
     def page(
         self,
         cursor: str | None,
         page_size: int | None,
         key: tuple[Revision, frozenset[str] | None],
         encode: Callable[[list[EntryT], str | None], Encoded],
+        hidden: frozenset[str] = _NOTHING,
     ) -> Encoded:
         """Return one page of the list, encoded, if possible from the cache.
 
@@ -183,20 +223,21 @@ class Registry(Generic[EntryT]):
             page_size: entries per page; None for all on one.
             key: the revision, and the client's scopes as `rights_of` returns them.
             encode: makes the page from its entries and the cursor of the next one.
+            hidden: the names that the client does not see, as `hidden_from` returns them.
 
         Raises:
             ErrorReply: the cursor is not valid (-32602; server/utilities/pagination).
         """
-        place = (*key, cursor)
+        place = (*key, cursor, hidden)
         cached = self._pages.get(place)
         if cached is not None:
             return cached
         rights = key[1]
-        unlisted = self._unlisted
+        left_out = self._unlisted | hidden
         names = [
             name
             for name in self._entries
-            if name not in unlisted and (rights is None or self._needed.get(name, rights) <= rights)
+            if name not in left_out and (rights is None or self._needed.get(name, rights) <= rights)
         ]
         try:
             after = None if cursor is None else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()

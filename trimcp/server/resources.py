@@ -116,7 +116,8 @@ def from_function(
     """
     prepared = prepare(function, run=run)
     signature = prepared.signature
-    listed = _listed_members(options, signature.name, signature.description)
+    name = _last_part(uri) if signature.name == "<lambda>" else signature.name
+    listed = _listed_members(options, name, signature.description)
     template = _template_of(uri)
     found = () if template is None else template.variables
     if set(found) != set(signature.parameters):
@@ -152,8 +153,12 @@ def from_content(uri: str, content: str | bytes | Path, options: ResourceOptions
     size: int | None = None  # a file's size may change before it is read
     if not isinstance(content, Path):
         size = len(content.encode()) if isinstance(content, str) else len(content)
-    listed = _listed_members(options, uri.rstrip("/").rsplit("/", 1)[-1], "")
+    listed = _listed_members(options, _last_part(uri), "")
     return ResourceEntry(uri, Resource(uri=uri, size=size, **listed), content, *_kept_by(options))
+
+
+def _last_part(uri: str) -> str:
+    return uri.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _listed_members(options: ResourceOptions, name: str, description: str) -> dict[str, Any]:

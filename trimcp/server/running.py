@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -57,6 +57,9 @@ _OWNERS = 10  # owners of memory in a snapshot of statistics
 
 # Sessions kept for reuse by later single requests, about 4 KiB each.
 _MOST_SPARE = 128
+
+_LISTS: Final = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
+_ENCODED: Final = "_encoded"  # the attribute by which a page that middleware left alone is known
 
 # Seconds beyond the caller's deadline: its own cancellation, which gives a better reason, may arrive first.
 _SLACK = 0.05
@@ -120,7 +123,9 @@ class Running:
         for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
             handlers[name] = self.pools.shared(handlers[name])
         self._handlers = {
-            name: server.dressed(name, handler) for name, handler in handlers.items() if server.offers_method(name)
+            name: server.audited(name, handler) if name in _LISTS else server.dressed(name, handler)
+            for name, handler in handlers.items()
+            if server.offers_method(name)
         }
         self._noticed = server.wrap(self._call_notification_handlers)
 
@@ -377,29 +382,48 @@ class Running:
         self._subscribers.log(level, data, logger)
 
     def _lister(self, registry: Registry[Any], result: Callable[..., Any], member: str) -> Handler:
-        """Return the handler that lists a registry; `member` names the entries in its results."""
+        """Return the handler that lists a registry; `member` names the entries in its results.
+
+        Pages are encoded once. Middleware gets the page as a value, with a list of its own that it may change.
+        """
         server = self.server
 
         async def list_page(ctx: Context[Any], params: PageParams) -> Encoded:
             session, job = ctx.internals
 
-            rights = registry.rights_of(ctx.principal)
-
             def encode_page(entries: list[Any], cursor: Any) -> Encoded:
+                scope = "private" if registry.differs else server.list_cache_scope
                 listed = {member: [entry.listed for entry in entries]}
-                caching = {"ttl_ms": server.list_ttl_ms, "cache_scope": server.list_cache_scope}
-                page = result(**listed, next_cursor=cursor, **caching)
-                return Encoded(encode(session.engine.dump_result(job.request, page)))
+                page = result(**listed, next_cursor=cursor, ttl_ms=server.list_ttl_ms, cache_scope=scope)
+                return Encoded(encode(session.engine.dump_result(job.request, page)), page)
 
-            return registry.page(params.cursor, server.page_size, (ctx.revision, rights), encode_page)
+            key = (ctx.revision, registry.rights_of(ctx.principal))
+            hidden = registry.hidden_from(ctx.admission)
+            return registry.page(params.cursor, server.page_size, key, encode_page, hidden)
 
-        return list_page
+        if not server.middlewares:
+            return list_page
+
+        async def list_values(ctx: Context[Any], params: PageParams) -> Any:
+            encoded = await list_page(ctx, params)
+            page = attrs.evolve(encoded.value, **{member: [*getattr(encoded.value, member)]})
+            object.__setattr__(page, _ENCODED, encoded)  # of this object alone: a changed copy does not have it
+            return page
+
+        with_middleware = server.wrap(list_values)
+
+        async def list_encoded(ctx: Context[Any], params: PageParams) -> Any:
+            page = await with_middleware(ctx, params)
+            encoded = getattr(page, _ENCODED, None)
+            return page if encoded is None or page != encoded.value else encoded
+
+        return list_encoded
 
     # Requests for one entry. A server that has only tools does not load the modules for resources and prompts.
 
     def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Awaitable[Any]:
         entry = self.server.tools.get(params.name)
-        if entry is None:
+        if entry is None or (entry.permission is not None and entry.permission.hides(ctx.admission)):
             raise ErrorReply(INVALID_PARAMS, f"unknown tool: {params.name[:100]}")
         if entry.permission is not None:
             entry.permission.check_scopes(ctx, params.name)
@@ -408,7 +432,7 @@ class Running:
     async def _read_resource(self, ctx: Context[Any], params: ReadResourceParams) -> Any:
         uri = params.uri
         entry, variables = self.server.find_resource(uri)
-        if entry is not None:
+        if entry is not None and not (entry.permission is not None and entry.permission.hides(ctx.admission)):
             if entry.permission is not None:
                 await entry.permission.require(ctx, uri, variables or {})
             try:
@@ -421,7 +445,7 @@ class Running:
 
     async def _get_prompt(self, ctx: Context[Any], params: GetPromptParams) -> Any:
         entry = self.server.prompts.get(params.name)
-        if entry is None:
+        if entry is None or (entry.permission is not None and entry.permission.hides(ctx.admission)):
             raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
         arguments: Mapping[str, str] = {} if params.arguments is None else params.arguments
         if entry.permission is not None:
@@ -437,9 +461,12 @@ class Running:
         about: Any = server.prompts.get(target)
         if not of_prompt:
             about = server.templates.get(target) or server.resources.get(target)
-        if about is not None and about.permission is not None:
+        what = "prompt" if of_prompt else "resource template"
+        if about is not None and about.permission is not None and not about.permission.hides(ctx.admission):
             known = (params.context and params.context.arguments) or {}
             await about.permission.require(ctx, target, {**known, params.argument.name: params.argument.value})
+        elif about is not None and about.permission is not None:
+            raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
         completer = server.completers.get((target, params.argument.name))
         if completer is not None:
             name = f"{target}: {params.argument.name}"
@@ -448,7 +475,6 @@ class Running:
                 await completer.permission.obtain(ctx, target)
             return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)
         if about is None:
-            what = "prompt" if of_prompt else "resource template"
             raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
         typed = params.argument.value.casefold()
         choices = about.choices.get(params.argument.name, ()) if of_prompt else ()

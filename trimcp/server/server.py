@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic, get_args
 
-from trimcp.bounds import check_number
+from trimcp.bounds import check_callable, check_number, check_truth
 from trimcp.budget import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
@@ -17,13 +17,13 @@ from trimcp.protocol.request_state import Cipher, Sealer
 from trimcp.server.offering import Confirm, HandlerErrors, Offering, Offers
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
-from trimcp.session.drive import AnyChannel
+from trimcp.session.drive import AnyChannel, direct_ends
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
 from trimcp.wire.given import given_icons, given_name, given_text
-from trimcp.wire.revisions import REVISIONS, Revision
+from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
@@ -64,7 +64,7 @@ class Server(Offering, Generic[StateT]):
         memory: the most bytes that all peers together can make the server keep, over all sessions, transports and runs:
             messages being read, requests that wait or run, results not yet read, events kept for clients that
             reconnect, handshakes. At least four times the largest message; by default that or 256 MiB.
-        revisions: the revisions to speak.
+        revisions: the revisions to speak, or their names.
         audit: receives a record of each call; None keeps none.
         confirm: "destructive" asks the user before a tool runs whose annotations have `destructive_hint=True`; a tool's
             own `confirm=` has precedence.
@@ -106,7 +106,7 @@ class Server(Offering, Generic[StateT]):
         max_processes: int | None = None,
         limits: Limits | None = None,
         memory: int | None = None,
-        revisions: Sequence[Revision] = REVISIONS,
+        revisions: Iterable[Revision | str] = REVISIONS,
         audit: Audit | None = None,
         confirm: Confirm | None = None,
         confirm_fallback: Fallback = "refuse",
@@ -114,6 +114,16 @@ class Server(Offering, Generic[StateT]):
     ) -> None:
         if handler_errors not in ("log", "tell", "raise"):
             raise ValueError(f"handler_errors is 'log', 'tell' or 'raise', not {handler_errors!r}")
+        check_truth("dynamic", dynamic)
+        check_callable("lifespan", lifespan)
+        if limits is not None and not isinstance(limits, Limits):
+            raise TypeError(f"limits is a trimcp.Limits(...), not {limits!r:.60}")
+        if audit is not None and not hasattr(audit, "opened"):
+            raise TypeError(f"audit is a trimcp.guard.Audit(...), not {audit!r:.60}")
+        if not revisions:
+            raise ValueError("revisions are some of trimcp.REVISIONS: without any, no client can be served")
+        if list_cache_scope not in get_args(CacheScope):
+            raise ValueError(f"list_cache_scope is 'public' or 'private', not {list_cache_scope!r:.60}")
         check_number("page_size", page_size, whole=True, optional=True)
         check_number("list_ttl_ms", list_ttl_ms, whole=True, zero=True)
         check_number("max_threads", max_threads, whole=True)
@@ -137,7 +147,7 @@ class Server(Offering, Generic[StateT]):
         )
         advice = given_text("instructions", instructions)
         most = self.limits.max_client_info
-        profile = Profile(self.info, ServerCapabilities(), advice or None, tuple(sorted(revisions)), max_peer_info=most)
+        profile = Profile(self.info, ServerCapabilities(), advice or None, revisions_of(revisions), max_peer_info=most)
         super().__init__(profile, dynamic=dynamic, extensions=extensions or {}, offers=offers)
         self.confirm: Confirm | None = confirm
         self.confirm_fallback: Fallback = confirm_fallback
@@ -197,6 +207,17 @@ class Server(Offering, Generic[StateT]):
     def sessions(self) -> list[Session]:
         """Return the sessions of all runs."""
         return [session for running in list(self.runs) for session in list(running.sessions)]
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[AnyChannel]:
+        """Serve one connection in this process while the block runs, and yield the client's end of it.
+
+        So a client takes the server itself as a target: `client.connect(server)`.
+        """
+        ours, theirs = direct_ends()
+        async with open_service_nursery() as nursery:
+            nursery.start_soon(self.serve, ours)
+            yield theirs
 
     async def serve(self, channel: AnyChannel) -> None:
         """Serve one connection in a run of its own until the peer closes it; then close the channel.

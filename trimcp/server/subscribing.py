@@ -126,6 +126,8 @@ class Subscribers:
         """Return whether there is a resource with this URI. Raises as `Permission.require` if it may not be read."""
         entry, variables = self.server.find_resource(uri)
         if entry is not None and entry.permission is not None:
+            if entry.permission.hides(ctx.admission):
+                return False
             await entry.permission.require(ctx, uri, variables)
         return entry is not None
 

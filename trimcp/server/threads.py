@@ -215,6 +215,10 @@ class ThreadContext(Admitted, Generic[StateT]):
         else:
             self._wait(self._ctx.report_progress, progress, total, message)
 
+    def notify(self, name: str, params: Mapping[str, JSON] | None = None) -> None:
+        """As `Context.notify`, waiting in this thread."""
+        self._wait(self._ctx.notify, name, params)
+
     def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
         """As `Context.log`; in the event loop it never waits."""
         if self._portal is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -20,7 +21,7 @@ from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, check_author_schema, validator_for
 from trimcp.server.calling import PreparedFunction, Validate, prepare
 from trimcp.server.media import as_content, holds_content, json_text
-from trimcp.server.options import ListedOptions, check_options, listed_members
+from trimcp.server.options import ListedOptions, check_options, listed_members, name_of
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
@@ -44,6 +45,7 @@ Isolation = Literal["process", "bwrap"]
 """Where a sync tool runs apart from the server: in a worker process, or in one of its own in a sandbox (Linux)."""
 
 _RUNS: Final = ("inline", "thread", "process")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")  # server/tools, "Tool Names", a SHOULD
 
 _FINISHED: Final = (CallToolResult, InputRequiredResult)
 
@@ -237,6 +239,13 @@ def _run_mode(options: ToolOptions) -> str:
     return "process"
 
 
+def warn_of_name(name: str) -> None:
+    """Log a warning for a name that hosts may refuse: the specification's rule has other characters."""
+    if _NAME.fullmatch(name) is None:
+        text = "the tool %r has a name that hosts may refuse: letters, digits, _, - and . are safe, and at most 128"
+        log.warning(text, name[:200])
+
+
 def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     """Build a tool from a function. Raises TypeError and ValueError as `Offering.tool` does."""
     checked = check_options(options, ToolOptions)
@@ -256,7 +265,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     if given is not None:
         schema = dict(given)
         check_author_schema(schema)
-    name = options.get("name") or prepared.signature.name
+    name = name_of(options, prepared.signature.name, "tool")
     try:
         mirrors = find_mirrors(schema)
     except ValueError as error:

@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.errors import CannotAsk, ErrorReply, McpError
+from trimcp.errors import AskRefused, CannotAsk, ErrorReply, McpError, Overloaded, RemoteError
 from trimcp.protocol.request_state import InvalidState, Memory, question_key, request_digest
 from trimcp.session.job import Job
 from trimcp.session.reports import Reports
@@ -81,7 +81,7 @@ class Questions:
         with session.jobs.waiting_for_peer(job):
             for key, (method, params) in asked.items():
                 try:
-                    self.answers[key] = await session.call(method.name, params, origin=job.origin)
+                    self.answers[key] = await _ask_directly(session, job, method.name, params)
                 except McpError as error:
                     self.refusals[key] = error
         return None
@@ -134,6 +134,7 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
 
     Raises:
         CannotAsk: the client did not declare the capability, does not answer in time, or cannot be asked from here.
+        AskRefused: it answered with an error.
         ErrorReply: the answer is not valid.
     """
     if job.over:
@@ -143,11 +144,20 @@ async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | 
         seconds = session.limits.answer_timeout
         with session.jobs.waiting_for_peer(job), trio.move_on_after(seconds):
             try:
-                return _noted(name, await session.call(name, params, origin=job.origin))
+                return _noted(name, await _ask_directly(session, job, name, params))
             except NotInRevision as error:
                 raise CannotAsk(f"the client cannot be asked that: {error}") from None
         raise CannotAsk(f"the client did not answer within {seconds:g} seconds")
     return await _ask_by_rerun(session, job, name, params, key)
+
+
+async def _ask_directly(session: Session, job: Job, name: str, params: Any) -> Any:
+    try:
+        return await session.call(name, params, origin=job.origin)
+    except Overloaded:
+        raise  # it was no no
+    except RemoteError as error:
+        raise AskRefused(name, error) from None
 
 
 def _check_capability(job: Job, name: str, params: Any) -> None:

@@ -282,6 +282,22 @@ class Context(Admitted, Generic[StateT]):
         if self._job.request.state is Inbound.UNDER_WAY:
             self._job.sink.post(Outgoing(data, Kind.NOTIFICATION, self.request_id, self._job.origin))
 
+    async def notify(self, name: str, params: Mapping[str, JSON] | None = None) -> None:
+        """Send a notification that is defined by an extension, for this request. Waits for room.
+
+        A client that has no handler for it ignores it. Nothing is sent for a request that was cancelled.
+
+        Raises:
+            LocalError: the protocol itself defines the notification, or JSON cannot carry the params.
+        """
+        data = self._session.encode_foreign(name, params)
+        sink = self._job.sink
+        if sink.full:
+            await sink.room()
+        else:
+            await trio.lowlevel.checkpoint()
+        self._post(data)
+
     async def log(self, level: LoggingLevel, data: JSON, *, logger: str | None = None) -> None:
         """Send a log message for this request, if the peer wants messages of this level. Waits for room.
 

@@ -33,7 +33,7 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.request_state import Sealer
-from trimcp.protocol.vocabulary import Verb, vocabulary
+from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
 from trimcp.session.job import CancelReason, Endpoint, Job
 from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
@@ -45,6 +45,7 @@ from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import CancelledParams, LoggingMessageParams, ProgressParams
+from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
 
 if TYPE_CHECKING:
@@ -479,14 +480,30 @@ class Session:
         verb = self.engine.verb(name) if job is None else vocabulary(job.request.admission.revision)[name]
         return self.engine.encode_notification(verb, params, subscription=subscription)
 
+    def encode_foreign(self, name: str, params: Mapping[str, JSON] | None) -> bytes:
+        """Return a notification that only an extension defines as bytes.
+
+        Raises:
+            LocalError: the protocol itself defines it, or it cannot be encoded.
+        """
+        if name in METHODS:
+            raise LocalError(f"{name} is of the protocol itself; use its own verb")
+        return self.engine.encode_notification(foreign(name, notification=True), {} if params is None else params)
+
     async def notify(self, name: str, params: Any = None) -> None:
         """Send a notification that belongs to no request; waits for room."""
-        data = self.encode_notification(name, params)
+        headers = None
+        if name in METHODS:
+            data = self.encode_notification(name, params)
+        else:
+            data = self.encode_foreign(name, params)
+            if self.mirrors_headers:
+                headers = mirrored(self.engine.revision, foreign(name, notification=True), None)
         if self.sink.full:
             await self.sink.room()
         else:
             await trio.lowlevel.checkpoint()
-        self.sink.post(Outgoing(data, Kind.NOTIFICATION))
+        self.sink.post(Outgoing(data, Kind.NOTIFICATION, headers=headers))
 
     def notify_latest(self, name: str, params: Any = None, *, key: object = None) -> None:
         """Send a notification of which only the latest of its `key` (by default its name) counts; never blocks."""

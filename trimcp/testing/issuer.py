@@ -33,6 +33,9 @@ _FORM: Final = """<!doctype html><meta charset=utf-8><title>Log in</title>
 """
 
 
+_FOR_PAGES: Final = (("Access-Control-Allow-Origin", "*"),)  # a client may be a page
+
+
 @attrs.frozen
 class _Code:
     query: Mapping[str, str]
@@ -91,6 +94,8 @@ class ToyIssuer:
         """Answer a request, or accept its body first."""
         if head.method == "POST" and head.path in ("/authorize", "/token", "/register"):
             return _Posted(self, head)
+        if head.method == "OPTIONS":
+            return HttpResponse(204, (*_FOR_PAGES, ("Access-Control-Allow-Headers", "*, Authorization")))
         if head.method != "GET":
             return _error(405, "invalid_request", "no such method")
         if head.path in ("/.well-known/oauth-authorization-server", "/.well-known/openid-configuration"):
@@ -232,7 +237,7 @@ async def _listen(issuer: ToyIssuer, port: int, task_status: Any) -> None:
 
 
 def _json(status: int, value: object) -> HttpResponse:
-    return HttpResponse(status, (*JSON_HEADERS, ("Cache-Control", "no-store")), json.dumps(value).encode())
+    return HttpResponse(status, (*JSON_HEADERS, *_FOR_PAGES, ("Cache-Control", "no-store")), json.dumps(value).encode())
 
 
 def _error(status: int, code: str, why: str) -> HttpResponse:

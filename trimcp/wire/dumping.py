@@ -76,10 +76,13 @@ class Dumping:
             try:
                 # Payloads have no slots: what an object has is read from it at once, instead of member by member.
                 for name, value in payload.__dict__.items():
-                    if value is not ABSENT and name in plan:
-                        wire, hook = plan[name]
-                        if value is None and name not in null_is_a_value:
+                    if value is None:
+                        if name not in null_is_a_value:
                             continue
+                    elif value is ABSENT:
+                        continue
+                    if name in plan:
+                        wire, hook = plan[name]
                         out[wire] = value if hook is None else hook(value)
             except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
                 raise Unsupported(*error.args) from None

@@ -87,6 +87,14 @@ def given_icons(name: str, value: Any) -> list[Icon] | None:
     return [given_payload(f"{name}[{place}]", icon, Icon) for place, icon in enumerate(value)] or None
 
 
+def given_settings(name: str, value: Any) -> dict[str, dict[str, Any]] | None:
+    """Return settings by the identifier of an extension; None for none. Raises TypeError if they are no objects."""
+    for id, settings in (given_meta(name, value) or {}).items():
+        if not isinstance(settings, Mapping):
+            raise TypeError(f"{name} has a dict of settings for each identifier, not {settings!r:.60} for {id!r:.60}")
+    return None if value is None else {id: dict(settings) for id, settings in value.items()}
+
+
 def given_meta(name: str, value: Any) -> dict[str, Any] | None:
     """Return the `_meta` that an author gave; None for none. Raises TypeError if it is no JSON object."""
     if value is None:

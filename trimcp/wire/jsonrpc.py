@@ -7,6 +7,7 @@ decide which messages are allowed, by revision and state.
 from __future__ import annotations
 
 import math
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -189,7 +190,7 @@ def parse(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
     """Return one message from one JSON text in UTF-8. Never raises.
 
     Nothing is rounded or replaced: integers beyond 64 bits, numbers beyond a double, NaN, Infinity, invalid
-    UTF-8, lone surrogates and a byte order mark are refused. The caller has checked the size.
+    UTF-8 and lone surrogates are refused. A byte order mark is skipped. The caller has checked the size.
     """
     value = parse_value(data, limits)
     return _member(value) if type(value) is dict else as_message(value, limits)
@@ -217,6 +218,8 @@ def parse_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
     try:
         value = _loads(data)
     except ValueError as error:
+        if data[:3] == BOM_UTF8 and data[3:6] != BOM_UTF8:
+            return parse_value(data[3:], limits)  # some programs write one
         return _unparsable(data, str(error))
     # Each level needs two brackets, so a short valid text cannot be too deep.
     if size > 2 * limits.max_depth and structure > limits.max_depth and deeper_than(limits.max_depth, data):
@@ -244,6 +247,11 @@ def _has_long_digits(data: bytes) -> bool:
         return False
     starts = range(0, len(data), _PIECE)
     return any(_LONG_DIGITS in data[start : start + _PIECE + more].translate(_DIGITS) for start in starts)
+
+
+def own_id(id: RequestId) -> RequestId:
+    """Return the id of a request of ours, which is a number, from an answer that may have it as text."""
+    return int(id) if type(id) is str and id.isascii() and id.isdigit() and len(id) < len(_LONG_DIGITS) else id
 
 
 def scan_id(data: bytes) -> RequestId | None:

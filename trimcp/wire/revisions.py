@@ -7,6 +7,7 @@ To add a sixth revision, begin with one more constant in this file.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from enum import Enum
 from typing import Final
 
@@ -150,6 +151,24 @@ _BY_NAME: Final = {revision.name: revision for revision in REVISIONS}
 def find(name: str) -> Revision | None:
     """Return the revision of that name, or None if trimcp does not support it."""
     return _BY_NAME.get(name)
+
+
+def revisions_of(given: Iterable[Revision | str]) -> tuple[Revision, ...]:
+    """Return revisions, of which some may be given by name, oldest first.
+
+    Raises:
+        TypeError: one is no revision, or it is one text instead of several.
+    """
+    found = []
+    for each in [given] if isinstance(given, str) else given:
+        revision = find(each) if isinstance(each, str) else each
+        if not isinstance(revision, Revision) or given is each:
+            known = ", ".join(_BY_NAME)
+            raise TypeError(
+                f"revisions are members of trimcp.REVISIONS, not {each!r}, or their names in a list: {known}"
+            )
+        found.append(revision)
+    return tuple(sorted(found))
 
 
 def revision_named(revision: Revision | str) -> Revision:

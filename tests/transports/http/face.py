@@ -21,6 +21,8 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
 BOTH = "application/json, text/event-stream"
+LISTS = ("vary", "www-authenticate", "set-cookie")
+"""Headers that may come more than once (RFC 9110 section 5.3; RFC 6265)."""
 
 
 @attrs.define(eq=False)
@@ -77,6 +79,8 @@ class Answer:
         self.status = response.status
         self._changed.unpark_all()
         self.headers = {name.lower(): value for name, value in response.headers}
+        twice = [name for name, _ in response.headers if name.lower() not in LISTS]
+        assert len({name.lower() for name in twice}) == len(twice), f"a header with one value came twice: {twice}"
 
     def _take(self, data: bytes) -> None:
         if self.gone or not data:

@@ -80,6 +80,32 @@ async def test_sessions_are_told_apart_and_not_told(records: list[logging.LogRec
     assert not [record for record in records if "secret" in repr(vars(record))]
 
 
+@pytest.mark.parametrize(
+    ("before", "id", "after"),
+    [
+        ("/contexts/", "one-secret", ""),
+        ("/contexts/", "one-secret", "/events"),
+        ("/contexts/", "a/one-secret/b", "/events"),
+        ("/contexts/", "one-secret/events", "/events"),
+        ("/contexts", "", ""),
+        ("/contexts/", "", ""),
+        ("/tools/contexts/x", "", ""),
+    ],
+)
+async def test_contexts_are_told_apart_and_not_told(
+    before: str, id: str, after: str, records: list[logging.LogRecord]
+) -> None:
+    log = AccessLog()
+    for method in ("GET", "PATCH"):
+        log.record(Head(method, before + id + after, root="/api"), 200, 0)
+    first, second = [vars(record)["path"] for record in records]
+    assert first == second
+    assert first.startswith(f"/api{before}")
+    assert first.endswith(after)
+    assert "secret" not in repr([vars(record) for record in records])
+    assert (first == f"/api{before}") is (not id and before != "/contexts/")
+
+
 async def test_nobody_pays_for_a_log_nobody_reads(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "trimcp.access")
     head: Any = None  # it is not even looked at

@@ -1,7 +1,7 @@
 """The access log: one line for each completed request, with fields that programs can read.
 
 Text from clients is escaped and cut. Secrets are masked: the values of the query (HTTP+SSE has its session id there),
-and session ids, which are replaced by a digest.
+session ids and the ids of agents' contexts, for which a digest stands.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _fields(head: Head) -> dict[str, Any]:
     found = {
         "peer": head.peer,
         "http_method": head.method,
-        "path": head.root + head.path,
+        "path": head.root + head.shown_path,
         "query": _QUERY_VALUE.sub("=***", head.query[: 4 * _LONGEST]),
         "rpc_method": headers.get("mcp-method"),
         "principal": head.principal,

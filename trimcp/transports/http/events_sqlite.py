@@ -11,7 +11,8 @@ from typing import Final
 
 import attrs
 
-from trimcp.cleaning import log_crash
+from trimcp.cleaning import log_crash, one_line
+from trimcp.files import UnusableFile, claim_file
 from trimcp.transports.http.events import OVERHEAD, BoundedEvents, Entry
 
 log: logging.Logger = logging.getLogger("trimcp.http")
@@ -30,7 +31,7 @@ class SqliteEvents(BoundedEvents[int]):
         max_events: this and the other bounds are those of `MemoryEvents`.
 
     Raises:
-        OSError: the file cannot be created, or another store uses it.
+        OSError: the file cannot be created, or another store uses it (`trimcp.LocalError`, too; likewise the next).
         ValueError: `path` is a different kind of file, which was not changed.
     """
 
@@ -118,7 +119,8 @@ class _File:
                 raise
         except sqlite3.Error as error:
             os.close(self._lock)
-            raise OSError(f"cannot keep events in {str(path)!r}: {error}") from error
+            why = f"{one_line(str(error))}; check the disk and what lies beside it ({path.name}-wal)"
+            raise UnusableFile(f"cannot keep events in {str(path)!r}: {why}") from error
 
     def _prepare(self) -> None:
         for pragma in (
@@ -158,26 +160,13 @@ class _File:
 
 def _claim(path: Path, mark: int) -> int:
     """Empty or create the file, for this process alone; return a descriptor that holds the lock until it is closed."""
-    # Do not follow links: in a directory where others can write, a link could name another file to be emptied.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o600)
-    try:
-        head = os.read(descriptor, 100)
-        if head and not (head.startswith(b"SQLite format 3\0") and head[68:72] == mark.to_bytes(4, "big")):
-            raise ValueError(f"{str(path)!r} is no event store; name a file that may be overwritten")
-        try:
-            import fcntl
-        except ImportError:  # Windows, where a file that another process has open cannot be replaced anyway
-            pass
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.fchmod(descriptor, 0o600)
-        # SQLite discards the log beside an empty file.
-        os.ftruncate(descriptor, 0)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise OSError(f"another process keeps its events in {str(path)!r}; each needs a file of its own") from error
-    except BaseException:  # an interrupt too: the descriptor holds the lock
-        os.close(descriptor)
-        raise
+
+    def fits(head: bytes) -> bool:
+        return not head or (head.startswith(b"SQLite format 3\0") and head[68:72] == mark.to_bytes(4, "big"))
+
+    wrong = f"{str(path)!r} is no event store; name a file that may be overwritten"
+    busy = f"another process keeps its events in {str(path)!r}; each needs a file of its own"
+    descriptor = claim_file(path, fits=fits, wrong=wrong, busy=busy)
+    # SQLite discards the log beside an empty file.
+    os.ftruncate(descriptor, 0)
     return descriptor

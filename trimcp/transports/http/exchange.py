@@ -15,9 +15,9 @@ import trio
 
 from trimcp.budget import owner_of
 from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
+from trimcp.containment import server_ends
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
-from trimcp.nurseries import server_ends
 from trimcp.security import security_event
 from trimcp.transports.http.routing import PostPlan, id_of
 from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal

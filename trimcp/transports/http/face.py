@@ -99,7 +99,7 @@ class HttpFace:
         health = settings.health and head.path in ("/healthz", "/readyz")
         reason = (settings.origins.refuse_origin if health else settings.origins.refuse)(head)
         if reason is not None:
-            security_event("origin_refused", why=reason, peer=head.peer, path=head.path)
+            security_event("origin_refused", why=reason, peer=head.peer, path=head.shown_path)
             refused = refusal(403, reason)
             if head.http2 and is_grpc(head.headers.get("content-type")):
                 return self._grpc_routes().refused(head, refused)
@@ -109,7 +109,10 @@ class HttpFace:
         head.reply_headers = cors = settings.origins.cors(head)
         admitted = await self._find(head)
         if cors and isinstance(admitted, HttpResponse):
-            return attrs.evolve(admitted, headers=(*admitted.headers, *cors))
+            # A browser refuses a page the response where two say who may read it: its own, such as "*", counts.
+            own = {name.lower() for name, _ in admitted.headers}
+            more = (each for each in cors if each[0].lower() not in own or each[0] == "Vary")
+            return attrs.evolve(admitted, headers=(*admitted.headers, *more))
         return admitted
 
     def done(self, head: Head, status: int, sent: int) -> None:
@@ -145,7 +148,7 @@ class HttpFace:
     async def _find(self, head: Head) -> Admitted:
         settings, path = self.settings, head.path
         if settings.auth is not None and path in settings.auth.metadata_paths:
-            return await settings.auth.describe(head)
+            return settings.origins.preflight(head) or await settings.auth.describe(head)
         companion = self.shared.companion
         extra = settings.routes.get(path)
         theirs = extra is None and companion is not None
@@ -210,7 +213,7 @@ class HttpFace:
             # A request without credentials only asks which are required, and a check that crashed is logged as an
             # ERROR.
             if identity.status < 500 and ("authorization" in head.headers or identity.status != 401):
-                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.path)
+                security_event("authentication_failed", why=identity.message, peer=head.peer, path=head.shown_path)
             return identity
         head.principal = identity
         if head.holding is not None:

@@ -67,6 +67,8 @@ class Origins:
             "http://localhost:6274"), or "*" for all. Any of them turns CORS on.
         allowed_hosts: "mcp.example" (with any port), "mcp.example:8443" (with this one), "*.example" (all names below
             it, not itself), or "*" for all, which turns the protection off.
+        allow_headers: names of headers that such pages may send beside those of the protocols: "X-API-Key",
+            "traceparent".
 
     Raises:
         ValueError: an entry is none of these; the text says what to write.
@@ -74,6 +76,7 @@ class Origins:
 
     allow_origins: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
+    allow_headers: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     _origins: frozenset[tuple[str, str, int | None]] = attrs.field(
         init=False, repr=False, eq=False, default=attrs.Factory(lambda self: self._read_origins(), takes_self=True)
     )
@@ -83,6 +86,11 @@ class Origins:
     _suffixes: tuple[_Place, ...] = attrs.field(
         init=False, repr=False, eq=False, default=attrs.Factory(lambda self: self._read_suffixes(), takes_self=True)
     )
+
+    def __attrs_post_init__(self) -> None:
+        for name in self.allow_headers:
+            if not is_token(name) or name == _ANY:
+                raise ValueError(f"{name!r} is no name of a header: write each one, as in 'X-API-Key'")
 
     def _read_origins(self) -> frozenset[tuple[str, str, int | None]]:
         found = set()
@@ -146,7 +154,7 @@ class Origins:
         headers = (
             ("Access-Control-Allow-Origin", allowed),
             ("Access-Control-Allow-Methods", _METHODS),
-            ("Access-Control-Allow-Headers", ", ".join((*_HEADERS, *_parameters(requested)))),
+            ("Access-Control-Allow-Headers", ", ".join((*_HEADERS, *self.allow_headers, *_parameters(requested)))),
             ("Access-Control-Max-Age", str(_MAX_AGE)),
             ("Vary", "Origin, Access-Control-Request-Headers"),
         )

@@ -25,7 +25,7 @@ import trio
 
 from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
-from trimcp.cleaning import harmless
+from trimcp.cleaning import digest, harmless
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.deadlines import Deadlines
@@ -37,6 +37,10 @@ _log = logging.getLogger("trimcp.http")
 
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
 _LATER: Final = (("Retry-After", "1"),)
+
+
+_CONTEXTS: Final = "/contexts/"
+_EVENTS: Final = "/events"
 
 
 # Head and HttpResponse are mutable only because making a frozen value takes attrs three times as long.
@@ -87,6 +91,15 @@ class Head:
         """Seconds since 1970 until which the caller is authorized, for streams that outlive a request."""
         ends = None if self.principal is None else self.principal.expires_at
         return math.inf if ends is None else ends
+
+    @property
+    def shown_path(self) -> str:
+        """The path for a log: a digest stands for the id of an agent's context, which may be all that protects it."""
+        if not self.path.startswith(_CONTEXTS):
+            return self.path
+        name = self.path.removeprefix(_CONTEXTS)
+        id = name.removesuffix(_EVENTS)
+        return f"{_CONTEXTS}{digest(id)}{name[len(id) :]}"
 
 
 @attrs.define(eq=False)

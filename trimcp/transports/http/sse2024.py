@@ -15,8 +15,8 @@ import attrs
 
 from trimcp.budget import owner_of
 from trimcp.channel import Incoming
+from trimcp.containment import server_ends
 from trimcp.framing.sse import encode_event
-from trimcp.nurseries import server_ends
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.accept import accepts, is_compressed, is_json

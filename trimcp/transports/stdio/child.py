@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -66,8 +66,12 @@ def child_environment(
     return {**inherited, **(env or {})}
 
 
-def _as_tuple(command: Sequence[str]) -> tuple[str, ...]:
-    return tuple(command)
+def _as_command(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    words: tuple[Any, ...] = tuple(command) if isinstance(command, list | tuple) else (None,)
+    if not all(isinstance(word, str | os.PathLike) for word in words):
+        wanted = 'the program and its arguments, such as ["python", "server.py"]'
+        raise TypeError(f"a command is a list of texts, {wanted}, not {command!r:.100}")
+    return tuple(map(os.fspath, words))
 
 
 @attrs.frozen(field_transformer=checked(unchecked=("inherit_env",)))
@@ -88,7 +92,7 @@ class StdioServer:
             client finds out.
     """
 
-    command: tuple[str, ...] = attrs.field(converter=_as_tuple)
+    command: tuple[str, ...] = attrs.field(converter=_as_command)
     env: Mapping[str, str] | None = None
     inherit_env: bool | Collection[str] = INHERITED
     cwd: str | os.PathLike[str] | None = None

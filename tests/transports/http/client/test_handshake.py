@@ -131,6 +131,7 @@ class Forgetful:
         self.sessions = 0
         self.known = True
         self.forgets_at_once = False
+        self.status = 404
         self.body = b""
         self.streams: list[Exchange] = []
 
@@ -144,7 +145,7 @@ class Forgetful:
         elif exchange.called == "notifications/initialized" and session == f"s{self.sessions}":
             await exchange.respond(202)
         elif not self.known or session != f"s{self.sessions}":
-            await exchange.respond(404, self.body)
+            await exchange.respond(self.status, self.body)
         elif exchange.method == "GET":
             self.streams.append(exchange)
             await exchange.events(event(b"", id="1"))
@@ -185,6 +186,64 @@ async def test_after_a_404_for_its_session_it_shakes_hands_once_more(body: bytes
         await server_side.streams[0].gone.wait()  # the stream of the old session is closed, the new one has its own
         assert not server_side.streams[1].gone.is_set()
     assert server.called("DELETE")[0].headers["mcp-session-id"] == "s2"
+
+
+NO_SESSION = b'{"jsonrpc":"2.0","error":{"code":-32000,"message":"Bad Request: No valid session ID"},"id":null}'
+WITH_ID = b'{"jsonrpc":"2.0","id":2,"error":{"code":-32000,"message":"Session not found"}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        *((status, body) for status in (400, 401, 410) for body in (b"", NO_SESSION, WITH_ID)),
+        (400, b"Invalid or missing session ID"),
+    ],
+)
+async def test_a_session_that_worked_may_be_told_lost_by_other_statuses(status: int, body: bytes) -> None:
+    server_side = Forgetful()
+    server_side.status, server_side.body = status, body
+    async with scripted(server_side) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await server.wait_for("GET")
+        await channel.send([request(1, modern=False)])
+        assert await receive(channel) == [Response(1, {})]
+        server_side.known = False
+        await channel.send([request(2, modern=False)])
+        assert Response(2, {}) in await receive(channel, 2)
+        assert len(server.called("initialize")) == 2
+        assert server.called("tools/call")[-1].headers["mcp-session-id"] == "s2"
+
+
+@pytest.mark.parametrize("code", [-32602, -32600, -32000])
+async def test_a_400_that_answers_the_request_leaves_the_session(code: int) -> None:
+    error = {"code": code, "message": "no such argument"}
+
+    async def then(exchange: Exchange) -> None:
+        if exchange.called == "tools/call":
+            await exchange.json({"jsonrpc": "2.0", "id": exchange.id, "error": error}, 400)
+        else:
+            await results(exchange)
+
+    async with scripted(legacy(then)) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await channel.send([request(1, "tools/list", modern=False), request(2, modern=False)])
+        assert ErrorResponse(2, code, "no such argument") in await receive(channel, 2)
+        assert len(server.called("initialize")) == 1
+
+
+async def test_a_status_that_does_not_go_away_with_a_new_session_is_told(autojump_clock: object) -> None:
+    async def then(exchange: Exchange) -> None:
+        await (exchange.respond(400, b"not today") if exchange.called == "tools/call" else results(exchange))
+
+    async with scripted(legacy(then)) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        await channel.send([request(1, "tools/list", modern=False)])
+        assert await receive(channel) == [Response(1, {})]
+        await channel.send([request(2, modern=False)])
+        _, lost = await receive(channel, 2)
+        assert isinstance(lost, Lost)
+        assert "not today" in lost.message
+        assert len(server.called("initialize")) == 2
 
 
 async def test_many_requests_that_meet_the_loss_cause_one_handshake() -> None:

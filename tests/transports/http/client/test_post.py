@@ -32,7 +32,7 @@ from trimcp.client.client import Client
 from trimcp.errors import InvalidReply
 from trimcp.transports.http.client.channel import HttpChannel
 from trimcp.transports.http.client.pool import Pool
-from trimcp.wire.codes import METHOD_NOT_FOUND
+from trimcp.wire.codes import METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Notification, Request, Response, encode_result
 from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_07_28, Revision
 
@@ -232,6 +232,19 @@ async def test_a_refusal_without_an_error_loses_the_request(status: int, why: st
         assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("after", [None, "7"])
+async def test_an_overload_told_by_the_status_alone_is_one(status: int, after: str | None) -> None:
+    async def handle(exchange: Exchange) -> None:
+        await exchange.respond(status, b"<html>", {} if after is None else {"retry-after": after})
+
+    (message,), _ = await ask(handle)
+    assert isinstance(message, ErrorResponse)
+    assert message.code == OVERLOADED
+    assert str(status) in message.message
+    assert message.data == {"reason": "overloaded", **({} if after is None else {"retryAfter": 7.0})}
+
+
 @pytest.mark.parametrize("status", [400, 403, 404, 500])
 @pytest.mark.parametrize("form", [None, "text/plain; charset=utf-8", "text/html", "application/octet-stream"])
 async def test_a_refusal_in_plain_text_is_told(status: int, form: str | None) -> None:
@@ -391,7 +404,8 @@ async def test_but_not_in_an_hour(autojump_clock: object) -> None:
         await exchange.respond(503, b"", {"retry-after": "3600"})
 
     (message,), server = await ask(failing(1, closed), request(1, "tools/list"))
-    assert isinstance(message, Lost)
+    assert isinstance(message, ErrorResponse)
+    assert (message.code, message.data["retryAfter"]) == (OVERLOADED, 3600)
     assert "503" in message.message
     assert len(server.asked) == 1
 

@@ -265,10 +265,11 @@ class GetStream:
         if refused is None:
             self._opened = True
             return True
-        if refused.status == 404 and self._opened and session_id is not None:
-            # The server had a stream before, so the 404 means that the session is gone. The new session opens its own
+        forgotten = state.session.forgotten(session_id, refused.status) if self._opened else None
+        if forgotten is not None:
+            # The server had a stream before, so this means that the session is gone. The new session opens its own
             # stream.
-            trouble = await state.session.renew(session_id)
+            trouble = await state.session.renew(forgotten)
             why = "" if trouble is None else f": {trouble.why}"
             _log.debug("the stream for unasked messages is gone with its session%s", why)
             return trouble is not None and trouble.passing

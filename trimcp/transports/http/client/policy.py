@@ -17,7 +17,7 @@ import attrs
 from trimcp.bounds import checked
 from trimcp.cleaning import one_line
 from trimcp.transports.targets import status_text
-from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, Response, parse
+from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, Response, own_id, parse
 
 Mode: TypeAlias = Literal["auto", "streamable", "sse"]
 """Streamable HTTP, the HTTP+SSE of 2024-11-05, or the one of the two that the server supports."""
@@ -186,7 +186,7 @@ def answers(message: Message, id: RequestId | None) -> bool:
         return any(answers(member, id) for member in message.members)
     if isinstance(message, Malformed) and message.is_request:
         return False  # the server's own request, which may have the same id
-    return isinstance(message, Response | ErrorResponse | Malformed) and message.id == id
+    return isinstance(message, Response | ErrorResponse | Malformed) and _is(message.id, id)
 
 
 def in_reply_to(message: Message, id: RequestId | None) -> Message | None:
@@ -202,4 +202,8 @@ def in_reply_to(message: Message, id: RequestId | None) -> Message | None:
         return message
     if isinstance(message, Malformed) and message.is_request:
         return message  # the server's own
-    return message if message.id in (id, None) else None
+    return message if message.id is None or _is(message.id, id) else None
+
+
+def _is(given: RequestId | None, id: RequestId | None) -> bool:
+    return given == id or (given is not None and own_id(given) == id)

@@ -23,8 +23,8 @@ from trimcp.transports.http.client.pool import LINGER, PooledConnection
 from trimcp.transports.http.client.state import SESSION, VERSION, ClientState, method_of
 from trimcp.transports.http.h1.replies import ReplyParser
 from trimcp.transports.targets import status_text
-from trimcp.wire.codes import FORBIDDEN, INVALID_REQUEST, METHOD_NOT_FOUND
-from trimcp.wire.jsonrpc import Batch, Malformed, Message, RequestId, parse
+from trimcp.wire.codes import FORBIDDEN, INVALID_REQUEST, OVERLOADED
+from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, parse
 from trimcp.wire.revisions import find
 
 _MAX_ERROR: Final = 1024 * 1024
@@ -32,6 +32,7 @@ _WAITING: Final = 20_000
 _WAITING_BYTES: Final = 64 * 1024 * 1024
 _MAX_NOTICES: Final = 64
 _MAX_BODY: Final = 64 * 1024
+_OPENING: Final = ("initialize", "server/discover")  # an overload there is no answer to the question what is spoken
 
 _log = logging.getLogger("trimcp.http")
 
@@ -371,19 +372,24 @@ class Post:
 
     async def _refused(self, reply: OpenReply, session_id: str | None) -> Trouble:
         """Return the trouble for a status above 299."""
-        status = reply.status
+        state, status = self._state, reply.status
         body = await reply.small_body(_MAX_ERROR)
         error = error_in(body, self.outgoing.request_id)
         after = reply.retry_after
         why = reply.refusal(error, body)
-        if status == 404 and session_id is not None and (error is None or error.code != METHOD_NOT_FOUND):
-            return Trouble(why, status=status, forgotten=session_id)
+        answered = answers(parse(body), self.outgoing.request_id) and b"session" not in body.lower()
+        forgotten = state.session.forgotten(session_id, status, error, answered=answered)
+        if forgotten is not None:
+            return Trouble(why, status=status, forgotten=forgotten)
         code = None if error is None else error.code
         unheard = (status == 403 and code != FORBIDDEN) or (status in (404, 405) and code == INVALID_REQUEST)
         if unheard or status in (401, 426):
             return Trouble(why, status=status)  # not refused by the endpoint, which would know the request
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
+        if error is None and status in (429, 503) and self._method not in _OPENING:
+            data = {"reason": "overloaded", **({} if after is None else {"retryAfter": after})}
+            error = ErrorResponse(self.outgoing.request_id, OVERLOADED, why, data)
         return Trouble(why, passing=passing, after=after, answer=error, status=status)
 
     async def _resume(self, cursor: Cursor, session_id: str | None) -> Trouble | None:
@@ -573,8 +579,9 @@ class Notices:
         async with http.open("POST", self._state.post_headers(outgoing), outgoing.data) as reply:
             status = reply.status
             if status >= 300:
-                if status == 404 and session_id is not None:
-                    return Trouble(reply.refusal(), status=status, forgotten=session_id)
+                forgotten = self._state.session.forgotten(session_id, status)
+                if forgotten is not None:
+                    return Trouble(reply.refusal(), status=status, forgotten=forgotten)
                 # A server that refuses temporarily has not acted on the message.
                 untouched, passing = status in (429, 503), status in PASSING
                 return Trouble(reply.refusal(), untouched=untouched, passing=passing, after=reply.retry_after)

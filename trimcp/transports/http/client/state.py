@@ -29,7 +29,7 @@ from trimcp.transports.http.client.exchanges import (
 from trimcp.transports.http.client.h1 import checked_lines, whole_request
 from trimcp.transports.http.client.incoming import Cursor, Inbox, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
-from trimcp.wire.codes import INVALID_REQUEST
+from trimcp.wire.codes import INVALID_REQUEST, METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Message, RequestId, Response, encode, parse
 from trimcp.wire.revisions import Revision, find
 
@@ -80,6 +80,7 @@ class LegacySession:
     _tried_at: float | None = attrs.field(init=False, default=None)
     _failure: Trouble | None = attrs.field(init=False, default=None)
     _tried: int = attrs.field(init=False, default=0)
+    _worked: bool = attrs.field(init=False, default=False)  # since it was begun
     _lock: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 
     def headers(self) -> dict[str, str]:
@@ -97,6 +98,7 @@ class LegacySession:
     def offered(self, offer: bytes) -> None:
         """Note the `initialize` that is being sent, which resets what was agreed on before."""
         self.revision = self.id = self.confirming = None
+        self._worked = False
         self._offer = offer
 
     def agreed(self, answer: Message, id: str) -> None:
@@ -124,6 +126,20 @@ class LegacySession:
     def alive(self) -> None:
         """Note that the server knows the session."""
         self._tried_at = None
+        self._worked = self.id is not None
+
+    def forgotten(
+        self, id: str | None, status: int, error: ErrorResponse | None = None, *, answered: bool = False
+    ) -> str | None:
+        """Return the id of the session of a request if the status of its reply means that the server forgot it.
+
+        404 means that (basic/transports, "Session Management"). Many servers say 400, 401 or 410, which is taken for it
+        in a session that had worked, but for a 400 with an error that answers the request itself (`answered`).
+        """
+        if status == 404:
+            return None if error is not None and error.code == METHOD_NOT_FOUND else id
+        told = status in (401, 410) or (status == 400 and not answered)
+        return id if told and self._worked and self.id == id else None
 
     async def renew(self, stale: str) -> Trouble | None:
         """Begin a new session in place of `stale`, which the server has forgotten, unless another task has done so.
@@ -183,7 +199,7 @@ class LegacySession:
         async with self._http.open("POST", {**ACCEPT, **self._headers(id)}, self._confirmation) as reply:
             if reply.status >= 300:
                 return self._refused(reply)
-        self.id = id
+        self.id, self._worked = id, False
         return None
 
     def _refused(self, reply: OpenReply) -> Trouble:

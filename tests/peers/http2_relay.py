@@ -1,0 +1,262 @@
+"""A proxy that speaks HTTP/1.1 to clients and HTTP/2 to the server behind it, all requests over one connection.
+
+So what is tested over HTTP/1.1 is tested over HTTP/2 by the same clients. Who leaves it while it is answered resets its
+stream, as proxies do; a stream that is reset closes the connection of its client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import h11
+import trio
+
+from trimcp.nurseries import open_service_nursery
+from trimcp.transports.http.h2.engine import Engine
+from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
+from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block
+from trimcp.transports.http.h2.interface import Http2Stream
+
+_WINDOW = 64 * 1024
+_HOP_BY_HOP = (b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade")
+
+
+class _Stream(Http2Stream):
+    """One request on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head: ResponseFields | None = None
+        self.body = bytearray()
+        self.ended = False
+        self.broken = False
+        self.news = trio.lowlevel.ParkingLot()
+        self.room = trio.lowlevel.ParkingLot()
+
+    def response(self, head: ResponseFields) -> bool:
+        if head.status < 200:
+            return True
+        self.head = head
+        self.news.unpark_all()
+        return False
+
+    def arrived(self, data: bytes) -> None:
+        self.body += data
+        self.news.unpark_all()
+
+    def peer_ended(self) -> None:
+        self.ended = True
+        self.news.unpark_all()
+
+    def was_reset(self, code: int, reason: str) -> None:
+        self.broken = True
+        self.news.unpark_all()
+        self.room.unpark_all()
+
+    def window_opened(self) -> None:
+        self.room.unpark_all()
+
+
+@attrs.define(eq=False)
+class _Upstream:
+    """The connection to the server."""
+
+    port: int
+    engine: Engine = attrs.field(init=False)
+    ready: trio.Event = attrs.field(factory=trio.Event)
+    gone: bool = False
+    slots: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)  # for a stream more
+    _out: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        reader: BlockReader[Any] = BlockReader(1 << 20, read_response)
+        settings = {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: _WINDOW}
+        self.engine = Engine(self, reader, client=True, settings=settings)
+
+    async def run(self) -> None:
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._write, stream)
+                async for data in stream:
+                    self.engine.feed(bytes(data), trio.current_time())
+                    while self.engine.advance(64):
+                        pass
+                    self.flush()
+                nursery.cancel_scope.cancel()
+        except (trio.BrokenResourceError, Http2Error):
+            pass
+        finally:
+            self.gone = True
+            for each in list(self.engine.streams.values()):
+                each.was_reset(0, "")
+            self.slots.unpark_all()
+            self.ready.set()
+            await trio.aclose_forcefully(stream)
+
+    async def _write(self, stream: trio.abc.Stream) -> None:
+        try:
+            while True:
+                if out := bytes(self.engine.out):
+                    self.engine.out.clear()
+                    await stream.send_all(out)
+                else:
+                    await self._out.park()
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await trio.sleep_forever()  # the reader notices
+
+    def flush(self) -> None:
+        self._out.unpark_all()
+
+    # Called by the engine
+
+    def request(self, id: int, head: Any, ended: bool) -> None:
+        return None
+
+    def began(self, stream: Http2Stream, ended: bool) -> None: ...
+
+    def windows_opened(self) -> None:
+        for stream in self.engine.streams.values():
+            stream.window_opened()
+
+    def settings_came(self) -> None:
+        self.ready.set()
+
+    def ponged(self) -> None: ...
+
+    def went_away(self, last: int, code: int) -> None:
+        self.gone = True
+
+
+@attrs.define(eq=False)
+class _Relay:
+    """Connections of clients, and one to the server, made anew when it has ended."""
+
+    port: int
+    nursery: trio.Nursery
+    _upstream: _Upstream | None = None
+
+    async def upstream(self) -> _Upstream:
+        if self._upstream is None or self._upstream.gone:
+            self._upstream = _Upstream(self.port)
+            self.nursery.start_soon(self._run, self._upstream)
+        with trio.move_on_after(5):
+            await self._upstream.ready.wait()
+        return self._upstream
+
+    async def _run(self, upstream: _Upstream) -> None:
+        try:
+            await upstream.run()
+        except OSError:  # nobody listens there any more
+            upstream.gone = True
+
+    async def serve(self, client: trio.SocketStream) -> None:
+        wire = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+        try:
+            while await self._relay(client, wire):
+                wire.start_next_cycle()
+        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
+            pass
+        finally:
+            await trio.aclose_forcefully(client)
+
+    async def _relay(self, client: trio.SocketStream, wire: h11.Connection) -> bool:
+        request = await _event(client, wire)
+        if not isinstance(request, h11.Request):
+            return False
+        upstream = await self.upstream()
+        headers = dict(request.headers)
+        fields = [(":method", request.method.decode()), (":scheme", "http"), (":authority", headers[b"host"].decode())]
+        fields.append((":path", request.target.decode()))
+        fields += [(n.decode(), v.decode("latin-1")) for n, v in request.headers if n not in _HOP_BY_HOP]
+        stream, engine, keeps = _Stream(), upstream.engine, False
+        while len(engine.streams) >= engine.peer_streams and not upstream.gone:
+            await upstream.slots.park()
+        if upstream.gone:
+            return False
+        engine.open(stream, write_block(fields), end=False)
+        upstream.flush()
+        try:
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(self._send_body, client, wire, upstream, stream, nursery.cancel_scope)
+                keeps = await self._answer(client, wire, upstream, stream)
+                nursery.cancel_scope.cancel()
+        finally:
+            engine.reset(stream, Code.CANCEL)
+            upstream.flush()
+            upstream.slots.unpark_all()
+        return keeps
+
+    async def _send_body(
+        self,
+        client: trio.SocketStream,
+        wire: h11.Connection,
+        upstream: _Upstream,
+        stream: _Stream,
+        scope: trio.CancelScope,
+    ) -> None:
+        """Send the body, then look whether the client leaves."""
+        try:
+            while isinstance(event := await _event(client, wire), h11.Data):
+                data = bytes(event.data)
+                while data and not stream.broken:
+                    taken = upstream.engine.send_data(stream, data, end=False)
+                    data = data[taken:]
+                    upstream.flush()
+                    if data:
+                        await stream.room.park()
+            if isinstance(event, h11.EndOfMessage) and stream.sends:
+                upstream.engine.send_data(stream, b"", end=True)
+                upstream.flush()
+                if data := await client.receive_some(65536):
+                    wire.receive_data(data)  # the next request
+                else:
+                    scope.cancel()
+        except (trio.BrokenResourceError, h11.ProtocolError):
+            scope.cancel()
+
+    async def _answer(
+        self, client: trio.SocketStream, wire: h11.Connection, upstream: _Upstream, stream: _Stream
+    ) -> bool:
+        while stream.head is None:
+            if stream.broken:
+                return False
+            await stream.news.park()
+        await client.send_all(
+            wire.send(h11.Response(status_code=stream.head.status, headers=list(stream.head.headers.items()))) or b""
+        )
+        while True:
+            if stream.body:
+                data, stream.body = bytes(stream.body), bytearray()
+                await client.send_all(wire.send(h11.Data(data=data)) or b"")
+                upstream.engine.credit(stream, len(data))
+                upstream.flush()
+            elif stream.broken:
+                return False
+            elif stream.ended:
+                await client.send_all(wire.send(h11.EndOfMessage()) or b"")
+                return wire.our_state is h11.DONE and wire.their_state is h11.DONE
+            else:
+                await stream.news.park()
+
+
+async def _event(client: trio.SocketStream, wire: h11.Connection) -> Any:
+    while (event := wire.next_event()) is h11.NEED_DATA:
+        if wire.they_are_waiting_for_100_continue:
+            await client.send_all(wire.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+        wire.receive_data(await client.receive_some(65536))
+    return event
+
+
+@asynccontextmanager
+async def translated(port: int) -> AsyncIterator[int]:
+    """Run a proxy before the server at this port, and yield the port where it listens."""
+    async with open_service_nursery() as nursery:
+        relay = _Relay(port, nursery)
+        [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, relay.serve, [listener])
+        yield listener.socket.getsockname()[1]
+        nursery.cancel_scope.cancel()
