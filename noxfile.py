@@ -38,8 +38,8 @@ NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotoco
 OIDC_PROVIDER = "oidc-provider@9.13.3"
 # Whose strict conversions our schemas go through.
 AGENTS = {
-    "openai-agents": "openai-agents",
-    "pydantic-ai": "pydantic-ai-slim[openai]",
+    "openai-agents": "openai-agents==0.24.*",
+    "pydantic-ai": "pydantic-ai-slim[openai]==2.68.*",
     "google-adk": "google-adk",
     "langchain": "langchain-core",
 }
