@@ -40,8 +40,8 @@ OIDC_PROVIDER = "oidc-provider@9.13.3"
 AGENTS = {
     "openai-agents": "openai-agents==0.24.*",
     "pydantic-ai": "pydantic-ai-slim[openai]==2.68.*",
-    "google-adk": "google-adk",
-    "langchain": "langchain-core",
+    "google-adk": "google-adk==2.13.*",
+    "langchain": "langchain-core==1.8.*",
 }
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 # The conformance suite of HTTP/2, in Go.
