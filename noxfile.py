@@ -45,6 +45,7 @@ AGENTS = {
 }
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 # The conformance suite of HTTP/2, in Go.
+GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 # The suite and the Inspector need version 22, which systems do not always have.
@@ -280,6 +281,8 @@ def interop(session: nox.Session) -> None:
             env[f"TRIMCP_STRICT_{name.replace('-', '_').upper()}"] = str(install_apart(session, name, requirement))
         except nox.command.CommandFailed:
             session.warn(f"NOTHING HERE SAYS THAT {name} TAKES OUR SCHEMAS: it could not be installed")
+    if (grpcurl := install_from_go(session, GRPCURL)) is not None:
+        env["TRIMCP_GRPCURL"] = str(grpcurl)
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)
 

@@ -115,12 +115,13 @@ class AgentHttp(AgentPort):
     def grpc_services(self) -> Mapping[str, Any]:
         """See `CompanionFace`. Without `trimcp[grpc]` each call is answered with what is missing."""
         try:
-            from trimcp.agent_tools.reflection import PATHS, Reflection
             from trimcp.agent_tools.rpc import SERVICE, AgentRpc
         except LocalError as error:
             from trimcp.transports.grpc.server import MissingService
 
             return {"/trimcp.v1.AgentTools/": MissingService(str(error))}
+        from trimcp.agent_tools.reflection import PATHS, Reflection
+
         return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection())}
 
     # Responses

@@ -21,7 +21,7 @@ from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
 from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.entries import hidden, shown, version_of
+from trimcp.agent_tools.entries import shown, version_of
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     InvalidArguments,
@@ -130,9 +130,7 @@ class AgentRun:
         Raises:
             UnknownTool, InvalidArguments: there is none, or they do not fit its schema.
         """
-        key, entry = self.catalog.find(request.tool_name, request.version)
-        if hidden(entry, caller.principal):
-            raise UnknownTool(f"there is no tool named {harmless(request.tool_name, 100)}")
+        key, entry = self.catalog.find(request.tool_name, request.version, caller)
         arguments = request.arguments or {}
         # Who may not see the tool learns nothing of its schema: the session refuses the call.
         if not entry.validator.is_valid(arguments) and shown(entry, caller.principal):
