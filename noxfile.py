@@ -36,8 +36,16 @@ EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
 NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotocol/client']}"
 # A certified authorization server, for logins that nobody here has a hand in.
 OIDC_PROVIDER = "oidc-provider@9.13.3"
+# Whose strict conversions our schemas go through.
+AGENTS = {
+    "openai-agents": "openai-agents==0.24.*",
+    "pydantic-ai": "pydantic-ai-slim[openai]==2.68.*",
+    "google-adk": "google-adk==2.13.*",
+    "langchain": "langchain-core==1.8.*",
+}
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
-# The conformance suite of HTTP/2, in Go.
+# A client of gRPC and the conformance suite of HTTP/2, in Go.
+GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
 # The suite and the Inspector need version 22, which systems do not always have.
@@ -270,6 +278,13 @@ def interop(session: nox.Session) -> None:
         "TRIMCP_REAL_SERVERS": json.dumps(install_real_servers(session)),
         **build_peers(session),
     }
+    if (grpcurl := install_from_go(session, GRPCURL)) is not None:
+        env["TRIMCP_GRPCURL"] = str(grpcurl)
+    for name, requirement in AGENTS.items():
+        try:
+            env[f"TRIMCP_STRICT_{name.replace('-', '_').upper()}"] = str(install_apart(session, name, requirement))
+        except nox.command.CommandFailed:
+            session.warn(f"NOTHING HERE SAYS THAT {name} TAKES OUR SCHEMAS: it could not be installed")
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import sys
 import time
 from typing import Any
 
@@ -301,4 +302,62 @@ async def test_reflection_tells_what_there_is() -> None:
         assert b"not answered" in other
 
     async with serving() as place:
+        await foreign(place.url, use)
+
+
+async def test_without_protobuf_a_call_says_what_is_missing() -> None:
+    """MCP and health need nothing."""
+    program = """
+import sys
+sys.modules["google.protobuf"] = None
+from functools import partial
+import trimcp, trio
+from trimcp.agent_tools import AgentTools
+from trimcp.transports.grpc.calls import CallFailed
+from trimcp.transports.grpc.client import GrpcServer
+
+server = trimcp.Server("s", version="1")
+server.tool(name="hi")(lambda: "hi")
+
+async def main():
+    async with trio.open_nursery() as nursery:
+        urls = await nursery.start(partial(trimcp.serve_grpc, server, port=0, agent_tools=AgentTools(server)))
+        async with GrpcServer(urls[0]).open() as connection:
+            try:
+                await connection.unary("/trimcp.v1.AgentTools/Call", b"")
+            except CallFailed as failure:
+                print(failure)
+            print(await connection.unary("/grpc.health.v1.Health/Check", b""))
+        async with trimcp.Client("c").connect(urls[0]) as session:
+            print((await session.call_tool("hi")).text)
+        nursery.cancel_scope.cancel()
+
+trio.run(main)
+"""
+    done = await trio.run_process([sys.executable, "-c", program], capture_stdout=True, capture_stderr=True)
+    failed, health, called = done.stdout.decode().splitlines()
+    assert failed.startswith("UNIMPLEMENTED: ")
+    assert "pip install 'trimcp[grpc]'" in failed
+    assert health == str(b"\x08\x01")
+    assert called == "hi"
+
+
+async def test_a_large_result_in_both_forms_and_a_deadline_on_a_watch() -> None:
+    async def rows(number: int) -> list[dict[str, int]]:
+        return [{"n": each} for each in range(number)]
+
+    def use(channel: grpc.Channel) -> None:
+        answer = stub(channel, "Call")(asked("rows", arguments={"number": 10_000}), timeout=PATIENCE)
+        assert len(answer.result.list_value.values) == 10_000
+        assert answer.result.list_value.values[9_999].struct_value.fields["n"].number_value == 9_999
+        assert json.loads(answer.result_json)[9_999] == {"n": 9_999}
+        made = stub(channel, "CreateContext")(PB.ContextCreate(), timeout=PATIENCE)
+        events = stub(channel, "WatchContext")(PB.ContextWatch(context_id=made.context_id), timeout=0.5)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(events)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    async with serving() as place:
+        place.server.add_tool(rows)
         await foreign(place.url, use)

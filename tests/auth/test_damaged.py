@@ -262,7 +262,7 @@ KEYS = st.sampled_from(["kty", "crv", "x", "y", "d", "use", "alg", "key_ops", "k
     parts=st.dictionaries(PARTS, JSON, max_size=2),
     key=st.dictionaries(KEYS, JSON | st.sampled_from(["enc", "P-384", "RSA"]), max_size=2),
 )
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_login_of_any_shape_is_used_or_refused_and_crashes_nothing(
     members: dict[str, Any], parts: dict[str, Any], key: dict[str, Any]
 ) -> None:

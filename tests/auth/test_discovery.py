@@ -81,7 +81,7 @@ def test_nothing_else_makes_two_issuers_the_same(text: str) -> None:
     if same_issuer(text, ISSUER):
         assert text in (ISSUER, f"{ISSUER}/")
     if same_issuer(text, text + "/"):
-        assert "://" in text or text.startswith("//")
+        assert text.startswith(("http://", "https://"))
 
 
 @pytest.mark.parametrize("named", [ISSUER, f"{ISSUER}/"])
@@ -403,14 +403,14 @@ def test_no_header_is_too_odd(header: str) -> None:
 
 @pytest.mark.parametrize("piece", ["a", "a ", "a=", 'a="', "a\\", 'a="\\', " ", "=", '"', ",", "a=b ", 'a="b"', "a b"])
 def test_a_header_costs_what_its_length_is_worth(piece: str) -> None:
-    """Counted in matches: each takes at least one character, and none is looked at again and again."""
+    """By the processor's time, of the same header four times as long."""
 
     def cost(times: int) -> float:
         header = piece * times
-        return min(_timed(header, time.perf_counter) for _ in range(3))
+        return min(_timed(header, time.thread_time) for _ in range(5))
 
     small, large = cost(1_000), cost(4_000)
-    assert large < 40 * max(small, 1e-4)  # 4 times as long; quadratic would be 16 times, beside what a machine adds
+    assert large < 12 * max(small, 2e-4)  # quadratic would be 16 times
 
 
 def _timed(header: str, clock: Callable[[], float]) -> float:

@@ -282,7 +282,7 @@ def _made(header: dict[str, Any], claims: object, key: ECKey) -> str:
     claims=st.dictionaries(NAMES, JSON, max_size=4),
     bare=st.one_of(st.none(), JSON),
 )
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_token_of_any_shape_lets_nobody_in_and_crashes_nothing(
     header: dict[str, Any], claims: dict[str, Any], bare: object
 ) -> None:
@@ -307,7 +307,7 @@ def test_a_token_of_any_shape_lets_nobody_in_and_crashes_nothing(
 
 
 @given(said=st.dictionaries(NAMES, JSON, max_size=6), active=JSON)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_an_answer_about_a_token_of_any_shape_crashes_nothing(said: dict[str, Any], active: object) -> None:
     async def main() -> None:
         published = Published(introspected={**GOOD, **said, "active": active})

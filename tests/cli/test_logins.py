@@ -223,8 +223,6 @@ def test_a_secret_goes_to_the_issuer_that_is_named_with_it(there: Protected) -> 
 
 def test_the_resource_can_be_left_out(there: Protected) -> None:
     there.good("login", there.url, "--no-resource")
-    assert "log in again" in there.bad(
-        "call", there.url, "whoami"
-    )  # the toy was told of none, and its token is for none
+    assert "log in again" in there.bad("call", there.url, "whoami")  # the toy was told of none
     kept = Path(there.environment["XDG_DATA_HOME"]) / "trimcp" / "credentials.json"
     assert '\\"names_resource\\":false' in kept.read_text()

@@ -21,7 +21,16 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 
 from trimcp.agent_tools.callers import AgentCaller, Owner
-from trimcp.agent_tools.entries import Elsewhere, EntryTemplate, Implemented, by_reference, elsewhere, shown, version_of
+from trimcp.agent_tools.entries import (
+    Elsewhere,
+    EntryTemplate,
+    Implemented,
+    by_reference,
+    elsewhere,
+    hidden,
+    shown,
+    version_of,
+)
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     NameTaken,
@@ -104,16 +113,19 @@ class Catalog:
 
     # Finding
 
-    def find(self, name: str, version: str | None = None) -> tuple[str, ToolEntry]:
-        """Return a tool's key in `server.tools`, and its entry; without a version the newest. Raises UnknownTool."""
+    def find(self, name: str, version: str | None = None, by: AgentCaller | None = None) -> tuple[str, ToolEntry]:
+        """Return a tool's key in `server.tools`, and its entry; without a version the newest.
+
+        Raises UnknownTool if there is none, or none that `by` sees.
+        """
         if version is None:
             entry = self.server.tools.get(name)
-            if entry is not None:
+            if entry is not None and (by is None or not hidden(entry, by.principal)):
                 return name, entry
             raise UnknownTool(f"there is no tool named {harmless(name, 100)}")
         key = self._keys.get((name, version)) or self._key_of(name, version)
         entry = None if key is None else self.server.tools.get(key)
-        if key is None or entry is None:
+        if key is None or entry is None or (by is not None and hidden(entry, by.principal)):
             raise UnknownTool(f"there is no tool named {harmless(name, 100)} of version {harmless(version, 64)}")
         return key, entry
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Final
@@ -87,8 +87,14 @@ _log = logging.getLogger("trimcp.agent_tools")
 
 
 @asynccontextmanager
-async def open_websocket_wire(target: AgentTarget) -> AsyncIterator[WebSocketWire]:
-    """Connect, and yield a wire to the service; leaving closes the connection.
+async def open_agent_channel(
+    target: AgentTarget, read: Callable[[bytes], Any] = parse_value
+) -> AsyncIterator[WebSocketChannel]:
+    """Connect, and yield a channel of JSON values to the service; leaving closes the connection.
+
+    Args:
+        target: the service.
+        read: returns a message from its text, see `WebSocketChannel`.
 
     Raises:
         ConnectionLost: connecting failed; the text says why.
@@ -109,8 +115,15 @@ async def open_websocket_wire(target: AgentTarget) -> AsyncIterator[WebSocketWir
         stream, early = await server.open(SUBPROTOCOL)
     except ConnectionLost as error:
         raise _refused(error) from error.__cause__
-    channel = WebSocketChannel(stream, target.max_message, client=True, early=early, read=parse_value)
+    channel = WebSocketChannel(stream, target.max_message, client=True, early=early, read=read)
     async with running(channel):
+        yield channel
+
+
+@asynccontextmanager
+async def open_websocket_wire(target: AgentTarget) -> AsyncIterator[WebSocketWire]:
+    """Connect, and yield a wire to the service; leaving closes the connection. Raises as `open_agent_channel`."""
+    async with open_agent_channel(target) as channel:
         wire = WebSocketWire(channel)
         async with open_service_nursery() as nursery:
             nursery.start_soon(wire.write)

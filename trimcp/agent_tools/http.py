@@ -115,12 +115,13 @@ class AgentHttp(AgentPort):
     def grpc_services(self) -> Mapping[str, Any]:
         """See `CompanionFace`. Without `trimcp[grpc]` each call is answered with what is missing."""
         try:
-            from trimcp.agent_tools.reflection import PATHS, Reflection
             from trimcp.agent_tools.rpc import SERVICE, AgentRpc
         except LocalError as error:
             from trimcp.transports.grpc.server import MissingService
 
             return {"/trimcp.v1.AgentTools/": MissingService(str(error))}
+        from trimcp.agent_tools.reflection import PATHS, Reflection
+
         return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection())}
 
     # Responses
@@ -240,8 +241,8 @@ class JsonExchange(AgentExchange):
             value = self._object(body)
             message = self.reader(self.head, value, self.port.run.strict)
             self._request_id = message.request_id
-            self._request = message if isinstance(message, ToolRequest) else None
-            if self._request is not None:
+            if isinstance(message, ToolRequest):
+                self._request = message
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
                     self._takes_json, self.progress = accepts(accept)

@@ -21,7 +21,7 @@ from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog import Catalog
 from trimcp.agent_tools.context_table import ContextTable
 from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.entries import hidden, shown, version_of
+from trimcp.agent_tools.entries import shown, version_of
 from trimcp.agent_tools.errors import (
     AgentToolsError,
     InvalidArguments,
@@ -130,9 +130,7 @@ class AgentRun:
         Raises:
             UnknownTool, InvalidArguments: there is none, or they do not fit its schema.
         """
-        key, entry = self.catalog.find(request.tool_name, request.version)
-        if hidden(entry, caller.principal):
-            raise UnknownTool(f"there is no tool named {harmless(request.tool_name, 100)}")
+        key, entry = self.catalog.find(request.tool_name, request.version, caller)
         arguments = request.arguments or {}
         # Who may not see the tool learns nothing of its schema: the session refuses the call.
         if not entry.validator.is_valid(arguments) and shown(entry, caller.principal):
@@ -207,9 +205,8 @@ class AgentRun:
             own = self.server.open_brief(holding, via)
             session = own.session
         self._last_id += 1
-        call = AgentCall(
-            *(self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
-        )
+        of = (self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
+        call = AgentCall(*of)
         call.asked = asked
         try:
             if context is not None:
@@ -239,11 +236,10 @@ class AgentRun:
         return call
 
     def _check_permissions(self, permissions: Sequence[str], name: str, entry: ToolEntry, caller: AgentCaller) -> None:
-        """Raise NotAllowed unless a context's permissions include a tool.
+        """Raise NotAllowed unless a context's permissions include a tool: they name it, or have all scopes it needs.
 
-        They include one that they name, and one all of whose scopes they have. One that needs no scope they include if
-        they are scopes only: what the caller's token has or some tool needs. So a name that has become unknown still
-        excludes the rest.
+        One that needs no scope they include if they are scopes only: what the caller's token has or some tool needs. So
+        a name that has become unknown still excludes the rest.
         """
         needed = frozenset[str]() if entry.permission is None else entry.permission.scopes
         if name in permissions or (needed and needed.issubset(permissions)):

@@ -182,8 +182,9 @@ def issuer_name(issuer: str) -> str:
         parts = urlsplit(issuer)
     except ValueError:
         return issuer
-    alone = parts.path == "/" and not parts.query and not parts.fragment and bool(parts.netloc)
-    return issuer[:-1] if alone and issuer.endswith("/") else issuer
+    is_url = parts.scheme in ("http", "https") and bool(parts.netloc) and issuer.isprintable()
+    alone = parts.path == "/" and not parts.query and not parts.fragment
+    return issuer[:-1] if is_url and alone and issuer.endswith("/") else issuer
 
 
 def same_issuer(one: str, other: str) -> bool:

@@ -462,23 +462,46 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
 @click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--unmasked", is_flag=True, help="Write secrets as they are.")
 @click.option("--max-size", metavar="MIB", default=64.0, show_default=True, type=POSITIVE, help="Stop at this size.")
+@click.option("--agent-tools", is_flag=True, help="Stand between an agent and a service of agent tools at ws://.")
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    help="Where the agent connects on this machine; by default a free port.",
+)
 @with_options(HeaderOptions)
-def record(file: Path, target: tuple[str, ...], unmasked: bool, max_size: float, options: HeaderOptions) -> None:
+def record(
+    file: Path,
+    target: tuple[str, ...],
+    unmasked: bool,
+    max_size: float,
+    agent_tools: bool,
+    port: int | None,
+    options: HeaderOptions,
+) -> None:
     """Stand between a client and a server, and write down in FILE all that they say.
 
     It is put in place of the server's command in the configuration of a host: it speaks with the client over standard
     input and output, and starts the server's command (after --), or connects to its URL. An existing FILE is kept, and
     the next one gets a number.
 
+    With --agent-tools it listens on a port of this machine for one agent, which connects to that in place of the
+    service's WebSocket; a token that the agent sends goes on to the service.
+
     \b
     Examples:
       trimcp record weather.jsonl -- python weather.py
       trimcp record weather.jsonl https://mcp.example/mcp --bearer MY_TOKEN
+      trimcp record agent.jsonl --agent-tools --port 9000 ws://127.0.0.1:8000
     """
     from trimcp.cli.recording import run_proxy
 
+    if port is not None and not agent_tools:
+        raise click.UsageError("--port is for --agent-tools: a client of MCP speaks over standard input and output")
     headers = read_headers(options.headers, options.bearer)
-    sys.exit(run_proxy(file, target, headers, masked=not unmasked, max_bytes=int(max_size * 1024 * 1024)))
+    size = int(max_size * 1024 * 1024)
+    agent_port = (port or 0) if agent_tools else None
+    sys.exit(run_proxy(file, target, headers, masked=not unmasked, max_bytes=size, agent_port=agent_port))
 
 
 @app.command(epilog=REPLAY_EXIT_CODES, short_help="Tell whether a server still answers as recorded.")
@@ -505,11 +528,13 @@ def replay(
     What cannot be the same twice is not compared: ids, cursors, points in time, how often there was progress, and what
     --ignore names by its JSON Pointer, such as /result/structuredContent/elapsed. TARGET is what the other commands
     take; a command may be written last, after --. With --side server there is none: it plays the server over standard
-    input and output, for a client that starts it in place of one.
+    input and output, for a client that starts it in place of one. A recording of agent tools is played to the URL of a
+    service's WebSocket.
 
     \b
     Examples:
       trimcp replay weather.jsonl weather.py
+      trimcp replay agent.jsonl ws://127.0.0.1:8000
       trimcp replay weather.jsonl --ignore /result/_meta -- npx -y some-server
     """
     from trimcp.cli.recording import run_replay

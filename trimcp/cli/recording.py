@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -37,15 +37,31 @@ _LAST_ANSWERS: Final = 30.0
 _DIFFERS: Final = 1
 
 
-def run_proxy(file: Path, words: tuple[str, ...], headers: Mapping[str, str], *, masked: bool, max_bytes: int) -> int:
-    """Record until either side ends, and return the exit code. The headers are sent to a URL, and not written down."""
-    target = _named_target(words, headers)
+def run_proxy(
+    file: Path,
+    words: tuple[str, ...],
+    headers: Mapping[str, str],
+    *,
+    masked: bool,
+    max_bytes: int,
+    agent_port: int | None = None,
+) -> int:
+    """Record until either side ends, and return the exit code. The headers are sent to a URL, and not written down.
+
+    Args:
+        file: the journal.
+        words: the target, or the words of its command.
+        headers: what is sent to it.
+        masked, max_bytes: see `JournalWriter`.
+        agent_port: where an agent connects, if the target is a service of agent tools; None for MCP.
+    """
+    target = _named_target(words, headers) if agent_port is None else _agent_target(words, headers)
     try:
         journal = JournalWriter(file, shlex.join(words), masked=masked, max_bytes=max_bytes, tell=_tell)
     except OSError as error:
         raise Failure(f"cannot write {file}: {error}") from None
     try:
-        return trio.run(_record, target, journal)
+        return trio.run(_record, _relay_of(target, agent_port), journal)
     except McpError as error:
         raise Failure(lost_text(error, target), NO_CONNECTION) from None
     finally:
@@ -63,11 +79,25 @@ def _named_target(words: tuple[str, ...], headers: Mapping[str, str]) -> Any:
     return target
 
 
+def _agent_target(words: tuple[str, ...], headers: Mapping[str, str]) -> Any:
+    from trimcp.cli.recording_agents import agent_target
+
+    return agent_target(words, dict(headers))
+
+
+def _relay_of(target: Any, agent_port: int | None) -> Callable[[JournalWriter], Awaitable[int]]:
+    if agent_port is not None:
+        from trimcp.cli.recording_agents import relay_agent
+
+        return partial(relay_agent, target, agent_port)
+    return partial(_relay_bytes if isinstance(target, StdioServer) else _relay_messages, target)
+
+
 def _tell(line: str) -> None:
     say(f"trimcp record: {line}")
 
 
-async def _record(target: Any, journal: JournalWriter) -> int:
+async def _record(relay: Callable[[JournalWriter], Awaitable[int]], journal: JournalWriter) -> int:
     code = 0
     with signals() as stop, trio.CancelScope() as scope:
         async with open_service_nursery() as nursery:
@@ -77,8 +107,7 @@ async def _record(target: Any, journal: JournalWriter) -> int:
                 scope.cancel(reason="told to stop")
 
             nursery.start_soon(watch)
-            relay = _relay_bytes if isinstance(target, StdioServer) else _relay_messages
-            code = await relay(target, journal)
+            code = await relay(journal)
     return code
 
 
@@ -189,8 +218,18 @@ def run_replay(
         transcript = Transcript.load(file)
     except (ValueError, OSError) as error:
         raise Failure(f"{file}: {error}") from None
-    target = _named_target(words, headers) if client else None
-    connection: AbstractAsyncContextManager[MessageChannel] = claim_stdio() if target is None else target.connect()
+    connection: AbstractAsyncContextManager[MessageChannel]
+    target = None
+    if not transcript.agent_tools:
+        target = _named_target(words, headers) if client else None
+        connection = claim_stdio() if target is None else target.connect()
+    elif client:
+        from trimcp.agent_tools.client_websocket import open_agent_channel
+
+        target = _agent_target(words, headers)
+        connection = open_agent_channel(target)
+    else:
+        raise Failure("--side server is for MCP: an agent starts no server")
 
     async def run() -> list[str]:
         async with connection as channel:

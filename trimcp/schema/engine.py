@@ -323,8 +323,8 @@ class _Budget:
     def _fits(self, value: Any) -> bool:
         try:
             assert self.tamed is not None
-            work.Work(self.tamed.targets).of(self._schema, work.shape_of(value))
-        except (work.TooMuch, RecursionError):
+            work.SchemaWork(self.tamed.targets).of(self._schema, work.shape_of(value))
+        except (work.TooMuchWork, RecursionError):
             return False
         return True
 

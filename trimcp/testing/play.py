@@ -3,13 +3,13 @@
 A message is sent once all messages recorded before it have arrived. These may arrive in any order: responses are
 matched by their request, requests by their method, progress by its token. Values that the other side chooses (request
 ids, cursors, states) and masked secrets are replaced by the current ones. Pings, times, the number of progress
-messages, and responses to cancelled requests may differ.
+messages, and responses to cancelled requests may differ. The messages may be those of MCP or of agent tools.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -19,6 +19,7 @@ import trio
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.framing.headers import request_headers
 from trimcp.nurseries import open_service_nursery
+from trimcp.testing import agent_messages
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
@@ -36,6 +37,7 @@ _CHOSEN: Final = {
     **{key: key for key in ("requestState", "progressToken", "elicitationId", "taskId", "nextCursor")},
     "cursor": "nextCursor",
 }
+_CHOSEN_BY_SERVICE: Final = {**agent_messages.CHOSEN, "progressToken": "progressToken"}
 _MASKED: Final = re.compile(r"\*\*\*\d*")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")
 
@@ -67,7 +69,10 @@ async def play(
         ignore: JSON Pointers to values that may differ in any message of the other side; "*" matches any one step.
         patience: seconds to wait for the next expected message.
     """
-    player = _Player(channel, client, [pointer.strip("/").split("/") for pointer in ignore], patience)
+    agents = agent_messages.of_agent_tools(messages)
+    if agents:
+        messages = [(from_client, agent_messages.as_mcp(message, from_client)) for from_client, message in messages]
+    player = _Player(channel, client, [pointer.strip("/").split("/") for pointer in ignore], patience, agents)
     player.expect(messages)
     async with open_service_nursery() as nursery:
         nursery.start_soon(player.receive)
@@ -81,6 +86,7 @@ class _Player:
     client: bool
     ignored: list[list[str]]
     patience: float
+    agents: bool  # whether these are messages of agent tools, in the shape of MCP's
     problems: list[str] = attrs.field(init=False, factory=list)
     _awaited: list[_Awaited] = attrs.field(init=False, factory=list)
     _ids: dict[Any, Any] = attrs.field(init=False, factory=dict)
@@ -146,7 +152,7 @@ class _Player:
     async def _send(self, message: Any) -> None:
         """Send one message under a lock: a channel allows one sender at a time, and `receive` also answers pings."""
         async with self._sending:
-            await self.channel.send([outgoing_of(message)])
+            await self.channel.send([_of_agent(message) if self.agents else outgoing_of(message)])
 
     async def _until_arrived(self, number: int) -> bool:
         """Wait for all messages expected before the message of this number; return False after `patience`."""
@@ -179,9 +185,13 @@ class _Player:
             return self._ids.get(value, value)
         if isinstance(value, str) and _MASKED.fullmatch(value):
             return self._bound.get(value, value)
-        if key in _CHOSEN and isinstance(value, str | int):
-            return self._bound.get((_CHOSEN[key], value), value)
+        if key in self._chosen and isinstance(value, str | int):
+            return self._bound.get((self._chosen[key], value), value)
         return value
+
+    @property
+    def _chosen(self) -> Mapping[str, str]:
+        return _CHOSEN_BY_SERVICE if self.agents else _CHOSEN
 
     # Receiving
 
@@ -190,7 +200,8 @@ class _Player:
         try:
             while True:
                 for incoming in await self.channel.receive():
-                    for message in _members(as_json(incoming.message)):
+                    found = as_json(incoming.message)
+                    for message in _members(agent_messages.as_mcp(found, not self.client) if self.agents else found):
                         await self._take(message)
                 self._changed.unpark_all()
         except (trio.EndOfChannel, trio.BrokenResourceError):
@@ -207,6 +218,8 @@ class _Player:
         found.arrived = True
         if "method" in message and "id" in message:
             self._ids[found.message["id"]] = message["id"]
+            if self.agents:
+                self._bound["progressToken", found.message["id"]] = message["id"]
         if message.get("method") != _PROGRESS:
             name = self._name(found.message)
             self.problems += [f"message {found.number}, {name}: {problem}" for problem in problems]
@@ -227,7 +240,7 @@ class _Player:
         elif method == _PROGRESS or (method is None and message.get("id") in self._given_up):
             pass
         else:
-            self.problems.append(f"not in the journal: {_short(message, 200)}")
+            self.problems.append(f"not in the journal: {_short(self._plain(message), 200)}")
             if method is not None and "id" in message:
                 error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
                 await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
@@ -235,15 +248,16 @@ class _Player:
     def _compare(self, expected: Any, actual: Any) -> tuple[list[str], dict[Any, Any]]:
         """Return the differences, and the other side's current values by those in the journal."""
         chosen: dict[Any, Any] = {}
+        own, cancelled = ("$.request_id",) * 2 if self.agents else ("$.id", "$.params.requestId")
 
         def alike(left: Any, right: Any, path: str) -> bool:
             key = path.rpartition(".")[2]
-            if (path == "$.id" and "method" in expected) or key == META_TIMEOUT:  # the caller's remaining time
-                return True
-            if path == "$.params.requestId" and expected.get("method") == _CANCELLED:
+            if path == cancelled and expected.get("method") == _CANCELLED:
                 return bool(self._ids.get(left) == right)
-            if key in _CHOSEN and isinstance(left, str | int) and isinstance(right, str | int):
-                chosen[_CHOSEN[key], left] = right
+            if (path == own and "method" in expected) or key == META_TIMEOUT:  # the caller's remaining time
+                return True
+            if key in self._chosen and isinstance(left, str | int) and isinstance(right, str | int):
+                chosen[self._chosen[key], left] = right
                 if isinstance(left, str) and _MASKED.fullmatch(left):
                     chosen[left] = right
                 return True
@@ -254,10 +268,14 @@ class _Player:
                 return True
             return isinstance(right, str) and _is_same_text(left, right)
 
-        left, right = expected, actual
+        left, right = self._plain(expected), self._plain(actual)
         for pointer in self.ignored:
             left, right = _without(left, pointer), _without(right, pointer)
         return list(differences(left, right, "$", alike)), chosen
+
+    def _plain(self, message: Any) -> Any:
+        """Return a message as it was said."""
+        return agent_messages.as_agent(message) if self.agents else message
 
     def _name(self, message: Any) -> str:
         if "method" in message:
@@ -290,6 +308,10 @@ def _without(value: Any, pointer: list[str]) -> Any:
     if isinstance(value, list):
         return ["..." if step in ("*", str(at)) else each for at, each in enumerate(value)]
     return value
+
+
+def _of_agent(message: Any) -> Outgoing:
+    return Outgoing(orjson.dumps(agent_messages.as_agent(message)), Kind.NOTIFICATION)
 
 
 def outgoing_of(message: Any) -> Outgoing:

@@ -23,6 +23,7 @@ from trimcp.client.client import Target, named, opened
 from trimcp.nurseries import open_service_nursery
 from trimcp.run import in_process
 from trimcp.server.server import Server
+from trimcp.testing.agent_messages import of_agent_tools
 from trimcp.testing.journal import read_journal
 from trimcp.testing.play import differences, play
 from trimcp.transports.memory import memory_channels
@@ -44,6 +45,11 @@ class Transcript:
 
     messages: Sequence[tuple[bool, Any]]
     recorded: bool = False
+
+    @property
+    def agent_tools(self) -> bool:
+        """Whether these are messages of agent tools, not of MCP."""
+        return self.recorded and of_agent_tools(self.messages)
 
     @classmethod
     def parse(cls, text: str) -> Transcript:
@@ -94,6 +100,8 @@ async def replay(transcript: Transcript, target: Server[Any] | Target, *, ignore
         AssertionError: a message is missing, unexpected or has different fields; the text names each.
         TypeError: the target does not suit this conversation, or `ignore` is given for one that was not recorded.
     """
+    if transcript.agent_tools:
+        raise TypeError("a recording of agent tools is replayed by `trimcp replay FILE ws://HOST:PORT`")
     if transcript.recorded:
         async with opened(in_process(target, framed=True) if isinstance(target, Server) else named(target)) as channel:
             if not isinstance(channel, MessageChannel):

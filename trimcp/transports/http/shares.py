@@ -256,14 +256,14 @@ class Table(Generic[S]):
         self._shares.remove(item)
 
 
-class Occupant(Protocol):
+class Evictable(Protocol):
     """What occupies a place of `Places` while it is under way."""
 
     def give_way(self, why: str) -> None:
         """End it, and let it leave its place now. Must not block."""
 
 
-W = TypeVar("W", bound=Occupant)
+W = TypeVar("W", bound=Evictable)
 
 
 class Places(Generic[W]):
