@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +17,13 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools, client_supervised
+from trimcp.agent_tools.client_rpc import GrpcWire
 from trimcp.agent_tools.client_wire import NotSent
-from trimcp.agent_tools.messages import AgentMessage, ContextState, ToolList, ToolRequest, ToolResponse
+from trimcp.agent_tools.messages import AgentMessage, ContextState, ContextUpdate, ToolList, ToolRequest, ToolResponse
 from trimcp.errors import ConnectionLost
+from trimcp.framing.grpc import GrpcStatus
 from trimcp.restarts import Restarts
+from trimcp.transports.grpc.calls import CallFailed
 
 QUICK = Restarts(first_pause=0.01, longest_pause=0.05, most=1_000)
 
@@ -46,6 +50,8 @@ class Wire:
         await self._do(message)
         if message.type == "list_tools":
             return ToolList(tools=[])
+        if message.type == "context_update":
+            return ContextUpdate(context_id="c", version=1, updates={})
         return ContextState(context_id="c", version=1, state={})
 
     async def wait_lost(self) -> None:
@@ -140,6 +146,95 @@ async def test_leaving_ends_it_while_it_waits(wires: list[Any], autojump_clock: 
             await agent.call("echo")
     with pytest.raises(trimcp.LocalError):
         await agent.call("echo")
+
+
+async def test_what_a_service_that_ends_did_not_begin_is_asked_again_and_what_it_may_have_begun_is_not(
+    wires: list[Any], autojump_clock: MockClock
+) -> None:
+    not_begun = agent_tools.Draining("it ends", {"reason": "drain", "started": False})
+    stopped = agent_tools.Draining("it was stopped", {"reason": "drain", "started": True})
+    first, second = Wire(not_begun, not_begun, stopped, agent_tools.Draining("who knows")), Wire()
+    wires[:] = [first, second]
+    async with supervised() as agent, trio.open_nursery() as nursery:
+        nursery.start_soon(agent.call, "echo")
+        nursery.start_soon(agent.existing_context("c").update, {"a": 1})
+        await wait_all_tasks_blocked()
+        for said in ("stopped", "who knows"):
+            with pytest.raises(agent_tools.Draining, match=said):
+                await agent.call("pay")
+        assert not second.asked
+        first.lost.set()
+    assert sorted(message.type for message in second.asked) == ["context_update", "tool_request"]
+
+
+async def test_over_http_there_is_no_other_connection_to_wait_for(wires: list[Any], autojump_clock: MockClock) -> None:
+    wires[:] = [Wire(agent_tools.Draining("it ends", {"started": False}), agent_tools.Draining("it ends"))]
+    async with agent_tools.supervise("http://service.test") as agent:
+        for ask in (partial(agent.call, "echo"), agent.tools):
+            with pytest.raises(agent_tools.Draining), trio.fail_after(5):
+                await ask()
+
+
+@pytest.mark.parametrize(
+    ("lost", "begun", "kind"),
+    [(None, False, NotSent), ("gone", False, NotSent), ("gone", True, ConnectionLost)],
+)
+def test_a_call_through_grpc_that_was_not_begun_was_not_sent(lost: str | None, begun: bool, kind: type) -> None:
+    connection: Any = SimpleNamespace(lost=lost)
+    failure = CallFailed(GrpcStatus.UNAVAILABLE, "no more calls", begun=begun)
+    assert type(GrpcWire(connection, (), 1_000).error(failure)) is kind
+
+
+@pytest.mark.parametrize("transport", ["websocket", "grpc"])
+async def test_a_call_during_a_drain_waits_for_the_next_service_while_another_is_answered(transport: str) -> None:
+    scheme, start = ("grpc", trimcp.serve_grpc) if transport == "grpc" else ("ws", trimcp.serve_http)
+    began, go_on, stop, ended = trio.Event(), trio.Event(), trio.Event(), trio.Event()
+    runs: list[int] = []
+
+    async def serve(number: int, port: int, task_status: trio.TaskStatus[int]) -> None:
+        server = trimcp.Server("service")
+
+        @server.tool
+        async def slow() -> int:
+            began.set()
+            await go_on.wait()
+            return number
+
+        @server.tool
+        async def which() -> int:
+            runs.append(number)
+            return number
+
+        async with trio.open_nursery() as nursery:
+            run = partial(start, server, agent_tools=AgentTools(server), port=port, grace=PATIENCE)
+            if number == 0:
+                run = partial(run, stop=stop)
+            (url, *_) = await nursery.start(run)
+            task_status.started(int(url.removesuffix("/mcp").rstrip("/").rpartition(":")[2]))
+        ended.set()
+
+    async def note(ask: Callable[[], Awaitable[Any]], into: list[Any]) -> None:
+        into.append(await ask())
+
+    answered: list[Any] = []
+    waited: list[Any] = []
+    with trio.fail_after(PATIENCE):
+        async with trio.open_nursery() as nursery:
+            port = await nursery.start(serve, 0, 0)
+            async with agent_tools.supervise(f"{scheme}://127.0.0.1:{port}", restarts=QUICK) as agent:
+                async with trio.open_nursery() as calls:
+                    calls.start_soon(note, partial(agent.call, "slow"), answered)
+                    await began.wait()
+                    stop.set()
+                    await wait_all_tasks_blocked(0.05)
+                    calls.start_soon(note, partial(agent.call, "which"), waited)
+                    await wait_all_tasks_blocked(0.05)
+                    assert (answered, waited, runs) == ([], [], [])
+                    go_on.set()
+                    await ended.wait()
+                    await nursery.start(serve, 1, port)
+                assert (answered, waited, runs) == ([0], [1], [1])
+            nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("transport", ["websocket", "grpc"])

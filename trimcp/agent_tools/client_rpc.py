@@ -18,6 +18,7 @@ import trio
 
 from trimcp.agent_tools.client_wire import (
     AgentTarget,
+    NotSent,
     Progressed,
     ProviderStream,
     answer_in,
@@ -209,7 +210,7 @@ class GrpcWire:
             except (binascii.Error, ValueError):
                 return InvalidReply("the service's error cannot be read")
         if self._connection.lost is not None or not failure.begun:
-            return ConnectionLost(self._connection.lost or failure.message)
+            return (ConnectionLost if failure.begun else NotSent)(self._connection.lost or failure.message)
         if not failure.trailers and failure.status is GrpcStatus.RESOURCE_EXHAUSTED:
             return InvalidReply(f"the service's answer has more than {self._max_message} bytes, the limit here")
         cls = _OF_STATUS.get(failure.status)

@@ -15,7 +15,7 @@ import trio
 
 from trimcp.agent_tools.client import MAX_ROUNDS, AgentConnection, OnInput, opened_wire
 from trimcp.agent_tools.client_wire import AgentTarget, AgentWire, NotSent, Progressed, ProviderStream
-from trimcp.agent_tools.errors import AgentToolsError, Draining, ProviderGone, TooMuch
+from trimcp.agent_tools.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
 from trimcp.agent_tools.messages import (
     AgentMessage,
     ContextRead,
@@ -80,7 +80,8 @@ async def supervise(
 
     While there is none, what is asked waits for the next one: put `trio.fail_after` around it. Calls and updates that
     were under way when it was lost raise `ConnectionLost`, since nobody knows what became of them; reading a context
-    and listing tools are asked again. A watch ends with `ConnectionLost`: begin a new one, which tells the state.
+    and listing tools are asked again, and so is what a service that is shutting down did not begin. A watch ends with
+    `ConnectionLost`: begin a new one, which tells the state.
 
     Args:
         url, token, headers, uds, ssl_context, on_input, max_rounds: as for `connect`.
@@ -158,7 +159,7 @@ class SupervisedWire:
         return self._wire
 
     async def _asked(self, ask: Callable[[AgentWire], Awaitable[T]], *, again: bool) -> T:
-        """Ask over the present connection, or the next one if nothing was sent, or if it may be asked again."""
+        """Ask over the present connection, or the next one if nothing was begun, or if it may be asked again."""
         wire: AgentWire | None = None
         while True:
             wire = await self._connected(wire)
@@ -167,14 +168,21 @@ class SupervisedWire:
             except ConnectionLost as error:
                 if not again and not isinstance(error, NotSent):
                     raise
-            except Draining:  # answered while it ends: what only reads was not carried out
-                if not again:
-                    raise
+            except Draining as error:  # answered while it ends: what only reads was not carried out
+                if self._target.scheme.startswith("http") or not (again or error.not_started):
+                    raise  # over HTTP this "connection" never ends: there is no other one to wait for
 
     # The AgentWire
 
     async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
-        return await self._asked(lambda wire: wire.call(request, progressed), again=False)
+        async def ask(wire: AgentWire) -> ToolResponse:
+            response = await wire.call(request, progressed)
+            error = None if response.error is None else error_from(response.error)
+            if isinstance(error, Draining) and error.not_started:
+                raise error
+            return response
+
+        return await self._asked(ask, again=False)
 
     async def ask(self, message: AgentMessage) -> AgentMessage:
         return await self._asked(lambda wire: wire.ask(message), again=isinstance(message, _REPEATED))

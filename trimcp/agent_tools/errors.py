@@ -188,12 +188,24 @@ class RequestCancelled(AgentToolsError):
     extended_status = "cancelled"
 
 
+NOT_STARTED: Final = {"started": False}
+"""The data of `Draining` where nothing was done, as MCP's errors have it: the same can be asked again elsewhere."""
+
+
 class Draining(AgentToolsError):
-    """The server is shutting down."""
+    """The server is shutting down.
+
+    `data["started"]` says whether anything of the request was done; if it is missing, nobody knows.
+    """
 
     code = "draining"
     http_status = 503
     grpc_status = "UNAVAILABLE"
+
+    @property
+    def not_started(self) -> bool:
+        """Whether the service says that nothing was done."""
+        return isinstance(self.data, dict) and self.data.get("started") is False
 
 
 class ProviderGone(AgentToolsError):

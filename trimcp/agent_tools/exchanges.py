@@ -15,6 +15,7 @@ import trio
 from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.errors import (
+    NOT_STARTED,
     AgentToolsError,
     DeadlinePassed,
     Draining,
@@ -241,7 +242,7 @@ class AgentExchange(Handler, StreamSink):
         """
         port = self.port
         if port.shared.draining:
-            raise Draining(ENDS)
+            raise Draining(ENDS, NOT_STARTED)
         caller = self.caller or port.caller(self.head)
         if isinstance(message, ToolRequest):
             context = port.run.context_now(caller, message.context_id)

@@ -23,7 +23,7 @@ import trio
 from trimcp.agent_tools.answers import CallAnswer
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.entries import shown
-from trimcp.agent_tools.errors import AgentToolsError, Draining, MalformedMessage, ToolFailed
+from trimcp.agent_tools.errors import NOT_STARTED, AgentToolsError, Draining, MalformedMessage, ToolFailed
 from trimcp.agent_tools.exchanges import ENDS, AgentExchange, AgentPort, refusal_error
 from trimcp.agent_tools.messages import (
     AgentMessage,
@@ -200,7 +200,7 @@ class RpcExchange(AgentExchange):
         try:
             message = self._asked = decode(asked, payload)
             if self.port.shared.draining:
-                raise Draining(ENDS)
+                raise Draining(ENDS, NOT_STARTED)
             timeout = timeout_of(head) if "grpc-timeout" in headers else math.inf
             if cls is ToolRequest:
                 self._take_call(message, len(payload), timeout)

@@ -21,6 +21,7 @@ from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.contexts import ContextActor
 from trimcp.agent_tools.errors import (
+    NOT_STARTED,
     AgentToolsError,
     ContextGone,
     Draining,
@@ -166,12 +167,12 @@ class AgentChannel(WrappedChannel):
             carry_out = _CARRY_OUT.get(type(message))
             if carry_out is not None:
                 if message.asks and self.session.draining.is_set() and type(message) is not ContextUnwatch:
-                    raise Draining(_DRAINING)
+                    raise Draining(_DRAINING, NOT_STARTED)
                 carry_out(self, message, incoming)
             elif not message.asks:
                 raise MalformedMessage(f"`{message.type}` is sent by services only")
             elif self.session.draining.is_set():
-                raise Draining(_DRAINING)
+                raise Draining(_DRAINING, NOT_STARTED)
             else:
                 self._in_turn(self._answer, message)
         except AgentToolsError as error:
