@@ -36,8 +36,15 @@ EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
 NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotocol/client']}"
 # A certified authorization server, for logins that nobody here has a hand in.
 OIDC_PROVIDER = "oidc-provider@9.13.3"
+# Whose strict conversions our schemas go through.
+AGENTS = {
+    "openai-agents": "openai-agents==0.24.*",
+    "pydantic-ai": "pydantic-ai-slim[openai]==2.68.*",
+    "google-adk": "google-adk==2.13.*",
+    "langchain": "langchain-core==1.8.*",
+}
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
-# The conformance suite of HTTP/2, in Go.
+# A client of gRPC and the conformance suite of HTTP/2, in Go.
 GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
 CONFORMANCE = "@modelcontextprotocol/conformance@0.2.0-alpha.12"
@@ -268,9 +275,16 @@ def interop(session: nox.Session) -> None:
         "TRIMCP_NODE_INSPECTOR": str(install_from_npm(session, INSPECTOR)),
         "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
         "TRIMCP_NODE_OIDC_PROVIDER": str(install_from_npm(session, OIDC_PROVIDER)),
+        "TRIMCP_REAL_SERVERS": json.dumps(install_real_servers(session)),
+        **build_peers(session),
     }
     if (grpcurl := install_from_go(session, GRPCURL)) is not None:
         env["TRIMCP_GRPCURL"] = str(grpcurl)
+    for name, requirement in AGENTS.items():
+        try:
+            env[f"TRIMCP_STRICT_{name.replace('-', '_').upper()}"] = str(install_apart(session, name, requirement))
+        except nox.command.CommandFailed:
+            session.warn(f"NOTHING HERE SAYS THAT {name} TAKES OUR SCHEMAS: it could not be installed")
     with timed(session):
         session.run("pytest", "tests/interop", *session.posargs, env=env)
 
@@ -323,6 +337,50 @@ def install_apart(session: nox.Session, name: str, *requirements: str) -> Path:
         session.run(str(python), "-m", "pip", "install", *quiet, *requirements, external=True)
         done.write_text("\n".join(requirements), "utf-8")
     return python
+
+
+def install_real_servers(session: nox.Session) -> dict[str, str]:
+    """The folder with the programs of each server that people use, by its package."""
+    servers = nox.project.load_toml("tests/interop/real_servers.toml")["servers"]
+    found = {}
+    for server in servers:
+        package = server["package"]
+        if server["from"] == "pypi":
+            python = install_apart(session, f"real-{package.partition('=')[0]}", package, *server.get("with", ()))
+            found[package] = str(python.parent)
+        else:
+            found[package] = str(install_from_npm(session, package) / ".bin")
+    return found
+
+
+def build_peers(session: nox.Session) -> dict[str, str]:
+    """What starts our programs on the official Go and Rust SDKs, where there is a toolchain: tests/interop."""
+    built = session.cache_dir.absolute() / "compiled-peers"
+    built.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for name, tool, command in (
+        ("go", "go", ("go", "build", "-C", "tests/interop/go", "-o", str(built / "go-peer"), ".")),
+        ("rust", "cargo", ("cargo", "build", "--manifest-path", "tests/interop/rust/Cargo.toml", "--locked")),
+    ):
+        if shutil.which(tool) is None:
+            session.warn(f"UNTESTED, for want of {tool}: the {name} SDK as client and as server")
+            continue
+        session.run(*command, external=True, env={"CARGO_TARGET_DIR": str(built / "rust")})
+        program = built / ("go-peer" if name == "go" else "rust/debug/peer")
+        found[f"TRIMCP_PEER_{name.upper()}"] = str(program)
+    if shutil.which("mvn") is None or shutil.which("javac") is None:
+        session.warn("UNTESTED, for want of Maven: the Java SDK as client and as server")
+        return found
+    source = Path("tests/interop/java")
+    for name, version in PEERS["maven"].items():
+        lib, classes = built / name / "lib", built / name / "classes"
+        if not lib.exists():
+            words = ["-q", "-B", "-f", str(source / "pom.xml"), f"-Dmcp.version={version}", f"-DoutputDirectory={lib}"]
+            session.run("mvn", *words, "dependency:copy-dependencies", external=True)
+        classpath = f"{lib}/*"
+        session.run("javac", "-cp", classpath, "-d", str(classes), f"{source}/src/main/java/Peer.java", external=True)
+        found[f"TRIMCP_PEER_{name.upper().replace('-', '_')}"] = f"java -cp {classes}:{classpath} Peer"
+    return found
 
 
 def install_from_npm(session: nox.Session, package: str) -> Path:

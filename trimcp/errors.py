@@ -189,7 +189,17 @@ class ErrorReply(_CodedError):
         code: an integer. Use your own codes outside -32768..-32000 (specification, "Error Codes").
         message: one line for a person, sent to the peer unchanged.
         data: any JSON value for a program, or None for no `data` member.
+
+    Raises:
+        TypeError: the code is no integer that JSON-RPC can say, or the message is no text.
     """
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        if type(code) is not int or not -(2**63) <= code < 2**63:
+            raise TypeError(f"the code of an ErrorReply is an integer of 64 bits, not {code!r:.60}")
+        if not isinstance(message, str):
+            raise TypeError(f"the message of an ErrorReply is a text, not {message!r:.60}")
+        super().__init__(code, message, data)
 
 
 class ResourceNotFound(McpError):

@@ -20,6 +20,7 @@ from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere
+from trimcp.cleaning import digest
 
 HOSTS = pytest.mark.parametrize("host", ["http", "http on hypercorn", "http/2"])
 EVENTS = {"accept": "text/event-stream, application/json"}
@@ -161,7 +162,7 @@ async def test_the_access_log_has_each_request(host: str, caplog: pytest.LogCapt
     found = [vars(record) for record in caplog.records if record.name == "trimcp.access"]
     assert [(each["http_method"], each["path"], each["status"], each["principal"]) for each in found] == [
         ("POST", "/tools/call", 200, "demo"),
-        ("GET", "/contexts/nobodys", 404, "demo"),
+        ("GET", f"/contexts/{digest('nobodys')}", 404, "demo"),
     ]
 
 

@@ -317,7 +317,7 @@ from trimcp.transports.grpc.calls import CallFailed
 from trimcp.transports.grpc.client import GrpcServer
 
 server = trimcp.Server("s", version="1")
-server.tool(lambda: "hi", name="hi")
+server.tool(name="hi")(lambda: "hi")
 
 async def main():
     async with trio.open_nursery() as nursery:

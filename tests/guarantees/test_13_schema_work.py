@@ -17,7 +17,6 @@ import pytest
 from tests.guarantees.report import figure
 from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import peer_validator
-from trimcp.schema.work import shape_of
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
@@ -138,15 +137,16 @@ def values() -> Iterator[Any]:
         yield [text * 100] * (4_000_000 // len(text) // 100)
 
 
-def pieces() -> Iterator[tuple[Any, Any]]:
-    """Pairs of a schema and a value: all, thinned by a seed to what a test may take."""
+def pieces(most: int) -> Iterator[tuple[Any, Any]]:
+    """Pairs of a schema and a value: so many of all, by a seed; every keyword and every value is among them."""
     chosen = random.Random(13)
     everything = list(values())
-    for inner in simple_keywords():
-        for schema in applied(inner):
-            yield from ((schema, value) for value in chosen.sample(everything, 1))
-        for schema in ({"items": inner, "additionalProperties": inner}, inner):
-            yield from ((schema, value) for value in everything if len(shape_of(value).children) < 99)
+    simple = list(simple_keywords())
+    direct = [{"items": inner, "additionalProperties": inner, **inner} for inner in simple]
+    wrapped = [schema for inner in simple for schema in applied(inner)]
+    for number in range(most):
+        schemas = direct if number % 2 else wrapped
+        yield chosen.choice(schemas) if number >= 2 * len(direct) else schemas[number // 2], chosen.choice(everything)
 
 
 def spent(validator: Any, value: Any) -> tuple[float, bool]:
@@ -156,7 +156,7 @@ def spent(validator: Any, value: Any) -> tuple[float, bool]:
 
 
 def yardstick() -> float:
-    """What half a million steps of Python take: about 10 ms on the machine that the bound was written for."""
+    """What half a million steps of Python take: about 1.7 ms on the machine that the bound was written for."""
     best = 9.0
     for _ in range(5):
         begun = time.thread_time()
@@ -169,7 +169,7 @@ def yardstick() -> float:
 def test_no_keyword_and_no_value_take_a_client_long() -> None:
     worst: list[tuple[float, str, str, bool]] = []
     tried = refused = 0
-    for schema, value in pieces():
+    for schema, value in pieces(500):
         try:
             validator = peer_validator(schema)
             validator.is_valid(None)
@@ -177,10 +177,15 @@ def test_no_keyword_and_no_value_take_a_client_long() -> None:
             refused += 1
             continue
         took, fits = spent(validator, value)
+        if took > 0.05:  # perhaps something else took it
+            took = min(took, spent(validator, value)[0], spent(validator, value)[0])
         tried += 1
         worst.append((took, repr(schema)[:300], repr(value)[:60], fits))
         worst = sorted(worst, reverse=True)[:10]
     for took, schema_text, value_text, fits in worst:
         print(f"{1000 * took:8.1f} ms {fits} {schema_text}\n            {value_text}")
-    print(f"{tried} tried, {refused} schemas refused, yardstick {1000 * yardstick():.1f} ms")
-    figure(13, f"the worst of {tried} schemas and values", 1000 * worst[0][0], 100, "ms", "client")
+    unit = yardstick()
+    print(f"{tried} tried, {refused} schemas refused, yardstick {1000 * unit:.1f} ms")
+    figure(13, f"the worst of {tried} schemas and values", 1000 * worst[0][0], None, "ms", "client")
+    figure(13, "the same, in times of half a million steps of Python", worst[0][0] / unit, 60, "", "client")
+    assert worst[0][0] <= 60 * unit  # 0.1 s on a quiet machine

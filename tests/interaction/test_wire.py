@@ -187,7 +187,8 @@ async def check_first_words(links: Links, wire: Wire) -> None:
     assert failure(await wire.ask(2, "initialize", {})) == (2, INVALID_PARAMS)
     assert (await wire.ask(3, "ping"))["result"] == {}
     await wire.meet()
-    assert failure(await wire.ask(4, "initialize", {})) == (4, INVALID_REQUEST)
+    # Where there is one connection, a new handshake begins anew: its params are looked at.
+    assert failure(await wire.ask(4, "initialize", {})) == (4, INVALID_PARAMS if links.connected else INVALID_REQUEST)
 
 
 async def check_unasked_log_messages(links: Links, wire: Wire) -> None:
@@ -235,7 +236,7 @@ async def check_rounds(links: Links, wire: Wire) -> None:
     result = asked["result"]
     assert (asked["id"], result["resultType"]) == (1, "input_required")
     [(key, question)] = result["inputRequests"].items()
-    assert question["method"] == "roots/list"
+    assert question == {"method": "roots/list", "params": {}}, "clients in Go need the member"
     state = result["requestState"]
     roots = {"roots": [{"uri": "file:///z"}]}
     call = {"name": "where", "arguments": {}, "inputResponses": {key: roots}, "requestState": state}

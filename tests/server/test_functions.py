@@ -136,6 +136,11 @@ def test_a_method_without_its_object_is_refused(register: Any) -> None:
                 return number
 
 
+def test_what_tells_no_parameters_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"getattr\(\) does not tell its parameters: wrap it"):
+        Server("s").add_tool(getattr)
+
+
 async def test_static_methods_and_a_function_with_a_first_argument_of_this_name_are_taken(autojump_clock: Any) -> None:
     class Own:
         @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import date
 from typing import Any
@@ -31,7 +32,7 @@ def adders(server: trimcp.Server[None]) -> dict[str, Add]:
     return {
         "tool": lambda **o: server.tool(**o)(function),
         "add_tool": lambda **o: server.add_tool(function, **o),
-        "command": lambda **o: server.add_command("true", ["true"], **o),
+        "command": lambda **o: server.add_command("true", [sys.executable], **o),
         "resource": lambda **o: server.resource("a://b", **o)(function),
         "template": lambda **o: server.resource("a://{name}", **o)(of_one),
         "add_resource": lambda **o: server.add_resource("a://c", "text", **o),

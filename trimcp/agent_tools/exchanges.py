@@ -216,7 +216,7 @@ class AgentExchange(Handler, StreamSink):
     # Called by the call
 
     def post(self, outgoing: Outgoing) -> None:
-        stream = self.become_stream()
+        stream = self._stream or self.become_stream()
         if stream is not None:
             stream.post(outgoing)
 

@@ -86,6 +86,7 @@ from trimcp.wire.jsonrpc import Malformed, encode
 
 __all__ = ["SERVICE", "AgentRpc"]
 
+_SOON: Final = 1_024  # bytes of a request from which on nothing of it is converted for somebody who is refused
 _LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept are bounded
 
 _Method: TypeAlias = tuple[type[AgentMessage], Any, Any]
@@ -222,16 +223,20 @@ class RpcExchange(AgentExchange):
         self.progress = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
         caller = self.caller
-        _, entry = run.catalog.find(request.tool_name, request.version)
-        if not shown(entry, caller.principal):
-            self._asked = message = None  # the session refuses the call
+        if size >= _SOON:  # smaller ones cost less than to ask twice
+            _, entry = run.catalog.find(request.tool_name, request.version, caller)
+            if not shown(entry, caller.principal):
+                self._asked = message = None  # the session refuses the call
         context = run.context_now(caller, request.context_id)
         if (context is None and request.context_id is not None) or (message is not None and is_large(message)):
             self.answer_later(request, caller, size)
             return
         if message is not None:
             self._asked = None
-            size += at_once(self._convert(message, request))
+            if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
+                request.arguments = _object(read_value(text, self.port.shared.settings.limits), "arguments")
+            else:
+                size += at_once(self._convert(message, request))
         self.begin(request, caller, context, size)
 
     def too_large(self, beginning: bytes) -> HttpResponse:
@@ -251,12 +256,10 @@ class RpcExchange(AgentExchange):
     def _convert(self, message: Any, request: ToolRequest) -> Steps[int]:
         """Set a call's values; return the memory that they take beside their bytes. Raises MalformedMessage."""
         limits = self.port.shared.settings.limits
-        request.arguments, members = yield from arguments_of(message, limits)
+        found, members = yield from arguments_of(message, limits)
+        request.arguments = None if found is None else _object(found, "arguments")
         if text := message.input_responses_json:
-            request.input_responses = read_value(text, limits)
-        for name in ("arguments", "input_responses"):
-            if type(getattr(request, name)) not in (dict, type(None)):
-                raise MalformedMessage(f"tool_request: `{name}` must be an object")
+            request.input_responses = _object(read_value(text, limits), "input_responses")
         return MEMBER * members
 
     async def complete(self, request: ToolRequest, size: int) -> int:
@@ -349,6 +352,12 @@ class RpcExchange(AgentExchange):
             self._stream.end()
         elif reply is not None:
             reply.send(error_response(error))
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise MalformedMessage(f"tool_request: `{name}` must be an object")
+    return value
 
 
 class MessageStream(EventStream):

@@ -51,6 +51,7 @@ from trimcp.agent_tools.messages import (
     ToolRequest,
     ToolsRegistered,
 )
+from trimcp.bounds import checked
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
 from trimcp.cleaning import digest, harmless, log_crash
@@ -83,7 +84,7 @@ MAX_CALLS: Final = 10_000
 """Default of the calls under way, over all callers."""
 
 
-@attrs.define(eq=False, repr=False)
+@attrs.define(eq=False, repr=False, field_transformer=checked())
 class AgentRun:
     """Agent tools in one run of a server.
 

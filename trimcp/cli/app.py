@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import shlex
@@ -189,6 +190,8 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     if options.trace is not None:
         os.environ["TRIMCP_TRACE"] = "stderr" if options.trace == "-" else options.trace
     sys.argv = [server, *arguments]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
     load = partial(_load, server, options.gc_threshold)
     if over_network:
         from trimcp.cli.serving import serve  # not needed on standard input and output

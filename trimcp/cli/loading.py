@@ -8,8 +8,8 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,7 +54,7 @@ def load_program(name: str) -> Loaded:
     """
     place, attribute = _split(name)
     # Standard output is only for protocol messages, from the first byte on.
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), _children_print_to_stderr():
         module = _from_file(Path(place)) if place.endswith(".py") else _from_module(place)
         auth, server = getattr(module, "auth", None), _pick(module, attribute, place)
         return Loaded(server, auth if hasattr(auth, "metadata_paths") else None, _agent_tools_of(module, server))
@@ -66,6 +66,22 @@ def _agent_tools_of(module: ModuleType, server: Server[Any]) -> Any:
         return None
     found = (value for value in vars(module).values() if isinstance(value, serving.AgentTools))
     return next((value for value in found if value.server is server), None)
+
+
+@contextmanager
+def _children_print_to_stderr() -> Iterator[None]:
+    """While the block runs, let descriptor 1 be standard error: child processes inherit it."""
+    if sys.__stdout__ is None or sys.__stderr__ is None:
+        yield
+        return
+    sys.__stdout__.flush()
+    saved = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
 
 
 def trace_of(error: Exception) -> str:

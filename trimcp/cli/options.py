@@ -111,7 +111,7 @@ class ConnectOptions(ReachOptions):
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
     "Over a network": (
-        *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "software"),
+        *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "root", "software"),
         *("certfile", "keyfile", "workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     ),
     "Who may come over a network": (
@@ -172,6 +172,11 @@ class RunOptions:
         default="own",
         type=click.Choice(["own", "hypercorn"]),
         help="What speaks HTTP; hypercorn has HTTP/2.",
+    )
+    root: str = option(
+        default="",
+        metavar="PREFIX",
+        help="The prefix of our paths that a proxy cuts off: /tools. HTTP+SSE tells its clients an address.",
     )
     certfile: str | None = option(metavar="FILE", type=_FILE, help="Speak TLS with this certificate (PEM).")
     keyfile: str | None = option(metavar="FILE", type=_FILE, help="Its key, where it is in a file of its own.")

@@ -171,6 +171,7 @@ def _settings(options: RunOptions) -> HttpSettings:
             authenticate=None if tokens is None or options.auth_issuers else tokens,
             auth=_token_auth(options, path, tokens) if options.auth_issuers else None,
             reply=options.reply,
+            root=options.root,
             stateless=options.stateless,
             access_log=AccessLog() if options.access_log else None,
         )

@@ -443,7 +443,7 @@ class Connection:
         try:
             return jsonrpc.encode_error(id, error.code, error.message, error.data)
         except LocalError:
-            return jsonrpc.encode_error(id, INTERNAL_ERROR, "the error could not be encoded", None)
+            return jsonrpc.encode_error(id, error.code, jsonrpc.sendable(error.message))
 
     def answered(self, id: RequestId) -> bool:
         """Note that the answer to the peer's request `id` is sent now; return False if it was cancelled before."""
@@ -553,7 +553,10 @@ class Connection:
             raise LocalError(f"{verb.name} cannot be sent: {error}") from error
         if subscription is not None:
             raw["_meta"] = {**raw.get("_meta", {}), META_SUBSCRIPTION_ID: subscription}
-        return jsonrpc.encode_notification(verb.name, raw or None)
+        try:
+            return jsonrpc.encode_notification(verb.name, raw or None)
+        except jsonrpc.Unencodable:
+            return jsonrpc.encode_notification(verb.name, jsonrpc.sendable(raw))
 
     def load_result(self, verb: Verb, raw: dict[str, Any]) -> Any:
         """Return the payload of the peer's answer to a request of ours, without list members that cannot be read.

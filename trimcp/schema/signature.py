@@ -126,7 +126,10 @@ def describe(
     plain = function.func if isinstance(function, functools.partial) else function
     name = getattr(plain, "__name__", None) or type(plain).__name__
     hints = _hints(function, name)
-    parameters = inspect.signature(function).parameters
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:
+        raise TypeError(f"{name}() does not tell its parameters: wrap it in a function with annotations") from None
     text = parse(_docstring(function), parameters)
     reader = _Reader(name, text.parameters, loose)
     others: list[tuple[inspect.Parameter, Any]] = []

@@ -26,6 +26,7 @@ _MOST_SHAPES: Final = 2_000
 _MOST_STEPS: Final = 10_000
 _DEEPEST: Final = 300
 _LEAST_WHOLE, _MOST_WHOLE = -(2**53), 2**53
+_LEAST_SHORT, _MOST_SHORT = 1e-6, 1e15
 
 # ns, by the kind of the keyword's number, then of the value's: whole, with a fraction, and with very many digits.
 _Row = tuple[tuple[int, int, int], ...]
@@ -54,7 +55,7 @@ def kind_of(number: float) -> int:
     if type(number) is int:
         return 0 if _LEAST_WHOLE <= number <= _MOST_WHOLE else 2
     size = abs(number)
-    return 1 if 1e-6 <= size < 1e15 or not size else 2
+    return 1 if _LEAST_SHORT <= size < _MOST_SHORT or not size else 2
 
 
 @attrs.define(eq=False)
@@ -99,7 +100,7 @@ def shape_of(value: Any) -> Shape:
     while waiting:
         shape, values = waiting.pop()
         shape.count = len(values)
-        characters = whole = members = names = 0
+        characters = whole = parts = members = names = 0
         items: list[Any] = []
         named: dict[str, list[Any]] = {}
         for each in values:
@@ -108,6 +109,8 @@ def shape_of(value: Any) -> Shape:
                 characters += len(each)
             elif kind is int and _LEAST_WHOLE <= each <= _MOST_WHOLE:
                 whole += 1
+            elif kind is float and (_LEAST_SHORT <= each < _MOST_SHORT or -_MOST_SHORT < each <= -_LEAST_SHORT):
+                parts += 1
             elif kind is int or kind is float:
                 shape.numbers[kind_of(each)] += 1
             elif kind is list:
@@ -126,6 +129,7 @@ def shape_of(value: Any) -> Shape:
                     found.append(member)
         shape.characters, shape.members, shape.names = characters, members, names
         shape.numbers[0] += whole
+        shape.numbers[1] += parts
         for name, found in named.items():
             shape.children[name] = child = Shape()
             waiting.append((child, found))

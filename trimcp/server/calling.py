@@ -326,7 +326,12 @@ def _check_callable(function: Callable[..., Any], signature: Signature) -> None:
         )
     first = "".join(signature.parameters[:1])
     owner = getattr(inner, "__qualname__", "").rpartition(".")[0]
-    if first in ("self", "cls") and first not in inner.__annotations__ and owner and not owner.endswith("<locals>"):
+    if (
+        first in ("self", "cls")
+        and first not in getattr(inner, "__annotations__", ())
+        and owner
+        and not owner.endswith("<locals>")
+    ):
         raise TypeError(
             f"{owner}.{signature.name}() is a method, and in its class it belongs to no object: register it of one, as"
             f" by server.add_tool({owner.rpartition('.')[2]}().{signature.name})"

@@ -102,6 +102,7 @@ class Offering:
         self.extensions: dict[str, dict[str, Any]] = given_settings("extensions", extensions) or {}
         self.changes: Bus = Bus()
         self.tools: Registry[ToolEntry] = Registry("tool", self.changes, Change.TOOLS)
+        self._normal_uris: dict[str, str] | None = None  # those of `resources`, by their normal form, once needed
         self.resources: Registry[ResourceEntry] = Registry("resource", self.changes, Change.RESOURCES)
         self.templates: Registry[ResourceEntry] = Registry("resource template", self.changes, Change.RESOURCES)
         self.prompts: Registry[PromptEntry] = Registry("prompt", self.changes, Change.PROMPTS)
@@ -252,6 +253,7 @@ class Offering:
 
     def _add_resource(self, entry: ResourceEntry, options: ResourceOptions) -> None:
         entry.permission = _permission(options)
+        self._normal_uris = None
         self._add(self.resources if entry.template is None else self.templates, entry.address, entry)
 
     def remove_resource(self, uri: str) -> None:
@@ -267,7 +269,11 @@ class Offering:
             variables = family.match(uri)
             if variables is not None:
                 return family, variables
-        return None, {}
+        from trimcp.server.resources import normal_uri
+
+        if self._normal_uris is None:
+            self._normal_uris = {normal_uri(each.address): each.address for each in self.resources}
+        return self.resources.get(self._normal_uris.get(normal_uri(uri), uri)), {}
 
     def resource_updated(self, uri: str) -> None:
         """Notify the subscribers of this resource that its contents changed. Never blocks; call it in Trio's thread."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, urlsplit, urlunsplit
 
 import attrs
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from trimcp.server.uri_template import UriTemplate
 
 _CONTENTS = (TextResourceContents, BlobResourceContents)
+
+_ESCAPED: Final = re.compile("%([0-9A-Fa-f]{2})")
+_PRINTABLE: Final = "!#$%&'()*+,/:;=?@[]~"
 
 
 @attrs.define(eq=False, repr=False)
@@ -169,6 +174,26 @@ def _listed_members(options: ResourceOptions, name: str, description: str) -> di
 
 def _kept_by(options: ResourceOptions) -> tuple[int, CacheScope, Quota | None]:
     return options.get("ttl_ms", 0), options.get("cache_scope", "private"), options.get("quota")
+
+
+def normal_uri(uri: str) -> str:
+    """Return a URI in the form that many clients make of it (RFC 3986 section 6.2.2), to compare it.
+
+    Scheme and host are in lower case, no path is "/", and only what needs it is percent-encoded.
+    """
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return uri
+    user, at, host = parts.netloc.rpartition("@")
+    path = parts.path or ("/" if parts.netloc else "")
+    whole = urlunsplit((parts.scheme.lower(), user + at + host.lower(), path, parts.query, parts.fragment))
+    return quote(_ESCAPED.sub(_unescaped, whole), safe=_PRINTABLE, errors="backslashreplace")
+
+
+def _unescaped(escaped: re.Match[str]) -> str:
+    character = chr(int(escaped[1], 16))
+    return character if character.isascii() and (character.isalnum() or character in "-._~") else escaped[0].upper()
 
 
 def missing(ctx: Context[Any], uri: str) -> ErrorReply:

@@ -28,6 +28,7 @@ from trimcp.session.limits import Quota
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import InputRequiredResult
+from trimcp.wire.jsonrpc import Unencodable
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
 if TYPE_CHECKING:
@@ -216,6 +217,8 @@ def error_text(name: str, error: BaseException) -> str | None:
     cause = sole(error)
     if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
         return str(cause)
+    if isinstance(cause, Unencodable) and "surrogate" in str(cause):
+        return f"the result of {name} cannot be sent: {cause}"
     if isinstance(cause, trio.TooSlowError):
         from trimcp.cleaning import log_crash
 

@@ -25,7 +25,7 @@ from trimcp.session.session import Session
 from trimcp.slotted import slotted
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS
-from trimcp.wire.common import REJECTED
+from trimcp.wire.common import REJECTED, RequestParams
 from trimcp.wire.converter import NotInRevision, WireError, converter_for
 from trimcp.wire.input_requests import (
     CreateMessageParams,
@@ -249,5 +249,5 @@ def _reaches_here(scope: trio.CancelScope | None) -> bool:
 _REQUESTS: dict[str, Callable[[Any], InputRequest]] = {
     "elicitation/create": lambda params: ElicitRequest(params=params),
     "sampling/createMessage": lambda params: CreateMessageRequest(params=params),
-    "roots/list": lambda params: ListRootsRequest(),
+    "roots/list": lambda params: ListRootsRequest(params=RequestParams()),  # `{}`: clients in Go need the member
 }

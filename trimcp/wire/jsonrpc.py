@@ -385,6 +385,15 @@ def _error(error: Any, id: RequestId | None) -> ErrorResponse | Malformed:
     return ErrorResponse(id, code, message, error.get("data"))
 
 
+def sendable(value: Any) -> Any:
+    """Return a JSON value whose texts have "\\ud800" in place of a lone surrogate, which UTF-8 cannot carry."""
+    if type(value) is str:
+        return value.encode("utf-8", "backslashreplace").decode()
+    if type(value) is dict:
+        return {sendable(key): sendable(each) for key, each in value.items()}
+    return [sendable(each) for each in value] if type(value) in (list, tuple) else value
+
+
 # Plain JSON values only: orjson could write other types, which would be different when read back.
 _OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _FINITE: Final = frozenset((str, int, bool, type(None)))

@@ -102,4 +102,5 @@ class CallToolResult(Result):
 
 def failed_call(text: str) -> CallToolResult:
     """Return the result of a failed call, with a text for the model (server/tools, "Error Handling")."""
+    text = text.encode("utf-8", "backslashreplace").decode()  # a lone surrogate cannot be sent
     return CallToolResult(content=[TextContent(text)], is_error=True)

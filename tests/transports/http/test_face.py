@@ -140,7 +140,7 @@ async def test_readiness_ends_with_the_drain_and_health_does_not(autojump_clock:
             await trio.testing.wait_all_tasks_blocked()
             assert (await visitor.send("GET", "/readyz")).status == 503
             assert (await visitor.send("GET", "/healthz")).status == 200
-        assert call.json["result"]["content"][0]["text"] == "waited"
+        assert call.messages[-1]["result"]["content"][0]["text"] == "waited"
 
 
 async def test_only_so_many_posts_are_worked_on(autojump_clock: Any) -> None:

@@ -5,6 +5,7 @@ import weakref
 from typing import Any
 
 import orjson
+import pytest
 import trio
 import trio.testing
 
@@ -61,6 +62,15 @@ async def test_answers_come_on_the_stream(autojump_clock: Any) -> None:
             "notifications/progress",
             "c",
         ]
+        stream.leave()
+
+
+@pytest.mark.parametrize("root", ["/tools", "/tools/"])
+async def test_behind_a_proxy_that_cuts_a_prefix_the_address_to_post_to_has_it(root: str, autojump_clock: Any) -> None:
+    async with visiting(make_server(), OLDEST, HttpSettings(root=root)) as visitor:
+        stream = await visitor.send("GET", "/sse", headers={"accept": "text/event-stream"})
+        await stream.events(1)
+        assert stream.now()[0].data.startswith(b"/tools/messages?session_id=")
         stream.leave()
 
 

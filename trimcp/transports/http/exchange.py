@@ -225,7 +225,7 @@ class Exchange(Handler, StreamSink):
         else:
             stream = session.new_stream()
             if session.can_poll:
-                first = stream.prime(self.shared.settings.retry)
+                first = stream.prime()
         self._stream = stream
         stream.open(reply, self.head.reply_headers, first)
         if self.plan.always_streams:  # an admitted call may finish after its token expires; a subscription may not

@@ -39,7 +39,7 @@ from trimcp.wire.revisions import Revision
 
 _EACH: Final = 6 * 1024  # bytes that an idle session uses
 _FOR_EVENTS: Final = 4  # divisor: events kept for reconnecting clients may use this part of the memory budget
-_PRIMED: Final = b"id: %d-1\nretry: %d\ndata: \n\nid: %d-2\ndata: "  # the first two events of a stream
+_PRIMED: Final = b"id: %d-1\ndata: \n\nid: %d-2\ndata: "  # the first two events of a stream
 _SWEEP: Final = 30.0  # seconds between two checks for idle sessions
 
 
@@ -153,7 +153,7 @@ class HttpSession(StreamSink):
         assert self.events is not None
         self._number = number = self._number + 1
         if self.can_poll:
-            seq, beginning = 2, _PRIMED % (number, self.shared.settings.retry, number)
+            seq, beginning = 2, _PRIMED % (number, number)
         else:
             seq, beginning = 1, b"id: %d-1\ndata: " % number
         self.events.append(number, seq, data, reply=True)
@@ -200,7 +200,7 @@ class HttpSession(StreamSink):
         elif before.reply is not None:
             before.reply.finish()
         own = self._stream
-        prime = own.prime(self.shared.settings.retry) if self.can_poll else b""
+        prime = own.prime() if self.can_poll else b""
         own.open(reply, headers, prime)
         return own
 

@@ -58,10 +58,12 @@ class HttpSettings:
         authenticate: identifies the caller; None admits everyone.
         auth: checks access tokens, in place of `authenticate`: `trimcp.auth.ResourceServer(...)`.
         reply: the format of responses to POSTs.
+        root: the prefix of our paths that a proxy cuts off, such as "/tools": HTTP+SSE tells clients an address.
         stateless: serve legacy clients without sessions: any worker process can answer, but the server can send no
             requests and no subscriptions.
         events: keeps events for clients that reconnect; None makes a store in memory. `resumable` False keeps none.
-        retry: milliseconds after which a client should reconnect for the rest of a stream.
+        retry: milliseconds after which a client should reconnect for the rest of a stream; it is told where the server
+            closes one before its end.
         access_log: where to log every response, or None.
         trace: called with a line for every message, secrets masked; None for no trace.
         limits: bounds for one message besides its size, which is the server's `Limits.max_message`.
@@ -71,7 +73,8 @@ class HttpSettings:
             idle one uses about 5 KiB.
         session_idle: after which a session is ended if no handler runs and no stream is read.
         stream_buffer: that may wait for one reader before handlers wait: a slow reader costs little more.
-        silence: after which a response without an answer becomes a stream: proxies and clients give up on silence.
+        silence: after which a response without an answer becomes a stream. Some clients count a request as under way
+            until its head comes, and have few under way; and only a stream can be resumed if the connection breaks.
         keep_alive: between comments on an otherwise silent stream (HTML, "Server-sent events": 15).
         max_replays: ended streams of one session that can still be resumed; the oldest are dropped.
         replay_time: for which a stream that was read to its end can still be resumed.
@@ -89,6 +92,7 @@ class HttpSettings:
     authenticate: Authenticate | None = None
     auth: TokenAuth | None = None
     reply: ReplyForm = attrs.field(default="auto", validator=attrs.validators.in_(("auto", "json", "sse")))
+    root: str = ""
     stateless: bool = False
     events: EventStore | None = None
     resumable: bool = True
@@ -100,7 +104,7 @@ class HttpSettings:
     max_sessions: int = 10_000
     session_idle: float = 1_800.0
     stream_buffer: int = 256 * 1024
-    silence: float = 2.0
+    silence: float = 0.1
     keep_alive: float = 15.0
     max_replays: int = 1_000
     replay_time: float = 60.0

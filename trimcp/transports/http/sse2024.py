@@ -105,7 +105,9 @@ class LegacyStream(Handler, StreamSink):
         self.session = session = shared.service.open(self, self.head.holding, shared.sessions)
         self._stream = EventStream(shared.open_streams, event="message", counts=session.counts)
         self.table.add(self)
-        place = f"{quote(self.head.root)}{shared.settings.messages_path}?{_ID}{self.id}"
+        place = (
+            f"{quote(self.head.root or shared.settings.root.rstrip('/'))}{shared.settings.messages_path}?{_ID}{self.id}"
+        )
         self._stream.open(reply, self.head.reply_headers, encode_event(place.encode(), event="endpoint"))
         self._stream.until = self.head.until
         self._stream.on_lapse = partial(self.end, "the access token has expired")

@@ -192,10 +192,13 @@ class EventStream:
 
     # Writing
 
-    def prime(self, retry: int) -> bytes:
-        """Return an event without data, whose id lets the client resume even before the first message."""
+    def prime(self) -> bytes:
+        """Return an event without data, whose id lets the client resume even before the first message.
+
+        It says nothing of `retry`, which some clients do not know: that comes where the server is about to close.
+        """
         self._seq += 1
-        return encode_event(b"", id=event_id(self.number, self._seq), retry=retry)
+        return encode_event(b"", id=event_id(self.number, self._seq))
 
     def take(self, data: bytes, *, reply: bool = False) -> bytes:
         """Return a message as an event, after storing it if events are kept."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -283,6 +285,17 @@ def _why_not(server: StdioServer, environment: Mapping[str, str], error: Excepti
     text = f"cannot start the server {program!r}: "
     if server.cwd is not None and not Path(server.cwd).is_dir():
         return f"{text}its working directory {os.fspath(server.cwd)!r} does not exist"
+    if isinstance(error, ValueError):
+        return f"{text}an argument or a variable holds a null character"
+    found = program if os.path.dirname(program) else shutil.which(program, path=environment.get("PATH", os.defpath))
+    place = None if found is None else Path(server.cwd or ".", found)
+    if (
+        place is not None
+        and place.is_file()
+        and isinstance(error, FileNotFoundError | OSError)
+        and (error.errno in (errno.ENOENT, errno.ENOEXEC))
+    ):
+        return f"{text}{_no_interpreter(place)}"
     if isinstance(error, FileNotFoundError) and os.path.dirname(program):
         return f"{text}there is no such file; check the path"
     if isinstance(error, FileNotFoundError):
@@ -296,9 +309,31 @@ def _why_not(server: StdioServer, environment: Mapping[str, str], error: Excepti
     return f"{text}{error}"
 
 
-async def _start(server: StdioServer) -> ChildChannel:
-    if not server.command:
+def _no_interpreter(file: Path) -> str:
+    """Return why the system does not run a file that is there, by its first line."""
+    with suppress(OSError), file.open("rb") as opened:
+        first = opened.readline(_LONGEST_LINE)
+        if not first.startswith(b"#!"):
+            return 'it is no program, and its first line names no interpreter ("#!..."); name the interpreter first'
+        if first.endswith(b"\r\n"):
+            return 'its first line ends as on Windows (CRLF), so that its interpreter is not found; write it with "\\n"'
+        named = clean(first[2:].decode(errors="replace").strip())
+        return f"its first line names the interpreter {named!r}, which is not there; install it, or name another first"
+    return "it cannot be run; name the interpreter that runs it first"
+
+
+def _check(server: StdioServer) -> None:
+    if not server.command or server.command[0] == "":
         raise LocalError("the command of a stdio server must name a program")
+    given: list[object] = [each for pair in (server.env or {}).items() for each in pair]
+    for value in given:
+        if not isinstance(value, str | bytes | os.PathLike):
+            hint = f"; write {str(value)!r}" if isinstance(value, int | float) else ""
+            raise LocalError(f"the env of a stdio server holds texts, and {value!r:.60} is none{hint}")
+
+
+async def _start(server: StdioServer) -> ChildChannel:
+    _check(server)
     mark = Descendants.new_mark()
     environment = {**child_environment(server.env, inherit=server.inherit_env), MARK: mark}
     pipes: list[int] = []

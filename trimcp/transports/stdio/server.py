@@ -125,8 +125,16 @@ def _set_line_buffering(undo: ExitStack) -> None:
     """Make `sys.stdout` line-buffered, if it can be configured, so that user code's output appears at once."""
     _flush_stdout()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        undo.callback(sys.stdout.reconfigure, line_buffering=sys.stdout.line_buffering)
-        sys.stdout.reconfigure(line_buffering=True)
+        undo.callback(_set_stdout, sys.stdout.line_buffering, sys.stdout.errors)
+        # What the user's locale cannot print is escaped, as on standard error: a print never fails a tool.
+        _set_stdout(True, "backslashreplace")
+
+
+def _set_stdout(line_buffering: bool, errors: str | None) -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=line_buffering)
+        with suppress(OSError):  # it asks a file for its position, which another one behind the descriptor may not know
+            sys.stdout.reconfigure(errors=errors)
 
 
 def _flush_stdout() -> None:

@@ -582,6 +582,22 @@ async def test_who_holds_most_gives_way_as_one_stream(autojump_clock: MockClock)
         assert (await peer.answer(small)).body == b"small"
 
 
+async def test_a_connection_that_holds_too_much_gives_way_as_a_whole(autojump_clock: MockClock) -> None:
+    """Of many small things: no stream of it has an account of its own."""
+    async with memory(DummyFace(budget=Budget(LARGE // 4))) as site:
+        peer = await site.connect_http2()
+        for _ in range(60):
+            await peer.ask("/wait", b"x" * 20_000)
+        await wait_all_tasks_blocked()
+        holding = site.face.budget.holding("somebody else")
+        holding.add(LARGE // 4)
+        await site.over.wait()
+        holding.close()
+        assert all(handler.gone == 1 for handler in site.face.handlers if handler.body is not None)
+        assert site.face.budget.held == 0
+        assert site.hosting.streams.admit("address unknown")
+
+
 # How the connection ends
 
 

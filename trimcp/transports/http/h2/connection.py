@@ -55,7 +55,7 @@ class H2Connection:
     __slots__ = (
         *("_alarm", "_amount", "_behind", "_corked", "_heard", "_idle_since", "_in_head_since", "_limits", "_looked"),
         *("_over", "_parked", "_period", "_pinged", "_ready", "_wire", "_written", "engine", "holding", "hosting"),
-        *("loopback", "lost", "peer", "receiving", "secure", "weight", "writer"),
+        *("loopback", "lost", "owner", "peer", "receiving", "secure", "weight", "writer"),
     )
 
     def __init__(
@@ -72,6 +72,7 @@ class H2Connection:
         self.hosting = hosting
         self.holding = holding
         self.peer = peer
+        self.owner: str = owner_of(None, peer)  # of what streams hold before their callers are known
         self.loopback = loopback
         self.secure = secure
         self._limits = limits
@@ -223,7 +224,7 @@ class H2Connection:
         if not self.holding.fits(weight):
             self.holding.refuse("streams")
             return None
-        if not self.hosting.streams.admit(self.holding.owner.name):
+        if not self.hosting.streams.admit(self.owner):
             return None
         self.weight += weight
         self._amount.set(self.weight)
@@ -275,7 +276,7 @@ class H2Connection:
 
     def closed(self, stream: ReplyStream) -> None:
         """Forget a stream that has ended."""
-        self.hosting.streams.release(self.holding.owner.name)
+        self.hosting.streams.release(self.owner)
         self.weight -= stream.weight
         self._amount.set(self.weight)
         self.receives(stream, more=False)
@@ -475,7 +476,3 @@ class H2Connection:
             self.receiving.clear()
             self._amount.set(0)
             self.engine.forget()
-
-    @property
-    def owner(self) -> str:
-        return owner_of(None, self.peer)

@@ -40,11 +40,7 @@ class StreamOwner(Protocol):
     writer: H1Writer
     holding: Holding
     peer: str
-
-    @property
-    def owner(self) -> str:
-        """The owner of what its streams hold before their callers are known."""
-        ...
+    owner: str  # of what its streams hold before their callers are known
 
     @property
     def full(self) -> bool:
@@ -329,7 +325,7 @@ class ReplyStream(Http2Stream):
         connection, head = self._connection, self.head
         assert connection is not None
         if self._own is None:
-            self._own = connection.holding.budget.holding(connection.holding.owner.name, self)
+            self._own = connection.holding.budget.holding(connection.owner, self)
         if head is not None and head.principal is not None and head.holding is not self._own:
             self._own.move(f"principal {head.principal}")
         return self._own
