@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -14,7 +15,7 @@ import trio
 from click.testing import CliRunner
 
 import trimcp
-from tests.cli.test_recording import run
+from tests.cli.test_recording import TRIMCP, run
 from tests.fuzz.effort import PATIENCE
 from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools
@@ -141,6 +142,26 @@ async def test_a_provider_is_replayed_with_the_ids_that_the_service_chooses_now(
                 nursery.start_soon(call_when_there_is_one, url, 8)
                 assert await played(journal, url) == []
                 nursery.cancel_scope.cancel()
+
+
+@pytest.mark.slow
+async def test_the_command_says_where_the_agent_connects_and_ends_when_it_leaves(tmp_path: Path) -> None:
+    journal = tmp_path / "agent.jsonl"
+    with trio.fail_after(PATIENCE):
+        async with service() as url, trio.open_nursery() as nursery:
+            words = [*TRIMCP, "record", str(journal), "--agent-tools", "--port", "0", url]
+            process = await nursery.start(partial(trio.run_process, words, stderr=subprocess.PIPE, check=False))
+            said = b""
+            while said.count(b"\n") < 2:
+                said += await process.stderr.receive_some()
+            at = said.decode().split("the agent connects to ")[1].strip()
+            port = at.rpartition(":")[2]
+            code, output = await run("record", str(tmp_path / "two"), "--agent-tools", "--port", port, url)
+            assert (code, f"cannot listen on port {port}" in output, "Traceback" in output) == (2, True, False), output
+            async with agent_tools.connect(at, token="secret-token") as agent:
+                assert await agent.call("weather", {"city": "Oslo"}) == "Oslo: sunny"
+            assert await process.wait() == 0
+    assert len(Transcript.load(journal).messages) == 2
 
 
 async def test_web_pages_and_a_second_agent_are_refused_and_a_service_that_refuses_is_told(tmp_path: Path) -> None:
