@@ -35,7 +35,8 @@ def test_a_question_waits_for_its_own_answer() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         link = worker.ParentConnection(theirs)
-        call = link.begin()
+        call = "1"
+        link.begin(call)
         answers: SimpleQueue[object] = SimpleQueue()
 
         def ask(name: str) -> None:

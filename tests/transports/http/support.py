@@ -64,6 +64,9 @@ class DummyHandler:
         self.beginning = beginning
         return HttpResponse(413, JSON, b'"too large"')
 
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        return response
+
     def disconnected(self, slow: str | None = None) -> None:
         assert self._reply is not None
         self.gone += 1

@@ -284,7 +284,7 @@ async def test_a_client_of_ones_own_may_speak_http2_and_is_told_what_that_costs(
     certfile: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_service_nursery() as nursery:
-        serve = partial(trimcp.serve_http, make_server(Journal()), port=0, certfile=certfile, software="hypercorn")
+        serve = partial(trimcp.serve_http, make_server(Journal()), port=0, certfile=certfile)
         (url,) = await nursery.start(serve)
         async with (
             httpx2.AsyncClient(verify=client_context(), http2=True, limits=httpx2.Limits(max_connections=1)) as http,
