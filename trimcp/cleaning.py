@@ -74,10 +74,10 @@ def mask_text(text: str) -> str:
 
 def _masked(found: re.Match[str]) -> str:
     scheme, word = found["scheme"], found["word"]
-    in_text = scheme is not None and found["header"] is None
+    in_text = found["header"] is None
     alone = found.start() == 0 and found.end() == len(found.string.rstrip())
     # With a capital it is the scheme's name, as in a header that somebody quotes: few words follow that in a sentence.
-    if in_text and not alone and _PROSE.fullmatch(word) and (scheme.islower() or _NAMED.match(word)):
+    if scheme and in_text and not alone and _PROSE.fullmatch(word) and (scheme.islower() or _NAMED.match(word)):
         return found[0]
     return f"{found[1]}{MASK}"
 

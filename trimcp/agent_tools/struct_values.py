@@ -109,7 +109,7 @@ def _read(data: bytes, whole: Any, limits: ParseLimits) -> Steps[int]:
             stop = at + size
             if size < 0 or stop > end:
                 raise MalformedMessage("a value of google.protobuf is cut short")
-            if type(into) is dict:
+            if isinstance(into, dict):
                 name, at = _name_of(data, at, stop)
             else:
                 name = None
@@ -118,7 +118,7 @@ def _read(data: bytes, whole: Any, limits: ParseLimits) -> Steps[int]:
                 if len(open_) + 2 > deepest:
                     raise MalformedMessage(f"nested deeper than {deepest} levels")
                 open_.append((into, end))
-            if name is None:
+            if isinstance(into, list):
                 into.append(value)
             else:
                 into[name] = value

@@ -88,16 +88,16 @@ class Revision:
         return hash(self.name)
 
     def __lt__(self, other: Revision | str) -> bool:
-        return self.name < (other.name if other.__class__ is Revision else _date(other))
+        return self.name < (other.name if isinstance(other, Revision) else _date(other))
 
     def __le__(self, other: Revision | str) -> bool:
-        return self.name <= (other.name if other.__class__ is Revision else _date(other))
+        return self.name <= (other.name if isinstance(other, Revision) else _date(other))
 
     def __gt__(self, other: Revision | str) -> bool:
-        return self.name > (other.name if other.__class__ is Revision else _date(other))
+        return self.name > (other.name if isinstance(other, Revision) else _date(other))
 
     def __ge__(self, other: Revision | str) -> bool:
-        return self.name >= (other.name if other.__class__ is Revision else _date(other))
+        return self.name >= (other.name if isinstance(other, Revision) else _date(other))
 
     def __str__(self) -> str:
         return self.name
