@@ -138,10 +138,13 @@ def test_only_what_a_worker_finds(tmp_path: Path) -> None:
     async def wait() -> None:
         """An async function has no process of its own."""
 
+    def within() -> None:
+        """Nor has one that only this test can find."""
+
     with pytest.raises(TypeError, match="is for sync functions"):
         offering(wait)
     with pytest.raises(TypeError, match="at the top level of a module"):
-        offering(lambda: None)
+        offering(within)
     with pytest.raises(ValueError, match="read names absolute paths that exist"):
         offering(tools.pid, read=[tmp_path / "gone"])
 

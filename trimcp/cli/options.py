@@ -112,8 +112,9 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
     "Over a network": (
         *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "root", "software"),
-        *("certfile", "keyfile", "workers", "stateless", "reply", "sse", "websocket", "access_log", "log_json"),
+        *("certfile", "keyfile", "workers"),
     ),
+    "What it serves and logs there": ("stateless", "reply", "sse", "websocket", "access_log", "log_json"),
     "Who may come over a network": (
         *("allow_origins", "allow_headers", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
     ),

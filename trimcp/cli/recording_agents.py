@@ -14,6 +14,7 @@ from trimcp.agent_tools.client_websocket import SUBPROTOCOL, open_agent_channel
 from trimcp.agent_tools.client_wire import AgentTarget
 from trimcp.channel import CLIENT_MAX_MESSAGE, Kind, MessageChannel, Outgoing
 from trimcp.cli.exits import Failure
+from trimcp.cli.text import theirs
 from trimcp.errors import LocalError, McpError
 from trimcp.nurseries import open_service_nursery
 from trimcp.testing.journal import JournalWriter
@@ -30,7 +31,7 @@ def agent_target(words: tuple[str, ...], headers: dict[str, str]) -> AgentTarget
     try:
         return AgentTarget(url, headers=headers)
     except LocalError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error)) from None
 
 
 async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) -> int:

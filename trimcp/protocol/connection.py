@@ -439,11 +439,11 @@ class Connection:
 
     @staticmethod
     def encode_error(id: RequestId, error: ErrorReply) -> bytes:
-        """Return an error reply as bytes. Data that cannot be encoded as JSON is left out."""
+        """Return an error reply as bytes. One whose data cannot be encoded as JSON is an internal error."""
         try:
-            return jsonrpc.encode_error(id, error.code, error.message, error.data)
+            return jsonrpc.encode_error(id, error.code, jsonrpc.sendable(error.message), jsonrpc.sendable(error.data))
         except LocalError:
-            return jsonrpc.encode_error(id, error.code, jsonrpc.sendable(error.message))
+            return jsonrpc.encode_error(id, INTERNAL_ERROR, "the error could not be encoded", None)
 
     def answered(self, id: RequestId) -> bool:
         """Note that the answer to the peer's request `id` is sent now; return False if it was cancelled before."""

@@ -121,7 +121,7 @@ def test_a_body_that_is_no_error_is_none(body: bytes) -> None:
 
 def test_the_reply_to_a_request_has_no_answer_to_another() -> None:
     mine, notification = Response(1, {}), Notification("n")
-    others = [Response(2, {}), ErrorResponse(2, 1, ""), Malformed(-1, "", 2, "json", True), Response("1", {})]
+    others = [Response(2, {}), ErrorResponse(2, 1, ""), Malformed(-1, "", 2, "json", True), Response("2", {})]
     for other in others:
         assert in_reply_to(other, 1) is None
         assert in_reply_to(Batch((other, mine, notification)), 1) == Batch((mine, notification))
