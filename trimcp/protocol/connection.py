@@ -442,7 +442,7 @@ class Connection:
         """Return an error reply as bytes. One whose data cannot be encoded as JSON is an internal error."""
         try:
             return jsonrpc.encode_error(id, error.code, jsonrpc.sendable(error.message), jsonrpc.sendable(error.data))
-        except LocalError:
+        except (LocalError, RecursionError):
             return jsonrpc.encode_error(id, INTERNAL_ERROR, "the error could not be encoded", None)
 
     def answered(self, id: RequestId) -> bool:
