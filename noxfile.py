@@ -295,7 +295,7 @@ def conformance(session: nox.Session) -> None:
     session.install(".[auth,cli]", NODE)
     env = {"TRIMCP_CONFORMANCE": str(install_from_npm(session, CONFORMANCE))}
     with timed(session):
-        session.run("python", "tests/conformance/run.py", *session.posargs, env=env)
+        session.run("python", "-m", "tests.conformance.run", *session.posargs, env=env)
 
 
 @nox.session(default=False)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from trimcp.transports.websocket.frames import KeepAlive
 
 Software: TypeAlias = Literal["own", "hypercorn"]
-"""The HTTP server to use: trimcp's own HTTP/1.1, the fastest, or Hypercorn, which also supports HTTP/2."""
+"""The HTTP server to use: trimcp's own, the fastest, with HTTP/1.1, HTTP/2 and gRPC, or Hypercorn with HTTP/1.1."""
 
 _FLUSH: Final = 2.0
 """Seconds allowed for sending the last answers to their clients."""

@@ -21,17 +21,19 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import attrs
 import trio
 
 HERE = Path(__file__).parent
 MAIN = Path("@modelcontextprotocol", "conformance", "dist", "index.js")
-HOSTS = ("own", "hypercorn")
+HOSTS = ("own", "http/2", "hypercorn")
+"""Our own listener, the same behind a proxy that speaks HTTP/2 to it, and Hypercorn."""
 
 EXTENSIONS = "extensions"
 """In place of a version: authorization by extensions of the specification, which the suite tests in no version."""
@@ -232,8 +234,10 @@ def read_results(folder: Path, output: str) -> tuple[list[dict[str, Any]], str |
 @asynccontextmanager
 async def our_server(host: str, results: Path) -> AsyncIterator[str]:
     """Start our server on a host, yield its URL, and see that it ends well."""
-    command = [sys.executable, str(HERE / "server.py"), "--transport", "http", "--host-software", host]
-    log = results / f"server-{host}.log"
+    http2 = host == "http/2"
+    software = "own" if http2 else host
+    command = [sys.executable, str(HERE / "server.py"), "--transport", "http", "--host-software", software]
+    log = results / f"server-{host.replace('/', '-')}.log"
     with log.open("wb") as stderr:
         process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, stderr=stderr)
     try:
@@ -241,7 +245,8 @@ async def our_server(host: str, results: Path) -> AsyncIterator[str]:
         with trio.fail_after(SLOWEST):
             url = (await process.stdout.receive_some()).decode().strip()
         if url:
-            yield url
+            async with AsyncExitStack() as stack:
+                yield await behind_http2(url, stack) if http2 else url
             process.send_signal(signal.SIGTERM)
             with trio.move_on_after(SLOWEST):
                 await process.wait()
@@ -250,6 +255,15 @@ async def our_server(host: str, results: Path) -> AsyncIterator[str]:
             process.kill()
     if not url or process.returncode or "Traceback" in tail(log):
         raise SystemExit(f"the server on {host} ended with {process.returncode}\n{tail(log)}")
+
+
+async def behind_http2(url: str, stack: AsyncExitStack) -> str:
+    """Return the URL of a proxy that speaks HTTP/2 to the server at this URL."""
+    from tests.peers.http2_relay import translated
+
+    port = urlsplit(url).port
+    assert port is not None
+    return url.replace(f":{port}", f":{await stack.enter_async_context(translated(port))}")
 
 
 def tail(log: Path) -> str:

@@ -172,7 +172,7 @@ class RunOptions:
         "--server",
         default="own",
         type=click.Choice(["own", "hypercorn"]),
-        help="What speaks HTTP; hypercorn has HTTP/2.",
+        help="What speaks HTTP; hypercorn has HTTP/1.1 only.",
     )
     root: str = option(
         default="",

@@ -111,7 +111,7 @@ async def _handle_websocket(original: Method, stream: WSStream, event: events.Ev
     elif isinstance(event, events.EndBody) or (
         isinstance(event, events.Body | events.Data) and not stream.handshake.accepted
     ):
-        # The end of an HTTP/2 stream has the meaning of the end of a connection in HTTP/1.1.
+        # What comes before the handshake is over is no frame.
         await stream.send(events.StreamClosed(stream_id=stream.stream_id))
         return
     elif isinstance(event, events.Body | events.Data):

@@ -1,12 +1,10 @@
 """Guards against faults of Hypercorn's Trio worker: without them one client can end the server, or fill its memory.
 
 Each has a name. docs/design/hypercorn.md describes the faults with figures; for each a test shows the fault without its
-guard. `guard_protocols.install` installs them. Except for one line about HTTP/2 buffers they affect only servers that
-have a `GuardedConfig`, not others in the process. They replace private parts of Hypercorn, so `SERVED` bounds its
-version.
+guard. `guard_protocols.install` installs them. They affect only servers that have a `GuardedConfig`, not others in the
+process. They replace private parts of Hypercorn, so `SERVED` bounds its version.
 
-    window, streams, messages   HTTP/2 and WebSocket, in `guard_protocols`
-    flow, ended                 streams of HTTP/2 that are read slowly, or have ended, there too
+    messages                    WebSocket, in `guard_protocols`
     lines                       input that h11 accepts and a proxy's parser may read differently; h2c
     stuck                       connections and applications that wait for each other
     pause                       a client that leaves while its request is answered

@@ -227,7 +227,7 @@ class HttpCall:
         return None
 
     async def _body(self, piece: bytes) -> bool:
-        """Send a piece; return False if it took too long: over HTTP/2 a client may never grant a window."""
+        """Send a piece; return False if it took too long: the client may read nothing."""
         with self._timer.begin() as scope:
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
             self._sent += len(piece)
