@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 import attrs
-import h2.exceptions
 import h11
 import hypercorn.trio.run
 import trio
@@ -64,7 +63,6 @@ _ORDINARY: Final = (
     trio.BusyResourceError,
     trio.ClosedResourceError,
     h11.ProtocolError,
-    h2.exceptions.ProtocolError,
     wsproto.utilities.ProtocolError,
 )
 """Exceptions that Hypercorn raises when a client misbehaves or leaves at an unexpected time."""
