@@ -30,7 +30,11 @@ def test_passes():
 def pytest_on(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
     return subprocess.run(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), **environment}, capture_output=True, text=True
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TRIMCP_REQUIRE": "", **environment},
+        capture_output=True,
+        text=True,
     )
 
 

@@ -332,7 +332,9 @@ class Running:
         """
         from trimcp.session.push import PushedConnection, WrittenOutbox
 
-        opened = PushedConnection(self.session(WrittenOutbox(self.server.limits, writer)), self._crew)
+        session = self.session(WrittenOutbox(self.server.limits, writer))
+        session.engine.legacy.reopens = True
+        opened = PushedConnection(session, self._crew)
         self._opened_with(opened, holding, via)
         return opened
 
