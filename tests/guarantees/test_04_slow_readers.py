@@ -200,7 +200,7 @@ async def slow_echo(server: ServerProcess) -> float:
 async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(servers: ServerPool) -> None:
     head = [(b"content-type", b"application/json"), (b"mcp-protocol-version", b"2026-07-28")]
     head += [(b"accept", b"application/json, text/event-stream"), (b"mcp-method", b"tools/call")]
-    async with servers("hypercorn", limits={"stall_timeout": 5.0}) as server:
+    async with servers("own", limits={"stall_timeout": 5.0}) as server:
         await server.warm()
         control = await slow_echo(server)
         base = server.forget_peak()

@@ -78,8 +78,8 @@ _HARMS: dict[str, tuple[type[Exception], str]] = {
     "other_id": (trimcp.InvalidReply, "something else than asked"),
     "nothing": (trimcp.InvalidReply, "no result"),
     "not_found": (trimcp.ConnectionLost, "404"),
-    "later": (trimcp.ConnectionLost, "503"),
-    "much_later": (trimcp.ConnectionLost, "429"),
+    "later": (trimcp.Overloaded, "503"),
+    "much_later": (trimcp.Overloaded, "429"),
     "cut": _ENDED,
 }
 _FOREVER = ("endless_event", "endless_line", "endless_beginning", "endless_extensions", "drip", "again_and_again")

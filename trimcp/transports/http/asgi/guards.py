@@ -164,7 +164,7 @@ class _StrictLines(ReceiveBuffer):
         held = len(self)
         lines = super().maybe_extract_lines()
         if lines is not None:
-            if lines[0].endswith(b"HTTP/2.0"):
+            if lines and lines[0].endswith(b"HTTP/2.0"):
                 raise h11.RemoteProtocolError("HTTP/2 is not served here", error_status_hint=505)
             if held - len(self) != sum(len(line) + 2 for line in lines) + 2:
                 raise h11.RemoteProtocolError("a line ends without CR LF")
