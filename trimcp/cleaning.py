@@ -142,7 +142,9 @@ def _visible(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-_VISIBLE_ASCII: Final = {code: visible for code in range(128) if (visible := _visible(chr(code))) != chr(code)}
+_VISIBLE_ASCII: Final[dict[int, str]] = {
+    code: _visible(chr(code)) for code in range(128) if _visible(chr(code)) != chr(code)
+}
 
 
 def one_line(text: str, width: int = 200) -> str:

@@ -94,7 +94,8 @@ class AskRefused(CannotAsk, RemoteError):
 
     def __init__(self, method: str, error: RemoteError) -> None:
         RemoteError.__init__(self, error.code, error.message, error.data)
-        self.required, self.method = None, method
+        self.required: Mapping[str, Any] | None = None
+        self.method = method
 
     def __str__(self) -> str:
         return f"the client refused {self.method}: {self.message} (code {self.code})"

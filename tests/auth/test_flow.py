@@ -278,7 +278,7 @@ def test_scopes_of_the_programs_own_choice() -> None:
         (None, None, True),
         (True, "https://evil.example", False),
         (None, "https://evil.example", False),
-        (True, f"{ISSUER}/", True),  # as issuers are compared everywhere
+        (True, f"{ISSUER}/", False),  # the same elsewhere, but not here: RFC 9207 section 2.4
         (True, f"{ISSUER}//", False),
         (True, f"{ISSUER}/a", False),
     ],

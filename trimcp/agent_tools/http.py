@@ -245,7 +245,8 @@ class JsonExchange(AgentExchange):
                 self._request = message
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
-                    self._takes_json, self.progress = accepts(accept)
+                    self._takes_json, events = accepts(accept)
+                    self.progress: bool = events
             self.take(message, len(body))
         except AgentToolsError as error:
             if self._request_id is None and self.reader in (_read_typed, _read_call):

@@ -206,7 +206,7 @@ class RpcExchange(AgentExchange):
                 self._take_call(message, len(payload), timeout)
                 return
             self._both = wants_both(message)
-            self.deadline = trio.current_time() + timeout
+            self.deadline: float = trio.current_time() + timeout
             self.answer_later(None, self.caller, len(payload))
         except AgentToolsError as error:
             self.fail(error)
@@ -220,7 +220,7 @@ class RpcExchange(AgentExchange):
         if timeout < math.inf:
             members["timeout"] = min(members.get("timeout", math.inf), max(timeout, 0.001))
         request = read_as(ToolRequest, members)
-        self.progress = self._method[2] is PB.CallEvent
+        self.progress: bool = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
         caller = self.caller
         if size >= _SOON:  # smaller ones cost less than to ask twice
@@ -370,7 +370,7 @@ class MessageStream(EventStream):
     trailers: tuple[tuple[str, str], ...] = OK_TRAILERS
 
     def open(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
-        self.reply = reply
+        self.reply: HttpReply | None = reply
         if self.until < math.inf:
             self.open_streams.add(self)
         reply.start(HttpResponse(200, GRPC_HEADERS, first))

@@ -462,7 +462,8 @@ def authorization_code(came: str, state: str, server: AuthorizationServer) -> st
     issuer = said.get("iss")
     if issuer is None and server.authorization_response_iss_parameter_supported:
         raise AuthorizationError(f"what came back from the browser does not say that it is from {shown(server.issuer)}")
-    if issuer is not None and not same_issuer(issuer, server.issuer):  # before anything else of it is used or shown
+    # Character by character (RFC 9207 section 2.4), and before anything else of it is used or shown.
+    if issuer is not None and issuer != server.issuer:
         raise AuthorizationError(f"what came back from the browser is not from {shown(server.issuer)}")
     if (error := said.get("error")) is not None:
         about = said.get("error_description", "")

@@ -284,7 +284,7 @@ class _Budget:
         self._engine: jsonschema_rs.Validator | None = None
         self._worst = (0, 0)
         self._work = 0.0  # that is left
-        self.counted = False  # whether the last value was judged by counting
+        self.counted: bool = False  # whether the last value was judged by counting
         if tamed is not None and not tamed.references:
             self._worst = work.worst_of(schema)
 
@@ -330,7 +330,8 @@ class _Budget:
 
     def _count(self, value: Any) -> bool:
         assert self.counting is not None
-        self._work, self.counted = work.MOST, _size(value) > _FEW
+        self._work, counted = work.MOST, _size(value) > _FEW
+        self.counted = counted
         if self._engine is None:
             self._engine = self.counting()
         # A failed count inside `not` would pass.

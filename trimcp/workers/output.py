@@ -48,7 +48,7 @@ class OutputBound(TokenBucket):
         if self.refill(trio.current_time()) <= 0:
             self.left_out += len(text)
             return ""
-        self.tokens -= len(text)
+        self.tokens: float = self.tokens - len(text)
         return text
 
 

@@ -69,12 +69,12 @@ class H2Connection:
         secure: bool,
     ) -> None:
         limits = hosting.limits
-        self.hosting = hosting
-        self.holding = holding
-        self.peer = peer
+        self.hosting: Hosting = hosting
+        self.holding: Holding = holding
+        self.peer: str = peer
         self.owner: str = owner_of(None, peer)  # of what streams hold before their callers are known
-        self.loopback = loopback
-        self.secure = secure
+        self.loopback: bool = loopback
+        self.secure: bool = secure
         self._limits = limits
         self._wire = wire
         self.writer: H1Writer = writer
@@ -90,8 +90,8 @@ class H2Connection:
             max_streams=limits.max_streams,
         )
         self.receiving: dict[RequestStream, None] = {}  # those whose body is incomplete
-        self.weight = 0  # bytes that the streams take beside their bodies
-        self.lost = False  # whether the client is gone, or is being dropped
+        self.weight: int = 0  # bytes that the streams take beside their bodies
+        self.lost: bool = False  # whether the client is gone, or is being dropped
         self._amount = Amount(holding)
         self._looked = False  # whether what is read next was looked at already
         self._behind = False  # whether more was received than was looked at

@@ -90,13 +90,13 @@ class ReplyStream(Http2Stream):
 
     def __init__(self, connection: StreamOwner, fields: RequestFields, weight: int) -> None:
         super().__init__()
-        self.fields = fields
-        self.weight = weight
+        self.fields: RequestFields = fields
+        self.weight: int = weight
         self.head: Head | None = None
         self.handler: Handler | None = None
-        self.status = 0
-        self.sent = 0
-        self.ended = False
+        self.status: int = 0
+        self.sent: int = 0
+        self.ended: bool = False
         self._connection: StreamOwner | None = connection  # None once it has ended
         self._size = 0  # bytes of the request's body that have arrived
         self._queue: deque[bytes | memoryview] | None = None  # what could not be sent yet

@@ -56,7 +56,7 @@ class RequestStream(ReplyStream):
 
     def __init__(self, connection: StreamOwner, fields: RequestFields, weight: int) -> None:
         super().__init__(connection, fields, weight)
-        self.due = math.inf
+        self.due: float = math.inf
         self._started = False  # whether the handler was
         self._judged = False  # whether the front has answered for its head
         self._first: bytes | None = None  # the body, as long as it is one piece
