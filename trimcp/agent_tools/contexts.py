@@ -100,7 +100,7 @@ class ContextActor:
         created: when it was made, in seconds since 1970.
         share: what it counts into.
         calls: the calls under way in it, by their `request_id`; changed by `begin_call` and `end_call`.
-        answers: what calls that are over were answered.
+        answers: what calls that are over were answered; None before the first that may come again.
         fresh: whether nobody has used it since it was made.
     """
 
@@ -114,7 +114,7 @@ class ContextActor:
     created: float
     version: int = 0
     _history: ToolHistory | None = None
-    answers: GivenAnswers = attrs.field(init=False, factory=GivenAnswers)
+    answers: GivenAnswers | None = attrs.field(init=False, default=None)
     calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
     fresh: bool = attrs.field(init=False, default=True)
     _used: float = attrs.field(init=False, factory=trio.current_time)
@@ -321,6 +321,8 @@ class ContextActor:
             return
         grown = 0
         if asked is not None and answer is not None:
+            if self.answers is None:
+                self.answers = GivenAnswers()
             grown = self.answers.add(entry["request_id"], asked, answer, limits.answers)
         if limits.history:
             history = self._history
@@ -354,6 +356,8 @@ class ContextActor:
     def end_call(self, request_id: str) -> None:
         """Remove a call that is over; no effect if it is not there."""
         self.calls.pop(request_id, None)
+        if not self.calls:
+            self.calls.clear()  # which gives back the table that is left after the last
         self._used = trio.current_time()
         self._look_unwound()
 

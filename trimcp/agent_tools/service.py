@@ -194,7 +194,7 @@ class AgentRun:
             if self.bind_permissions and (permissions := context.permissions) is not None:
                 self._check_permissions(permissions, request.tool_name, entry, caller)
             asked = asked_by(request)
-            given = context.answers.by_id.get(request.request_id)
+            given = None if context.answers is None else context.answers.by_id.get(request.request_id)
             if given is not None:
                 if given[0] != asked:
                     raise RequestUnderWay("this request_id was another request's in the context: choose a new one")
