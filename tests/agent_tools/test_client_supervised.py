@@ -167,12 +167,31 @@ async def test_what_a_service_that_ends_did_not_begin_is_asked_again_and_what_it
     assert sorted(message.type for message in second.asked) == ["context_update", "tool_request"]
 
 
-async def test_over_http_there_is_no_other_connection_to_wait_for(wires: list[Any], autojump_clock: MockClock) -> None:
-    wires[:] = [Wire(agent_tools.Draining("it ends", {"started": False}), agent_tools.Draining("it ends"))]
+@pytest.mark.parametrize(
+    "failure",
+    [
+        agent_tools.Draining("it ends", {"started": False}),
+        agent_tools.Draining("it ends"),
+        NotSent("nobody is there"),
+        ConnectionLost("it broke"),
+    ],
+    ids=lambda failure: f"{type(failure).__name__}-{failure}",
+)
+@pytest.mark.parametrize("asks", ["call", "tools", "update", "read"])
+async def test_over_http_there_is_no_other_connection_to_wait_for(
+    failure: Exception, asks: str, wires: list[Any], autojump_clock: MockClock
+) -> None:
+    wires[:] = [Wire(failure)]
     async with agent_tools.supervise("http://service.test") as agent:
-        for ask in (partial(agent.call, "echo"), agent.tools):
-            with pytest.raises(agent_tools.Draining), trio.fail_after(5):
-                await ask()
+        context = agent.existing_context("c")
+        ask = {
+            "call": partial(agent.call, "echo"),
+            "tools": agent.tools,
+            "update": partial(context.update, {"a": 1}),
+            "read": context.read,
+        }[asks]
+        with pytest.raises(type(failure)), trio.fail_after(5):
+            await ask()
 
 
 @pytest.mark.parametrize(

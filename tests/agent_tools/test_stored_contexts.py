@@ -747,6 +747,21 @@ async def test_a_session_ends_with_those_that_only_the_store_has(tmp_path: Path)
         assert sorted(await store.ids(ADA)) == ["c", "d"]
 
 
+async def test_a_session_ends_beside_a_context_of_it_that_has_ended_already() -> None:
+    rows = [row(id, state={"session_id": "s"}) for id in ("a", "b", "c")]
+    async with open_table(store_with(*rows)) as table:
+        ended = await table.find(ADA, "b")
+        call = begin(ended, stubborn=True)
+        ended.end("it was enough")
+        await table.end_session(ADA, "s", "over")
+        for id, why in (("a", "over"), ("b", "it was enough"), ("c", "over")):
+            with pytest.raises(ContextGone) as info:
+                await table.find(ADA, id)
+            assert info.value.data == {"reason": why}
+        assert call.reasons == ["it was enough"]
+        ended.end_call(call.id)
+
+
 async def test_a_session_whose_store_cannot_be_read_stays() -> None:
     async with open_table(store := store_with(row("a", state={"session_id": "s"}))) as table:
         store.broken = FAILED

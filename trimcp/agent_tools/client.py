@@ -112,20 +112,30 @@ async def connect(
     Raises:
         ConnectionLost: there is no connection. Over HTTP the first request says so.
     """
-    require_trio()
-    check_number("max_rounds", max_rounds, whole=True, zero=True)
-    if isinstance(url, AgentTarget):
-        if (token, headers, uds, ssl_context, auth, client) != (None,) * 6:
-            raise LocalError("options of the connection belong into the AgentTarget")
-        target = url
-    else:
-        target = AgentTarget(url, token, headers=headers, uds=uds, ssl_context=ssl_context, auth=auth, client=client)
+    target = target_of(
+        url, max_rounds, token=token, headers=headers, uds=uds, ssl_context=ssl_context, auth=auth, client=client
+    )
     async with opened_wire(target) as wire:
         agent = AgentConnection(wire, on_input, max_rounds)
         try:
             yield agent
         finally:
             agent.ended = True
+
+
+def target_of(url: str | AgentTarget, max_rounds: int, **options: Any) -> AgentTarget:
+    """Return the target of a connection, after checking what it was opened with; options of None were not given.
+
+    Raises:
+        LocalError: it is not opened in Trio, or an `AgentTarget` comes with options.
+    """
+    require_trio()
+    check_number("max_rounds", max_rounds, whole=True, zero=True)
+    if isinstance(url, AgentTarget):
+        if any(option is not None for option in options.values()):
+            raise LocalError("options of the connection belong into the AgentTarget")
+        return url
+    return AgentTarget(url, **options)
 
 
 def opened_wire(target: AgentTarget) -> AbstractAsyncContextManager[AgentWire]:

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 import attrs
 import trio
 
-from trimcp.agent_tools.client import MAX_ROUNDS, AgentConnection, OnInput, opened_wire
+from trimcp.agent_tools.client import MAX_ROUNDS, AgentConnection, OnInput, opened_wire, target_of
 from trimcp.agent_tools.client_wire import AgentTarget, AgentWire, NotSent, Progressed, ProviderStream
 from trimcp.agent_tools.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
 from trimcp.agent_tools.messages import (
@@ -24,8 +24,6 @@ from trimcp.agent_tools.messages import (
     ToolRequest,
     ToolResponse,
 )
-from trimcp.bounds import check_number
-from trimcp.channel import require_trio
 from trimcp.cleaning import one_line
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.nurseries import open_service_nursery
@@ -88,14 +86,7 @@ async def supervise(
         restarts: the pauses, and when the service is given up: then everything raises why.
         random: varies the pauses.
     """
-    require_trio()
-    check_number("max_rounds", max_rounds, whole=True, zero=True)
-    if isinstance(url, AgentTarget):
-        if (token, headers, uds, ssl_context) != (None,) * 4:
-            raise LocalError("options of the connection belong into the AgentTarget")
-        target = url
-    else:
-        target = AgentTarget(url, token, headers=headers, uds=uds, ssl_context=ssl_context)
+    target = target_of(url, max_rounds, token=token, headers=headers, uds=uds, ssl_context=ssl_context)
     wire = SupervisedWire(target, RestartCount(restarts) if random is None else RestartCount(restarts, random))
     async with open_service_nursery() as nursery:
         nursery.start_soon(wire.run)
@@ -161,6 +152,8 @@ class SupervisedWire:
     async def _asked(self, ask: Callable[[AgentWire], Awaitable[T]], *, again: bool) -> T:
         """Ask over the present connection, or the next one if nothing was begun, or if it may be asked again."""
         wire: AgentWire | None = None
+        if self._target.scheme.startswith("http"):  # it never ends, so there is no next one
+            return await ask(await self._connected())
         while True:
             wire = await self._connected(wire)
             try:
@@ -169,8 +162,8 @@ class SupervisedWire:
                 if not again and not isinstance(error, NotSent):
                     raise
             except Draining as error:  # answered while it ends: what only reads was not carried out
-                if self._target.scheme.startswith("http") or not (again or error.not_started):
-                    raise  # over HTTP this "connection" never ends: there is no other one to wait for
+                if not (again or error.not_started):
+                    raise
 
     # The AgentWire
 

@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import attrs
@@ -472,7 +472,8 @@ class ContextTable:
                 async with self._reading(account):
                     kept = await self._store.load(owner, id)
                 if kept is not None and kept.state.get("session_id", id) == session:
-                    await self._seek(owner, id, address)
+                    with suppress(ContextGone):  # it has ended, and the store has yet to forget it
+                        await self._seek(owner, id, address)
 
     def _end(self, actor: ContextActor, reason: str, *, keep: bool = False) -> None:
         """End a context, in memory only with `keep`; no effect if it has ended."""
