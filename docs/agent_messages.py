@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from trimcp.agent_tools.errors import ERRORS_BY_CODE
-from trimcp.agent_tools.schemas import schemas
+from trimcp.agent_tools.messages.errors import ERRORS_BY_CODE
+from trimcp.agent_tools.messages.schemas import schemas
 
 REFERENCE: Final = Path(__file__).parent / "reference"
 PAGE: Final = REFERENCE / "agent-tools.md"
@@ -36,7 +36,7 @@ def errors() -> str:
     lines = ["| code | HTTP | gRPC | extended status | class | when |", "| --- | --- | --- | --- | --- | --- |"]
     for code, cls in ERRORS_BY_CODE.items():
         when = " ".join((cls.__doc__ or "").split())
-        name = f"[`{cls.__name__}`](#trimcp.agent_tools.errors.{cls.__name__})"
+        name = f"[`{cls.__name__}`](#trimcp.agent_tools.messages.errors.{cls.__name__})"
         lines.append(
             f"| `{code}` | {cls.http_status} | `{cls.grpc_status}` | `{cls.extended_status}` | {name} | {when} |"
         )

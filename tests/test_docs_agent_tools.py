@@ -15,10 +15,10 @@ import trimcp
 from tests.pages import ROOT
 from tests.test_docs import rows
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.context_limits import SERVER_MEMBERS, ContextLimits
-from trimcp.agent_tools.errors import ERRORS_BY_CODE
-from trimcp.agent_tools.messages import MESSAGES
-from trimcp.agent_tools.rules import RegistrationRules
+from trimcp.agent_tools.catalog.rules import RegistrationRules
+from trimcp.agent_tools.contexts.limits import SERVER_MEMBERS, ContextLimits
+from trimcp.agent_tools.messages.errors import ERRORS_BY_CODE
+from trimcp.agent_tools.messages.messages import MESSAGES
 
 PAGE = "reference/agent-tools.md"
 

@@ -113,6 +113,19 @@ HTTP_FOLDERS = {
 }
 """Its folders with what of `transports/http` each may import: a host knows the seams, and no route or session."""
 
+AGENT_ROOMS = {
+    "messages": set[str](),
+    "callers": {"messages"},
+    "contexts": {"messages", "callers"},
+    "catalog": {"messages", "callers"},
+    "service": {"messages", "callers", "contexts", "catalog"},
+    "bindings": {"messages", "callers", "contexts", "catalog", "service"},
+    "serving": {"messages", "callers", "contexts", "catalog", "service", "bindings"},
+    "client": {"messages"},
+    "providing": {"messages", "callers", "contexts", "catalog", "service", "client"},
+}
+"""The rooms of `agent_tools` with what of it each may import beside itself."""
+
 SANS_IO = {"wire", "framing", "protocol"}
 IO_MODULES = {"trio", "trio_websocket", "hypercorn", "httpx2", "asyncio", "socket", "ssl", "subprocess"}
 
@@ -180,8 +193,9 @@ def _problems_of_module(path: str, source: str, modules: set[str]) -> Iterator[s
             yield f"line {line}: {layer} must not know {name}"
         elif layer == "framing" and _layer(name) == "wire" and name not in FRAMING_KNOWS:
             yield f"line {line}: framing knows messages, not {name}"
-        elif not _http_may_know(path, name):
-            yield f"line {line}: {path.removeprefix(HTTP).removesuffix('.py')} must not know {name}"
+        elif not _http_may_know(path, name) or not _agents_may_know(path, name):
+            module = path.removeprefix(HTTP).removeprefix(AGENTS).removesuffix(".py")
+            yield f"line {line}: {module} must not know {name}"
     if layer != "wire":
         for line, text in _strings(tree):
             if REVISION_LITERAL.search(text):
@@ -201,6 +215,18 @@ def _http_may_know(path: str, name: str) -> bool:
         return bool({known, known.split(".")[0]} & HTTP_FOLDERS[folder])
     floor = next((number for number, names in enumerate(HTTP_FLOORS) if module in names), 0)
     return any(known in names for names in HTTP_FLOORS[:floor])
+
+
+AGENTS = "agent_tools/"
+
+
+def _agents_may_know(path: str, name: str) -> bool:
+    """Whether a module of `agent_tools` keeps to its rooms."""
+    room = path.removeprefix(AGENTS).removesuffix(".py").split("/")[0]
+    known = name.removeprefix("trimcp.agent_tools.").split(".")[0]
+    if not path.startswith(AGENTS) or not name.startswith("trimcp.agent_tools.") or known in (room, "proto"):
+        return True
+    return known in AGENT_ROOMS[room]
 
 
 def _dotted(path: str) -> str:
@@ -357,6 +383,22 @@ def test_framing_knows_messages_and_no_payloads() -> None:
 )
 def test_http_keeps_to_its_floors_and_folders(module: str, imported: str) -> None:
     path, name = f"transports/http/{module}.py", f"trimcp.transports.http.{imported}"
+    assert complaints_about(path, f"from {name} import x") == [f"line 1: {module} must not know {name}"]
+
+
+@pytest.mark.parametrize(
+    ("module", "imported"),
+    [
+        ("messages/answers", "callers"),
+        ("contexts/table", "catalog.catalog"),
+        ("catalog/providers", "service"),
+        ("service", "bindings.http"),
+        ("client/wire", "service"),
+        ("bindings/http", "client.wire"),
+    ],
+)
+def test_agent_tools_keep_to_their_rooms(module: str, imported: str) -> None:
+    path, name = f"agent_tools/{module}.py", f"trimcp.agent_tools.{imported}"
     assert complaints_about(path, f"from {name} import x") == [f"line 1: {module} must not know {name}"]
 
 

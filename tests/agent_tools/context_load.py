@@ -21,11 +21,11 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.agent_tools.context_limits import ContextLimits
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.stores import ContextStore, MemoryContexts
-from trimcp.agent_tools.stores_sqlite import SqliteContexts
+from trimcp.agent_tools.contexts.actor import ContextActor
+from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
+from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
+from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.budget import Budget
 from trimcp.session.agent_context import ContextEvent
 

@@ -10,9 +10,9 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.context_limits import ContextLimits
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.stores import ContextKey, ContextStore, KeptContext, MemoryContexts
+from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext, MemoryContexts
+from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.budget import Budget
 
 ADA: Owner = ("ada", "agent-a")

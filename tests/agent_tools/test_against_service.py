@@ -14,7 +14,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import served
 from trimcp import agent_tools
-from trimcp.agent_tools.messages import ToolProgress
+from trimcp.agent_tools.messages.messages import ToolProgress
 from trimcp.errors import ConnectionLost
 
 TRANSPORTS = ("http", "http on hypercorn", "websocket", "websocket on hypercorn", "grpc")

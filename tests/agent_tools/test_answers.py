@@ -10,8 +10,8 @@ import trio
 
 import trimcp
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.answers import CallAnswer
-from trimcp.agent_tools.messages import ToolRequest
+from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.messages.messages import ToolRequest
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import NOWHERE
 

@@ -35,9 +35,9 @@ from trimcp.agent_tools import (
     ToolFailed,
     TooMuch,
     UnfitManifest,
-    signatures,
     verify_callback,
 )
+from trimcp.agent_tools.messages import signatures
 from trimcp.testing.connect import connected
 
 SECRET = b"a secret of thirty-two bytes ..."

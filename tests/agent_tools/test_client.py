@@ -12,9 +12,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trimcp import agent_tools
-from trimcp.agent_tools import client
-from trimcp.agent_tools.client_wire import AgentTarget, Progressed, ProviderStream
-from trimcp.agent_tools.messages import (
+from trimcp.agent_tools.client import connection as client
+from trimcp.agent_tools.client.wire import AgentTarget, Progressed, ProviderStream
+from trimcp.agent_tools.messages.messages import (
     AgentMessage,
     ContextCreate,
     ContextDestroy,

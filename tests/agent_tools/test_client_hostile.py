@@ -14,10 +14,10 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.agent_tools.client_websocket import WebSocketProviderStream, WebSocketWatch, WebSocketWire, _Asked
-from trimcp.agent_tools.client_wire import answer_in, event_in, response_in
-from trimcp.agent_tools.errors import AgentToolsError
-from trimcp.agent_tools.messages import (
+from trimcp.agent_tools.client.websocket import WebSocketProviderStream, WebSocketWatch, WebSocketWire, _Asked
+from trimcp.agent_tools.client.wire import answer_in, event_in, response_in
+from trimcp.agent_tools.messages.errors import AgentToolsError
+from trimcp.agent_tools.messages.messages import (
     MESSAGES,
     ContextCreate,
     ContextDestroy,

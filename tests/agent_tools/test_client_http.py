@@ -13,8 +13,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.transports.http.scripted import Exchange, Handler, Scripted, listening, scripted
 from trimcp import agent_tools
-from trimcp.agent_tools.client_wire import AgentTarget
-from trimcp.agent_tools.messages import ToolProgress
+from trimcp.agent_tools.client.wire import AgentTarget
+from trimcp.agent_tools.messages.messages import ToolProgress
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import encode_event
 
@@ -358,8 +358,8 @@ async def test_leaving_a_watch_closes_its_stream() -> None:
 
 
 async def test_tools_are_not_provided_over_http() -> None:
-    from trimcp.agent_tools.client import opened_wire
-    from trimcp.agent_tools.messages import ProvideTools
+    from trimcp.agent_tools.client.connection import opened_wire
+    from trimcp.agent_tools.messages.messages import ProvideTools
 
     async with opened_wire(AgentTarget(URL)) as wire:
         with pytest.raises(LocalError, match="ws://"):

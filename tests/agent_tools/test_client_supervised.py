@@ -16,10 +16,18 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from trimcp import agent_tools
-from trimcp.agent_tools import AgentTools, client_supervised
-from trimcp.agent_tools.client_rpc import GrpcWire
-from trimcp.agent_tools.client_wire import NotSent
-from trimcp.agent_tools.messages import AgentMessage, ContextState, ContextUpdate, ToolList, ToolRequest, ToolResponse
+from trimcp.agent_tools import AgentTools
+from trimcp.agent_tools.client import supervised as module
+from trimcp.agent_tools.client.grpc import GrpcWire
+from trimcp.agent_tools.client.wire import NotSent
+from trimcp.agent_tools.messages.messages import (
+    AgentMessage,
+    ContextState,
+    ContextUpdate,
+    ToolList,
+    ToolRequest,
+    ToolResponse,
+)
 from trimcp.errors import ConnectionLost
 from trimcp.framing.grpc import GrpcStatus
 from trimcp.restarts import Restarts
@@ -71,7 +79,7 @@ def wires(monkeypatch: pytest.MonkeyPatch) -> list[Wire | Exception]:
             raise one
         yield one
 
-    monkeypatch.setattr(client_supervised, "opened_wire", opened)
+    monkeypatch.setattr(module, "opened_wire", opened)
     return found
 
 

@@ -14,9 +14,9 @@ from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from tests.peers.websockets import FIN, TEXT, RawWebSocket, accept, close, message
 from trimcp import agent_tools
-from trimcp.agent_tools import client_websocket
-from trimcp.agent_tools.client_wire import AgentTarget, AgentWire
-from trimcp.agent_tools.messages import (
+from trimcp.agent_tools.client import websocket as client_websocket
+from trimcp.agent_tools.client.wire import AgentTarget, AgentWire
+from trimcp.agent_tools.messages.messages import (
     AgentMessage,
     ContextDestroyed,
     ContextState,

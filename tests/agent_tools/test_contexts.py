@@ -12,10 +12,12 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, EMPTY, all_tasks, assert_empty, begin, open_table
-from trimcp.agent_tools.context_limits import SERVER_MEMBERS, ContextLimits
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.errors import (
+from trimcp.agent_tools.contexts.actor import ContextActor
+from trimcp.agent_tools.contexts.handler import ActorContext
+from trimcp.agent_tools.contexts.limits import SERVER_MEMBERS, ContextLimits
+from trimcp.agent_tools.contexts.stores import MemoryContexts
+from trimcp.agent_tools.contexts.table import ContextTable
+from trimcp.agent_tools.messages.errors import (
     ContextGone,
     Draining,
     MalformedMessage,
@@ -26,8 +28,6 @@ from trimcp.agent_tools.errors import (
     UnknownContext,
     VersionConflict,
 )
-from trimcp.agent_tools.handler_context import ActorContext
-from trimcp.agent_tools.stores import MemoryContexts
 from trimcp.budget import LITTLE, NOWHERE_KNOWN, Budget
 
 

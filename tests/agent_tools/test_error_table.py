@@ -15,7 +15,7 @@ from tests.agent_tools.faces import FACES, AgentFace, AgentLink, AgentReply, ser
 from tests.agent_tools.rpc_faces import RPC_FACES
 from tests.agent_tools.world import WEATHER, World, call_of, make_world
 from trimcp.agent_tools import AgentCaller, ContextLimits, Manifest
-from trimcp.agent_tools.errors import ERRORS_BY_CODE, ProviderGone
+from trimcp.agent_tools.messages.errors import ERRORS_BY_CODE, ProviderGone
 
 DEMO = "demo-token"
 BOUND = 32 * 1024  # bytes of a message

@@ -17,7 +17,7 @@ import trimcp
 from tests.agent_tools.world import WEATHER, World, call_of, conforms, events_of, make_world
 from tests.transports.http.face import Answer, Visitor, visiting
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.context_limits import ContextLimits
+from trimcp.agent_tools.contexts.limits import ContextLimits
 from trimcp.errors import LocalError
 from trimcp.transports.http.seams import Head, HttpResponse, Upgrade
 from trimcp.wire.codes import FORBIDDEN
@@ -403,7 +403,7 @@ async def test_a_watch_that_crashes_ends(caplog: pytest.LogCaptureFixture, monke
 
     async with agents() as agent:
         await agent.send("PATCH", "/contexts/c", {"a": 1})
-        monkeypatch.setattr("trimcp.agent_tools.http.encode_message", encode)
+        monkeypatch.setattr("trimcp.agent_tools.bindings.http.encode_message", encode)
         watch = await agent.begin("GET", "/contexts/c/events")
         await watch.done()
         assert (watch.status, watch.body) == (200, b"")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from trimcp.agent_tools import Manifest, ManifestBounds, UnfitManifest, version_key
-from trimcp.agent_tools import manifests as module
+from trimcp.agent_tools.messages import manifests as module
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Get current weather for a city", "parameters": SCHEMA}

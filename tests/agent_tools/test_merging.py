@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.agent_tools.errors import MalformedMessage, TooLargeMessage
-from trimcp.agent_tools.merging import EMPTY_OBJECT, MAX_DEPTH, StateBounds, StateSize, merge_patch, patched, size_of
+from trimcp.agent_tools.contexts.merging import (
+    EMPTY_OBJECT,
+    MAX_DEPTH,
+    StateBounds,
+    StateSize,
+    merge_patch,
+    patched,
+    size_of,
+)
+from trimcp.agent_tools.messages.errors import MalformedMessage, TooLargeMessage
 from trimcp.wire.jsonrpc import encode
 
 WIDE = StateBounds(1 << 30, MAX_DEPTH, 1 << 20)

@@ -99,7 +99,7 @@ async def test_permissions_are_a_list_of_texts(wrong: Any) -> None:
     @world.server.tool
     async def spoil(ctx: trimcp.Context) -> str:
         assert ctx.agent_context is not None
-        with pytest.raises(trimcp.agent_tools.errors.MalformedMessage, match="list of texts"):
+        with pytest.raises(trimcp.agent_tools.messages.errors.MalformedMessage, match="list of texts"):
             await ctx.agent_context.update({"permissions": wrong})
         await ctx.agent_context.update({"permissions": ["spoil"]})
         return "right"

@@ -15,11 +15,11 @@ from google.protobuf import descriptor_pb2, json_format, struct_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.agent_tools.errors import MalformedMessage
-from trimcp.agent_tools.messages import MESSAGES, ToolRequest
+from trimcp.agent_tools.messages.errors import MalformedMessage
+from trimcp.agent_tools.messages.messages import MESSAGES, ToolRequest
+from trimcp.agent_tools.messages.protobuf import PB, fill, members_of, wants_both
+from trimcp.agent_tools.messages.struct_values import at_once, read_any, read_object, write_any, write_object
 from trimcp.agent_tools.proto import agent_tools_pb2
-from trimcp.agent_tools.rpc_messages import PB, fill, members_of, wants_both
-from trimcp.agent_tools.struct_values import at_once, read_any, read_object, write_any, write_object
 from trimcp.wire.jsonrpc import ParseLimits
 
 FOREIGN: Any = agent_tools_pb2  # as others use it

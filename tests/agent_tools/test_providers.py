@@ -13,8 +13,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trimcp
 from tests.agent_tools.streams import ADA, BOB, MANIFEST, JsonChannel, Peer, World, world
 from trimcp.agent_tools import ERRORS_BY_CODE, AgentCaller, ProviderGone, RegistrationRules
-from trimcp.agent_tools.messages import ProvideTools
-from trimcp.agent_tools.websocket import AgentChannel
+from trimcp.agent_tools.bindings.websocket import AgentChannel
+from trimcp.agent_tools.messages.messages import ProvideTools
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import direct_ends
 from trimcp.testing.connect import every_revision

@@ -18,9 +18,9 @@ from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import served
 from trimcp import agent_tools
 from trimcp.agent_tools import providing
-from trimcp.agent_tools.client_wire import AgentTarget, ProviderStream
-from trimcp.agent_tools.entries import Implemented
-from trimcp.agent_tools.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
+from trimcp.agent_tools.catalog.entries import Implemented
+from trimcp.agent_tools.client.wire import AgentTarget, ProviderStream
+from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
 from trimcp.channel import Outgoing
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.restarts import Restarts

@@ -11,10 +11,10 @@ import trio
 
 import trimcp
 from tests.agent_tools.world import WEATHER, World, make_world
-from trimcp.agent_tools.answers import CallAnswer
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.errors import AgentToolsError, UnknownContext
-from trimcp.agent_tools.messages import (
+from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.messages.errors import AgentToolsError, UnknownContext
+from trimcp.agent_tools.messages.messages import (
     MESSAGES,
     ContextCreate,
     ContextDestroy,

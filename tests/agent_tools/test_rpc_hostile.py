@@ -16,8 +16,9 @@ import trimcp
 from tests.agent_tools.rpc_support import PB, SERVICE, serving
 from tests.fuzz.effort import PATIENCE, count
 from tests.peers.serving import ServedHere, connect
-from trimcp.agent_tools import AgentTools, rpc_messages, struct_values
+from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools import connect as connect_agent
+from trimcp.agent_tools.messages import protobuf, struct_values
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame, varint
 from trimcp.transports.grpc.calls import CallFailed
 from trimcp.transports.grpc.client import GrpcServer
@@ -173,7 +174,7 @@ def converted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(found[1])
         return found
 
-    monkeypatch.setattr(rpc_messages, "read_counted", counting)
+    monkeypatch.setattr(protobuf, "read_counted", counting)
     return seen
 
 

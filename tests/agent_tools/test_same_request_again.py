@@ -15,9 +15,9 @@ from tests.agent_tools.test_http import agents, failure
 from tests.agent_tools.world import call_of
 from trimcp import agent_tools
 from trimcp.agent_tools import ContextLimits
-from trimcp.agent_tools.client import opened_wire
-from trimcp.agent_tools.client_wire import AgentTarget
-from trimcp.agent_tools.messages import ToolRequest
+from trimcp.agent_tools.client.connection import opened_wire
+from trimcp.agent_tools.client.wire import AgentTarget
+from trimcp.agent_tools.messages.messages import ToolRequest
 
 
 def counting(**limits: Any) -> tuple[trimcp.Server[Any], list[str]]:

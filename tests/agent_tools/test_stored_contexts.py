@@ -13,10 +13,13 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, all_tasks, assert_empty, begin, open_table
-from trimcp.agent_tools.context_limits import ContextLimits
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.errors import (
+from trimcp.agent_tools.contexts.actor import ContextActor
+from trimcp.agent_tools.contexts.handler import ActorContext
+from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.stores import KeptContext
+from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
+from trimcp.agent_tools.contexts.table import ContextTable
+from trimcp.agent_tools.messages.errors import (
     AgentToolsError,
     ContextGone,
     Draining,
@@ -26,9 +29,6 @@ from trimcp.agent_tools.errors import (
     UnknownContext,
     VersionConflict,
 )
-from trimcp.agent_tools.handler_context import ActorContext
-from trimcp.agent_tools.stores import KeptContext
-from trimcp.agent_tools.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget
 from trimcp.errors import LocalError
 

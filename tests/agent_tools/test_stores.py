@@ -18,11 +18,11 @@ import trio
 
 import trimcp
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
-from trimcp.agent_tools import stores_sqlite
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.errors import UnknownContext
-from trimcp.agent_tools.stores import ContextStore, KeptContext, MemoryContexts
-from trimcp.agent_tools.stores_sqlite import SqliteContexts
+from trimcp.agent_tools.contexts import stores_sqlite
+from trimcp.agent_tools.contexts.stores import ContextStore, KeptContext, MemoryContexts
+from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
+from trimcp.agent_tools.messages.errors import UnknownContext
 from trimcp.wire.jsonrpc import encode
 
 MakeStore = Callable[[], ContextStore]
@@ -197,7 +197,7 @@ async def test_one_process_uses_the_file_and_one_table_in_it(tmp_path: Path) -> 
         await store.write([kept()], [])
         program = (
             "import trio\n"
-            "from trimcp.agent_tools.stores_sqlite import SqliteContexts\n"
+            "from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts\n"
             "async def main():\n"
             f"    async with SqliteContexts({str(path)!r}).opened(): print('open')\n"
             "trio.run(main)\n"
@@ -273,9 +273,9 @@ AGENTS = 8
 
 PROGRAM = """
 import sys, trio
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.context_limits import ContextLimits
-from trimcp.agent_tools.stores_sqlite import SqliteContexts
+from trimcp.agent_tools.contexts.table import ContextTable
+from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget
 
 async def agent(table, number):

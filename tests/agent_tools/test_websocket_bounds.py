@@ -18,7 +18,7 @@ from tests.agent_tools.streams import ADA, BOB, JsonChannel, Peer, World, until,
 from tests.agent_tools.test_providers import call, success
 from tests.agent_tools.test_websocket import update
 from trimcp.agent_tools import RegistrationRules
-from trimcp.agent_tools.stores import ContextKey, KeptContext, MemoryContexts
+from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext, MemoryContexts
 from trimcp.session.queues import Outbox
 from trimcp.session.session import Session
 
@@ -459,7 +459,7 @@ async def test_a_provider_that_calls_its_own_tools_by_the_thousand_still_answers
 async def test_a_crash_in_telling_a_watcher_fails_no_update(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trimcp.agent_tools import stream_watches
+    from trimcp.agent_tools.bindings import watches as stream_watches
 
     async with world() as at:
         peer, watcher = await at.connect(), await at.connect()

@@ -23,7 +23,7 @@ from tests.peers.serving import SOFTWARE, Place, connect
 from tests.peers.websockets import BINARY, FIN, HANDSHAKE, TEXT, RawWebSocket, frame, message, upgrade
 from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.websocket import AgentChannel
+from trimcp.agent_tools.bindings.websocket import AgentChannel
 from trimcp.principal import Principal
 from trimcp.session.session import Session
 from trimcp.transports.http.identity import Refused

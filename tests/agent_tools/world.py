@@ -14,7 +14,7 @@ import trio
 
 import trimcp
 from trimcp.agent_tools import AgentTools, RegistrationRules
-from trimcp.agent_tools.schemas import published
+from trimcp.agent_tools.messages.schemas import published
 from trimcp.session.scopes import cancellation_text
 from trimcp.transports.http.seams import Head
 

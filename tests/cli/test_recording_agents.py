@@ -19,8 +19,8 @@ from tests.cli.test_recording import TRIMCP, run
 from tests.fuzz.effort import PATIENCE
 from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.client_websocket import open_agent_channel
-from trimcp.agent_tools.client_wire import AgentTarget
+from trimcp.agent_tools.client.websocket import open_agent_channel
+from trimcp.agent_tools.client.wire import AgentTarget
 from trimcp.cli.app import app
 from trimcp.cli.recording_agents import relay_agent
 from trimcp.testing import Transcript, replay

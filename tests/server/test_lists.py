@@ -13,8 +13,8 @@ import trimcp.testing
 from trimcp import Principal
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.errors import UnknownTool
-from trimcp.agent_tools.messages import ListTools, ToolRequest
+from trimcp.agent_tools.messages.errors import UnknownTool
+from trimcp.agent_tools.messages.messages import ListTools, ToolRequest
 from trimcp.channel import NOWHERE
 from trimcp.wire import ReadResourceResult
 from trimcp.wire.common import EmptyResult, PageParams

@@ -6,7 +6,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from trimcp.agent_tools.errors import NotAllowed
+from trimcp.agent_tools.messages.errors import NotAllowed
 from trimcp.budget import owner_of
 from trimcp.principal import Principal
 

@@ -15,19 +15,19 @@ from typing import Any, Final, NoReturn, TypeAlias
 import attrs
 import trio
 
-from trimcp.agent_tools.answers import CallAnswer, progress_of
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.catalog import Catalog
-from trimcp.agent_tools.client import opened_wire
-from trimcp.agent_tools.client_supervised import PASSING, RESTARTS, pause_before_next
-from trimcp.agent_tools.client_wire import AgentTarget, ProviderStream
-from trimcp.agent_tools.context_limits import ContextLimits
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.entries import Implemented
-from trimcp.agent_tools.errors import AgentToolsError, NameTaken
-from trimcp.agent_tools.messages import ProvideTools, ToolCancel, ToolRequest
+from trimcp.agent_tools.catalog.catalog import Catalog
+from trimcp.agent_tools.catalog.entries import Implemented
+from trimcp.agent_tools.client.connection import opened_wire
+from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, pause_before_next
+from trimcp.agent_tools.client.wire import AgentTarget, ProviderStream
+from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.stores import MemoryContexts
+from trimcp.agent_tools.contexts.table import ContextTable
+from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
+from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
+from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.agent_tools.stores import MemoryContexts
 from trimcp.bounds import check_number
 from trimcp.channel import Kind, Outgoing, require_trio
 from trimcp.cleaning import one_line

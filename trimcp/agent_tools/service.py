@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
-from trimcp.agent_tools.answers import CallAnswer, answer_to, asked_by
 from trimcp.agent_tools.callers import AgentCaller, agent_of
-from trimcp.agent_tools.catalog import Catalog
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.contexts import ContextActor
-from trimcp.agent_tools.entries import shown, version_of
-from trimcp.agent_tools.errors import (
+from trimcp.agent_tools.catalog.catalog import Catalog
+from trimcp.agent_tools.catalog.entries import shown, version_of
+from trimcp.agent_tools.contexts.actor import ContextActor
+from trimcp.agent_tools.contexts.handler import ActorContext
+from trimcp.agent_tools.contexts.table import ContextTable
+from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by
+from trimcp.agent_tools.messages.errors import (
     AgentToolsError,
     InvalidArguments,
     MalformedMessage,
@@ -34,8 +35,7 @@ from trimcp.agent_tools.errors import (
     Unauthenticated,
     UnknownTool,
 )
-from trimcp.agent_tools.handler_context import ActorContext
-from trimcp.agent_tools.messages import (
+from trimcp.agent_tools.messages.messages import (
     AgentMessage,
     ContextCreate,
     ContextDestroy,

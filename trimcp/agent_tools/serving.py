@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import attrs
 
 from trimcp.agent_tools.callers import agent_of
-from trimcp.agent_tools.catalog import Catalog
-from trimcp.agent_tools.context_limits import ContextLimits
-from trimcp.agent_tools.context_table import ContextTable
-from trimcp.agent_tools.entries import Implemented, version_of
-from trimcp.agent_tools.errors import NotAllowed
-from trimcp.agent_tools.rules import RegistrationRules
+from trimcp.agent_tools.catalog.catalog import Catalog
+from trimcp.agent_tools.catalog.entries import Implemented, version_of
+from trimcp.agent_tools.catalog.rules import RegistrationRules
+from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
+from trimcp.agent_tools.contexts.table import ContextTable
+from trimcp.agent_tools.messages.errors import NotAllowed
 from trimcp.agent_tools.service import MAX_CALLS, AgentCall, AgentRun
-from trimcp.agent_tools.stores import ContextStore, MemoryContexts
 from trimcp.bounds import check_number
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.guard.permission import AccessRequest, Decision, judge
@@ -154,7 +154,7 @@ class AgentTools:
 
     def over_http(self, running: object, shared: Shared) -> CompanionFace:
         """Return what serves it on one port of a run of the server; `shared` is what the port's requests share."""
-        from trimcp.agent_tools.http import AgentHttp
+        from trimcp.agent_tools.bindings.http import AgentHttp
 
         settings = shared.settings
         if (settings.authenticate or settings.auth or self.authenticate or self.anonymous) is None:

@@ -224,7 +224,7 @@ def run_replay(
         target = _named_target(words, headers) if client else None
         connection = claim_stdio() if target is None else target.connect()
     elif client:
-        from trimcp.agent_tools.client_websocket import open_agent_channel
+        from trimcp.agent_tools.client.websocket import open_agent_channel
 
         target = _agent_target(words, headers)
         connection = open_agent_channel(target)

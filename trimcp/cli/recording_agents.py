@@ -10,8 +10,8 @@ import attrs
 import trio
 from trio_websocket import ConnectionClosed, WebSocketConnection, WebSocketRequest, serve_websocket
 
-from trimcp.agent_tools.client_websocket import SUBPROTOCOL, open_agent_channel
-from trimcp.agent_tools.client_wire import AgentTarget
+from trimcp.agent_tools.client.websocket import SUBPROTOCOL, open_agent_channel
+from trimcp.agent_tools.client.wire import AgentTarget
 from trimcp.channel import CLIENT_MAX_MESSAGE, Kind, MessageChannel, Outgoing
 from trimcp.cli.exits import Failure
 from trimcp.cli.text import theirs

@@ -1,0 +1,332 @@
+"""One request of an agent and its response, over HTTP or gRPC: a call begins at once, anything else in a task.
+
+What the messages are, and how they are read and written, is what differs: `http.JsonExchange`, `grpc.RpcExchange`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, ClassVar, Final
+
+import attrs
+import trio
+
+from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
+from trimcp.agent_tools.messages.errors import (
+    NOT_STARTED,
+    AgentToolsError,
+    DeadlinePassed,
+    Draining,
+    MalformedMessage,
+    NotAllowed,
+    TooLargeMessage,
+    TooMuch,
+    Unauthenticated,
+)
+from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
+from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.budget import owner_of
+from trimcp.channel import Kind, Outgoing
+from trimcp.containment import server_ends
+from trimcp.security import security_event
+from trimcp.transports.http.seams import Handler, Head, HttpReply
+from trimcp.transports.http.sessions import Shared
+from trimcp.transports.http.streams import EventStream, StreamSink
+
+AGENT_HEADER: Final = "agent-id"
+"""The header that may repeat the agent's id."""
+
+ENDS: Final = "the server is shutting down"
+
+_PROXIED: Final = frozenset(("forwarded", "x-forwarded-for", "x-real-ip", "via"))
+"""Headers of a request that came through a proxy, so that its client may be anywhere."""
+
+
+@attrs.define(eq=False)
+class AgentPort:
+    """What the requests of one port share."""
+
+    run: AgentRun
+    shared: Shared
+    _open: set[AgentExchange] = attrs.field(init=False, factory=set)  # requests that tasks answer
+
+    def has_room(self, head: Head) -> bool:
+        """Return whether another request may begin."""
+        shared = self.shared
+        if shared.exchanges < shared.settings.max_exchanges:
+            return True
+        # A call that gives way to this caller makes room for its request too, unless it came another way.
+        self.run.calls.make_room(owner_of(head.principal, head.peer))
+        return shared.exchanges < shared.settings.max_exchanges
+
+    def too_much(self, head: Head) -> TooMuch:
+        """Note that a request was refused because there is no room, and return the error."""
+        security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
+        return TooMuch("too much is under way; try again later", retry_after=1)
+
+    def caller(self, head: Head) -> AgentCaller:
+        """Return who sends a request. Raises `NotAllowed` if its header names another agent than its token."""
+        said = head.headers.get(AGENT_HEADER)
+        address = head.peer.rpartition(":")[0] or None
+        return self.run.caller(head.principal, address, said, loopback=is_local(head))
+
+    def opened(self, exchange: AgentExchange) -> None:
+        """Note that a task answers a request."""
+        self._open.add(exchange)
+        self.shared.exchanges += 1
+
+    def closed(self, exchange: AgentExchange) -> None:
+        """Note that the task has ended."""
+        self._open.discard(exchange)
+        self.shared.exchanges -= 1
+
+    def end(self) -> None:
+        """End every stream and every request that is still answered."""
+        for exchange in list(self._open):
+            exchange.end()
+
+
+def is_local(head: Head) -> bool:
+    """Return whether a request was sent from this machine, as far as its head and its connection tell."""
+    here = head.peer == "unix" or head.peer.startswith(("127.", "::1", "[::1]", "::ffff:127.", "[::ffff:127."))
+    return here and head.loopback and _PROXIED.isdisjoint(head.headers)
+
+
+_REFUSALS: Final[dict[int, type[AgentToolsError]]] = {
+    400: MalformedMessage,
+    401: Unauthenticated,
+    403: NotAllowed,
+    408: DeadlinePassed,
+    413: TooLargeMessage,
+    503: Draining,
+}
+
+
+def refusal_error(status: int, why: str) -> AgentToolsError:
+    """Return the error for what is refused with this HTTP status before anybody looks at its message."""
+    return _REFUSALS.get(status, AgentToolsError)(why)
+
+
+@attrs.define(eq=False)
+class AgentExchange(Handler, StreamSink):
+    """One request and its response: the `Handler`, and the `Sink` of the progress of its call.
+
+    Attributes:
+        port: that it came to.
+        head: of the request.
+        caller: who sends it, if that is known already.
+        progress: whether the progress of its call is sent.
+        deadline: when its caller's time is over, on Trio's clock.
+    """
+
+    transport: ClassVar[str] = "http"
+
+    port: AgentPort
+    head: Head
+    caller: AgentCaller | None
+    progress: bool = attrs.field(init=False, default=False)
+    deadline: float = attrs.field(init=False, default=math.inf)
+    _reply: HttpReply | None = attrs.field(init=False, default=None)
+    _stream: EventStream | None = attrs.field(init=False, default=None)
+    _call: AgentCall | None = attrs.field(init=False, default=None)  # while it is under way
+    _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of the task that answers
+
+    # What differs
+
+    async def read(self) -> AgentMessage:
+        """Return the message that was not read before there was a task. Raises AgentToolsError."""
+        raise NotImplementedError
+
+    async def complete(self, request: ToolRequest, size: int) -> int:
+        """Read the values of a call, once its context is known; return its size. Raises AgentToolsError."""
+        return size
+
+    @abstractmethod
+    def new_stream(self) -> EventStream:
+        """Return the stream that the response becomes."""
+
+    @abstractmethod
+    def answered(self, call: AgentCall, answer: CallAnswer) -> None:
+        """Respond with the answer to the call."""
+
+    @abstractmethod
+    async def event(self, message: AgentMessage) -> bytes:
+        """Return what is sent of an event of a watched context."""
+
+    @abstractmethod
+    async def send(self, asked: AgentMessage, answer: AgentMessage) -> None:
+        """Respond with the answer to what is no call."""
+
+    @abstractmethod
+    def fail(self, error: AgentToolsError) -> None:
+        """Respond with an error."""
+
+    def translate(self, data: bytes, request_id: str) -> bytes:
+        """Return a progress notification as what is sent of it."""
+        return progress_of(data, request_id)
+
+    # Called by the host
+
+    @property
+    def max_body(self) -> int:
+        return self.port.shared.service.max_message
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no handler of a tool is running for it."""
+        return self._call is None or self._call.at_rest
+
+    def oversize(self) -> TooLargeMessage:
+        """Note that its message is too large, and return the error."""
+        most = self.port.shared.service.max_message
+        security_event("oversize", most=most, peer=self.head.peer, principal=self.head.principal)
+        return TooLargeMessage(f"a message may have {most} bytes")
+
+    def disconnected(self, slow: str | None = None) -> None:
+        """Cancel what is answered: nobody reads it."""
+        if self._stream is not None:
+            self._stream.detach()
+        self._cancel(slow or "the client closed its request", slow=slow is not None)
+
+    def end(self) -> None:
+        """End what a task answers, because the port is closed or the caller's token has expired."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.end()
+        else:
+            self.fail(Draining(ENDS))
+        self._cancel(ENDS)
+
+    def _cancel(self, why: str, *, slow: bool = False) -> None:
+        self._reply = None
+        call = self._call
+        if call is not None:
+            self.count_out()
+            call.disconnected(why, slow=slow, ending=server_ends())
+        if self._scope is not None:
+            self._scope.cancel(reason=why)
+
+    def timed_out(self) -> None:
+        """Become a stream, because nothing was sent for the time `silence`."""
+        if self._call is not None:
+            self.become_stream()
+
+    # Called by the call
+
+    def post(self, outgoing: Outgoing) -> None:
+        stream = self._stream or self.become_stream()
+        if stream is not None:
+            stream.post(outgoing)
+
+    def post_latest(self, key: Any, outgoing: Outgoing) -> None:
+        stream = self.become_stream()
+        if stream is not None:
+            stream.post_latest(key, outgoing)
+
+    def become_stream(self) -> EventStream | None:
+        """Return the stream that the response is from now on; None if it cannot be one."""
+        if self._stream is None and self._reply is not None and self.progress:
+            stream = self._stream = self.new_stream()
+            stream.open(self._reply, self.head.reply_headers)
+        return self._stream
+
+    # From a message to its answer
+
+    def take(self, message: AgentMessage, size: int) -> None:
+        """Begin to answer a message: a call whose context is in memory at once, anything else in a task.
+
+        Raises:
+            AgentToolsError: it cannot be answered.
+        """
+        port = self.port
+        if port.shared.draining:
+            raise Draining(ENDS, NOT_STARTED)
+        caller = self.caller or port.caller(self.head)
+        if isinstance(message, ToolRequest):
+            context = port.run.context_now(caller, message.context_id)
+            if context is not None or message.context_id is None:
+                self.begin(message, caller, context, size)
+                return
+        self.answer_later(message, caller, size)
+
+    def answer_later(self, message: AgentMessage | None, caller: AgentCaller, size: int) -> None:
+        """Answer a message, or what `read` returns, in a task of the server's run."""
+        self._scope = trio.CancelScope(deadline=self.deadline)
+        self.port.opened(self)
+        self.port.run.server.nursery.start_soon(self._answer, message, caller, size, self._scope)
+
+    def begin(self, request: ToolRequest, caller: AgentCaller, context: Any, size: int) -> None:
+        """Start a call. Raises AgentToolsError if it was not started."""
+        port, head = self.port, self.head
+        port.shared.exchanges += 1
+        if self.progress:
+            port.shared.silent.add(self)
+        try:
+            call = port.run.begin(
+                request,
+                caller,
+                context,
+                self,
+                self.answered,
+                headers=head.headers,
+                size=size,
+                holding=head.holding,
+                via=port.shared.sessions,
+                translate=self.translate if self.progress else None,
+                transport=self.transport,
+            )
+        except AgentToolsError:
+            self.count_out()
+            raise
+        if not call.over:
+            self._call = call
+
+    def count_out(self) -> None:
+        """Note that the call is over, or was not started. Leaves no cycle of references."""
+        self._call, shared = None, self.port.shared
+        shared.exchanges -= 1
+        if self.progress:
+            shared.silent.remove(self)
+
+    async def _answer(
+        self, message: AgentMessage | None, caller: AgentCaller, size: int, scope: trio.CancelScope
+    ) -> None:
+        """Answer a message that may have to wait. A task of the server's run."""
+        port = self.port
+        try:
+            with scope:
+                if message is None:
+                    message = await self.read()
+                if isinstance(message, ToolRequest):
+                    id = message.context_id
+                    context = None if id is None else await port.run.context(caller, id)
+                    size = await self.complete(message, size)
+                    if self._reply is not None:
+                        self.begin(message, caller, context, size)
+                elif isinstance(message, ContextWatch):
+                    await self._watch(message, caller)
+                else:
+                    await self.send(message, await port.run.answer(message, caller))
+            if scope.cancelled_caught and trio.current_time() >= self.deadline:
+                self.fail(DeadlinePassed("the time of the call is over"))
+        except AgentToolsError as error:
+            self.fail(error)
+        except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
+            self.fail(crashed(error, message))
+        finally:
+            port.closed(self)
+
+    async def _watch(self, message: ContextWatch, caller: AgentCaller) -> None:
+        async with self.port.run.watch(message.context_id, caller) as events:
+            reply = self._reply
+            if reply is None:
+                return
+            stream = self._stream = self.new_stream()
+            stream.until, stream.on_lapse = self.head.until, self.end
+            stream.open(reply, self.head.reply_headers)
+            async for event in events:
+                await stream.room()
+                stream.post(Outgoing(await self.event(event), Kind.NOTIFICATION))
+            stream.end()

@@ -1,0 +1,443 @@
+"""Agent tools through gRPC: each method is one of the protocol's messages.
+
+A request is answered as over HTTP (`exchanges`); here are its formats. The values of a call are converted once its tool
+and its context are known; large ones in turns with everybody else. `Provide`, whose two directions go their own ways,
+is served like a WebSocket, on the channel of MCP's tunnel.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import secrets
+import time
+from collections.abc import Mapping
+from functools import partial
+from struct import Struct
+from typing import Any, Final, TypeAlias
+
+import attrs
+import orjson
+import trio
+
+from trimcp.agent_tools.bindings.exchanges import ENDS, AgentExchange, AgentPort, refusal_error
+from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.catalog.entries import shown
+from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.messages.errors import NOT_STARTED, AgentToolsError, Draining, MalformedMessage, ToolFailed
+from trimcp.agent_tools.messages.messages import (
+    AgentMessage,
+    ContextCreate,
+    ContextDestroy,
+    ContextDestroyed,
+    ContextRead,
+    ContextState,
+    ContextUpdate,
+    ContextWatch,
+    ListTools,
+    RegisterTool,
+    RemoveTool,
+    ToolRequest,
+    as_json,
+    read_as,
+    read_value,
+)
+from trimcp.agent_tools.messages.protobuf import (
+    ERROR_TRAILER,
+    PB,
+    SERVICE,
+    arguments_of,
+    decode,
+    fill,
+    in_text,
+    is_large,
+    members_before,
+    members_of,
+    response_bytes,
+    wants_both,
+)
+from trimcp.agent_tools.messages.struct_values import MEMBER, Steps, at_once, in_turns, write_any
+from trimcp.agent_tools.service import AgentCall, crashed
+from trimcp.budget import LARGE
+from trimcp.channel import MessageChannel, Outgoing
+from trimcp.framing.grpc import (
+    GRPC_HEADERS,
+    OK_TRAILERS,
+    PREFIX,
+    GrpcFault,
+    GrpcStatus,
+    message_frame,
+    status_trailers,
+    text_field,
+    whole_message,
+)
+from trimcp.transports.grpc.server import (
+    GrpcRoutes,
+    fault_response,
+    kept_headers,
+    refusal_text,
+    status_response,
+    timeout_of,
+)
+from trimcp.transports.http.seams import Admitted, Head, HttpReply, HttpResponse
+from trimcp.transports.http.streams import EventStream
+from trimcp.wire.codes import INVALID_REQUEST
+from trimcp.wire.jsonrpc import Malformed, encode
+
+__all__ = ["SERVICE", "AgentRpc"]
+
+_SOON: Final = 1_024  # bytes of a request from which on nothing of it is converted for somebody who is refused
+_LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept are bounded
+
+_Method: TypeAlias = tuple[type[AgentMessage], Any, Any]
+
+_METHODS: Final[Mapping[str, _Method]] = {
+    "Call": (ToolRequest, PB.ToolRequest, PB.ToolResponse),
+    "CallStream": (ToolRequest, PB.ToolRequest, PB.CallEvent),
+    "ListTools": (ListTools, PB.ListToolsRequest, PB.ToolList),
+    "RegisterTool": (RegisterTool, PB.RegisterToolRequest, PB.ToolsRegistered),
+    "RemoveTool": (RemoveTool, PB.RemoveToolRequest, PB.ToolRemoved),
+    "CreateContext": (ContextCreate, PB.ContextCreate, PB.ContextState),
+    "ReadContext": (ContextRead, PB.ContextRead, PB.ContextState),
+    "UpdateContext": (ContextUpdate, PB.ContextUpdate, PB.ContextUpdate),
+    "DestroyContext": (ContextDestroy, PB.ContextDestroy, PB.ContextDestroyed),
+    "WatchContext": (ContextWatch, PB.ContextWatch, PB.ContextEvent),
+}
+"""The message that each method is, with the classes of its request and its answer."""
+
+_EVENTS: Final[Mapping[type[AgentMessage], str]] = {
+    ContextState: "state",
+    ContextUpdate: "update",
+    ContextDestroyed: "destroyed",
+}
+
+_NUMBER: Final = Struct("<d").pack
+_SHORT: Final = Struct(">BLBB").pack  # what stands before a progress: the frame's prefix, a tag and a length
+_loads: Final = orjson.loads
+
+
+@attrs.frozen(eq=False)
+class AgentRpc:
+    """The service `trimcp.v1.AgentTools` of one port."""
+
+    port: AgentPort
+
+    def admit(self, routes: GrpcRoutes, head: Head) -> Admitted:
+        """Admit a call by its head: a `GrpcService`."""
+        name = head.path[len(SERVICE) :]
+        method = _METHODS.get(name)
+        if method is None:
+            if name == "Provide":
+                return self._provide(routes, head)
+            return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
+        port = self.port
+        if not port.has_room(head):
+            return error_response(port.too_much(head))
+        try:
+            caller = port.caller(head)
+        except AgentToolsError as error:
+            return error_response(error)
+        if port.shared.judged_by_head:
+            head.again = partial(_again, port, method, caller)
+        return RpcExchange(port, head, caller, method)
+
+    def refused(self, refused: HttpResponse) -> HttpResponse:
+        """Return the answer to a call that would be refused with this response over HTTP: a `GrpcService`."""
+        return error_response(refusal_error(refused.status, refusal_text(refused)), *kept_headers(refused))
+
+    def _provide(self, routes: GrpcRoutes, head: Head) -> Admitted:
+        """Return how to serve a provider, or the refusal."""
+        found = routes.face.upgrade(head)
+        if isinstance(found, HttpResponse):
+            return self.refused(found)
+        try:
+            caller = self.port.caller(head)
+        except AgentToolsError as error:
+            return error_response(error)
+        serve = partial(self._serve, head, caller)
+        return routes.tunnel(head, attrs.evolve(found, serve=serve, read=_from_provider), _to_provider)
+
+    async def _serve(self, head: Head, caller: AgentCaller, channel: MessageChannel) -> None:
+        from trimcp.agent_tools.bindings.websocket import serve_agent
+
+        channel.holding = head.holding
+        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())):
+            await serve_agent(self.port.run, caller, channel, self.port.shared.sessions)
+
+
+def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:
+    return RpcExchange(port, head, caller, method) if port.has_room(head) else None
+
+
+@attrs.define(eq=False)
+class RpcExchange(AgentExchange):
+    """A request that is a message of protobuf."""
+
+    transport = "grpc"
+
+    caller: AgentCaller
+    _method: _Method
+    _said: bytes = attrs.field(init=False, default=b"")  # the `request_id`, as a field
+    _asked: Any = attrs.field(init=False, default=None)  # the request, while its values are not converted
+    _both: bool = attrs.field(init=False, default=True)  # whether it wants JSON values in both forms
+
+    # Called by the host
+
+    @property
+    def max_body(self) -> int:
+        return self.port.shared.service.max_message + PREFIX
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        """Begin to answer: a call at once, anything else in a task."""
+        self._reply, head = reply, self.head
+        headers = head.headers
+        payload = whole_message(body, self.port.shared.service.max_message, headers.get("grpc-encoding"))
+        if isinstance(payload, GrpcFault):
+            self._reply = None
+            reply.send(fault_response(payload))
+            return
+        cls, asked, _ = self._method
+        try:
+            message = self._asked = decode(asked, payload)
+            if self.port.shared.draining:
+                raise Draining(ENDS, NOT_STARTED)
+            timeout = timeout_of(head) if "grpc-timeout" in headers else math.inf
+            if cls is ToolRequest:
+                self._take_call(message, len(payload), timeout)
+                return
+            self._both = wants_both(message)
+            self.deadline: float = trio.current_time() + timeout
+            self.answer_later(None, self.caller, len(payload))
+        except AgentToolsError as error:
+            self.fail(error)
+
+    def _take_call(self, message: Any, size: int, timeout: float) -> None:
+        """Begin a call. Its values are converted only if there is such a tool, in such a context, for this caller."""
+        run = self.port.run
+        members = members_before(message)
+        if "request_id" not in members:
+            members["request_id"] = f"rpc-{secrets.token_hex(8)}"
+        if timeout < math.inf:
+            members["timeout"] = min(members.get("timeout", math.inf), max(timeout, 0.001))
+        request = read_as(ToolRequest, members)
+        self.progress: bool = self._method[2] is PB.CallEvent
+        self._both = not in_text(message)
+        caller = self.caller
+        if size >= _SOON:  # smaller ones cost less than to ask twice
+            _, entry = run.catalog.find(request.tool_name, request.version, caller)
+            if not shown(entry, caller.principal):
+                self._asked = message = None  # the session refuses the call
+        context = run.context_now(caller, request.context_id)
+        if (context is None and request.context_id is not None) or (message is not None and is_large(message)):
+            self.answer_later(request, caller, size)
+            return
+        if message is not None:
+            self._asked = None
+            if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
+                request.arguments = _object(read_value(text, self.port.shared.settings.limits), "arguments")
+            else:
+                size += at_once(self._convert(message, request))
+        self.begin(request, caller, context, size)
+
+    def too_large(self, beginning: bytes) -> HttpResponse:
+        return error_response(self.oversize())
+
+    def refused(self, response: HttpResponse) -> HttpResponse:
+        return error_response(refusal_error(response.status, refusal_text(response)))
+
+    def end(self) -> None:
+        """End what a task answers, because the port is closed or the caller's token has expired."""
+        if isinstance(self._stream, MessageStream):
+            self._stream.trailers = status_trailers(GrpcStatus.UNAVAILABLE, ENDS)
+        super().end()
+
+    # From messages to values
+
+    def _convert(self, message: Any, request: ToolRequest) -> Steps[int]:
+        """Set a call's values; return the memory that they take beside their bytes. Raises MalformedMessage."""
+        limits = self.port.shared.settings.limits
+        found, members = yield from arguments_of(message, limits)
+        request.arguments = None if found is None else _object(found, "arguments")
+        if text := message.input_responses_json:
+            request.input_responses = _object(read_value(text, limits), "input_responses")
+        return MEMBER * members
+
+    async def complete(self, request: ToolRequest, size: int) -> int:
+        message, self._asked = self._asked, None
+        return size if message is None else size + await in_turns(self._convert(message, request))
+
+    async def read(self) -> AgentMessage:
+        message, self._asked = self._asked, None
+        return read_as(self._method[0], await in_turns(members_of(message, self.port.shared.settings.limits)))
+
+    # Answers
+
+    def new_stream(self) -> EventStream:
+        return MessageStream(self.port.shared.open_streams)
+
+    def translate(self, data: bytes, request_id: str) -> bytes:
+        """Return a progress notification as the frame of a `CallEvent`."""
+        params = _loads(data)["params"]
+        said = self._said
+        if not said:
+            said = self._said = text_field(1, request_id.encode())
+        progress = b"%b\x11%b" % (said, _NUMBER(params["progress"]))
+        if "total" in params:
+            progress += b"\x19" + _NUMBER(params["total"])
+        if "message" in params:
+            progress += text_field(4, params["message"].encode())
+        size = len(progress)
+        if size < 0x80:  # nearly always
+            return _SHORT(0, size + 2, 0x0A, size) + progress
+        return message_frame(text_field(1, progress))
+
+    def answered(self, call: AgentCall, answer: CallAnswer) -> None:
+        self.count_out()
+        if self._reply is None:
+            return
+        error, request = answer.error, call.request
+        if error is None:
+            result, status = answer.result or b"null", answer.status(extended=True)
+            if self._both and len(result) >= LARGE:
+                self._scope = trio.CancelScope()
+                self.port.opened(self)
+                self.port.run.server.nursery.start_soon(self._answer_both, request, status, result, self._scope)
+                return
+            value = at_once(write_any(_loads(result))) if self._both else None
+            self._respond(response_bytes(request.request_id, status, result, value))
+        elif isinstance(error, ToolFailed):
+            members = {"request_id": request.request_id, "status": answer.status(extended=True), "error": error.body()}
+            self._respond(at_once(fill(PB.ToolResponse(), members, both=self._both)).SerializeToString())
+        else:
+            self.fail(error)
+
+    async def _answer_both(self, request: ToolRequest, status: str, result: bytes, scope: trio.CancelScope) -> None:
+        """Respond with a large result in both forms. A task of the server's run."""
+        try:
+            with scope:
+                value = await in_turns(write_any(_loads(result)))
+                if self._reply is not None:
+                    self._respond(response_bytes(request.request_id, status, result, value))
+        except Exception as error:  # ours: this exchange's answer, and nobody else's
+            self.fail(crashed(error, request))
+        finally:
+            self.port.closed(self)
+
+    async def event(self, message: AgentMessage) -> bytes:
+        found = PB.ContextEvent()
+        field = getattr(found, _EVENTS[type(message)])
+        field.SetInParent()
+        await in_turns(fill(field, as_json(message), both=self._both))
+        return message_frame(found.SerializeToString())
+
+    async def send(self, asked: AgentMessage, answer: AgentMessage) -> None:
+        message = await in_turns(fill(self._method[2](), as_json(answer), both=self._both))
+        self._respond(message.SerializeToString())
+
+    def _respond(self, payload: bytes) -> None:
+        """Respond with the last, or only, message."""
+        reply, self._reply = self._reply, None
+        if self.progress:
+            payload = text_field(2, payload)
+        if self._stream is not None:
+            self._stream.end(message_frame(payload))
+        elif reply is not None:
+            reply.send(HttpResponse(200, GRPC_HEADERS, message_frame(payload), OK_TRAILERS))
+
+    def fail(self, error: AgentToolsError) -> None:
+        """Respond with an error, as the status of the call."""
+        reply, self._reply = self._reply, None
+        if isinstance(self._stream, MessageStream):
+            self._stream.trailers = error_trailers(error)
+            self._stream.end()
+        elif reply is not None:
+            reply.send(error_response(error))
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise MalformedMessage(f"tool_request: `{name}` must be an object")
+    return value
+
+
+class MessageStream(EventStream):
+    """Messages of gRPC in place of events: what is posted are frames.
+
+    Attributes:
+        trailers: with which the response ends.
+    """
+
+    trailers: tuple[tuple[str, str], ...] = OK_TRAILERS
+
+    def open(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
+        self.reply: HttpReply | None = reply
+        if self.until < math.inf:
+            self.open_streams.add(self)
+        reply.start(HttpResponse(200, GRPC_HEADERS, first))
+        self.writable()
+
+    def keep_alive(self) -> None:
+        return  # the connection is pinged
+
+    def lapse(self) -> None:
+        self.trailers = status_trailers(GrpcStatus.UNAUTHENTICATED, "the access token has expired")
+        self._leave()
+        if self.on_lapse is not None:
+            self.on_lapse()
+
+    def take(self, data: bytes, *, reply: bool = False) -> bytes:
+        return data
+
+    def post(self, outgoing: Outgoing) -> None:
+        reply = self.reply
+        if reply is not None and not self.ended:
+            reply.write(outgoing.data)
+
+    def _leave(self, data: bytes = b"") -> None:
+        reply = self.reply
+        if reply is not None:
+            self.detach()
+            reply.finish(data, self.trailers)
+
+
+# Errors
+
+
+def error_trailers(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
+    """Return the trailers of a call that ends with an error: its status, and its JSON text, if need be without data."""
+    body = error.body()
+    text = base64.b64encode(encode(body)).rstrip(b"=")
+    if len(text) > _LONGEST_ERROR:
+        text = base64.b64encode(encode({**body, "data": None})).rstrip(b"=")
+    status = GrpcStatus[error.grpc_status]
+    return (*status_trailers(status, error.message), (ERROR_TRAILER, text.decode("ascii")))
+
+
+def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
+    """Return the answer to a call that consists of an error."""
+    return HttpResponse(200, (*GRPC_HEADERS, *headers, *error_trailers(error)))
+
+
+# A provider's stream
+
+
+def _from_provider(payload: bytes) -> Any:
+    """Return the JSON message that a `FromProvider` is, or what is wrong with it."""
+    try:
+        message = decode(PB.FromProvider, payload)
+        name = message.WhichOneof("message")
+        if name is None:
+            return Malformed(INVALID_REQUEST, "an empty message", None, "shape")
+        return {"type": name, **at_once(members_of(getattr(message, name)))}
+    except MalformedMessage as error:
+        return Malformed(INVALID_REQUEST, error.message, None, "shape")
+
+
+async def _to_provider(text: bytes) -> bytes:
+    """Return the frame of the `ToProvider` that a JSON message is."""
+    members = _loads(text)
+    name = "refused" if members["type"] == "error" else members["type"]
+    message = PB.ToProvider()
+    getattr(message, name).SetInParent()
+    await in_turns(fill(getattr(message, name), members, both=True))
+    return message_frame(message.SerializeToString())

@@ -1,0 +1,426 @@
+"""Agent tools over HTTP: paths of their own, and their messages at the endpoint of MCP, on any host.
+
+| path | method | message |
+| --- | --- | --- |
+| /mcp | POST | any with a `type` |
+| /tools/call | POST | `tool_request` |
+| /tools, /tools/NAME | GET | `list_tools` |
+| /tools/register | POST | `register_tool`, its manifest |
+| /tools/NAME | DELETE | `remove_tool` |
+| /contexts | POST, DELETE | `context_create`, `context_destroy` of the contexts of `?session_id=` |
+| /contexts/ID | GET, PATCH, DELETE | `context_read`, `context_update` (the merge patch), `context_destroy` |
+| /contexts/ID/events | GET | `context_watch`: a stream of events |
+| /schemas | GET | the JSON Schemas of all messages |
+| /agent | GET | a WebSocket |
+
+A call whose client accepts `text/event-stream` by name is answered with a stream once there is progress, and in any
+case if it accepts no JSON. Names and ids may have slashes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qs
+
+import attrs
+import trio
+
+from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, ENDS, AgentExchange, AgentPort, is_local, refusal_error
+from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.messages.errors import (
+    AgentToolsError,
+    Draining,
+    MalformedMessage,
+    NothingHere,
+    TooMuch,
+)
+from trimcp.agent_tools.messages.messages import (
+    MAX_ID,
+    AgentMessage,
+    ContextCreate,
+    ContextDestroy,
+    ContextRead,
+    ContextUpdate,
+    ContextWatch,
+    ErrorMessage,
+    ListTools,
+    ProvideTools,
+    RegisterTool,
+    RemoveTool,
+    ToolRequest,
+    encode_message,
+    read_as,
+    read_message,
+)
+from trimcp.agent_tools.service import AgentCall
+from trimcp.channel import MessageChannel
+from trimcp.cleaning import harmless
+from trimcp.errors import LocalError
+from trimcp.transports.http.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
+from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.streams import EventStream
+from trimcp.transports.trace import traced
+from trimcp.wire.jsonrpc import Malformed, parse_value
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
+
+_SUBPROTOCOL: Final = "agent-tools"
+_REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
+_PATCH: Final = "application/merge-patch+json"
+_ANY_VERSION: Final = "*"
+
+Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], AgentMessage]
+"""Returns the message that a head and a body's object are, perhaps in strict mode. Raises `MalformedMessage`."""
+
+
+@attrs.define(eq=False)
+class AgentHttp(AgentPort):
+    """Agent tools on one port. A `CompanionFace`."""
+
+    # Called by the face
+
+    def find(self, head: Head) -> Callable[[Head], Any] | None:
+        """Return what answers the path, if it is one of the protocol's."""
+        path = head.path
+        if path in ("/tools", "/contexts", "/schemas", "/agent") or path.startswith(("/tools/", "/contexts/")):
+            return self._admit
+        return None
+
+    def admits_anyone(self, head: Head) -> bool:
+        """Return whether a request without credentials is answered: for schemas, and for registering if allowed."""
+        if head.path == "/schemas":
+            return True
+        registers = (head.method, head.path) in _REGISTERING
+        return registers and self.run.catalog.rules.anonymous_on_loopback and is_local(head)
+
+    def take(self, head: Head, body: bytes, value: Any) -> Handler | None:
+        """Return what answers a body at the endpoint of MCP: an object with a `type` and no `jsonrpc`."""
+        if type(value) is dict:
+            ours = "type" in value and "jsonrpc" not in value
+        else:
+            ours = type(value) is Malformed and b'"type"' in body and b'"jsonrpc"' not in body
+        return JsonExchange(self, head, None, _read_typed, value) if ours else None
+
+    def refused(self, status: int, why: str, headers: tuple[tuple[str, str], ...]) -> HttpResponse:
+        """Return the response to a request that the identity check refuses."""
+        response = failure(refusal_error(status, why))
+        response.status, response.headers = status, (*JSON_HEADERS, *headers)
+        return response
+
+    def grpc_services(self) -> Mapping[str, Any]:
+        """See `CompanionFace`. Without `trimcp[grpc]` each call is answered with what is missing."""
+        try:
+            from trimcp.agent_tools.bindings.grpc import SERVICE, AgentRpc
+        except LocalError as error:
+            from trimcp.transports.grpc.server import MissingService
+
+            return {"/trimcp.v1.AgentTools/": MissingService(str(error))}
+        from trimcp.agent_tools.bindings.reflection import PATHS, Reflection
+
+        return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection())}
+
+    # Responses
+
+    async def _admit(self, head: Head) -> Admitted:
+        try:
+            return self._find(head)
+        except AgentToolsError as error:
+            return failure(error)
+
+    def _find(self, head: Head) -> Admitted:
+        path, method = head.path, head.method
+        if path == "/schemas":
+            return self._schemas(head)
+        if path == "/agent":
+            return self._upgrade(head)
+        readers = _PATHS.get(path)
+        if readers is None:
+            kind, _, name = path[1:].partition("/")
+            if name in ("", "/events"):
+                raise NothingHere("there is nothing here; check the path of the URL")
+            readers = _ONE_TOOL if kind == "tools" else _EVENTS if name.endswith("/events") else _ONE_CONTEXT
+        reader = readers.get(method)
+        if reader is None:
+            allowed = ", ".join(readers)
+            return self._refusal(405, f"{method[:20]!r} is no method of this path", ("Allow", allowed))
+        if method in ("POST", "PATCH"):
+            content = head.headers.get("content-type")
+            if not is_json(content.replace(_PATCH, JSON, 1) if method == "PATCH" and content else content):
+                return self._refusal(415, "the body must be application/json in UTF-8")
+            if is_compressed(head.headers.get("content-encoding")):
+                return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
+        exchange = self._exchange(reader, None, head)
+        if exchange is None:
+            raise self.too_much(head)
+        if self.shared.judged_by_head and AGENT_HEADER not in head.headers:
+            head.again = partial(self._exchange, reader, self.caller(head))
+        return exchange
+
+    def _exchange(self, reader: Reader, caller: AgentCaller | None, head: Head) -> JsonExchange | None:
+        """Return the handler of an admitted request, or None if too much is under way.
+
+        The caller is given if it is known from another request with the same head.
+        """
+        return JsonExchange(self, head, caller, reader) if self.has_room(head) else None
+
+    def _upgrade(self, head: Head) -> Upgrade | HttpResponse:
+        """Return how to serve a request for the WebSocket, or its refusal."""
+        if not head.websocket:
+            return self._refusal(426, "this is a WebSocket", ("Upgrade", "websocket"))
+        if not is_websocket_key(head.headers.get("sec-websocket-key")):
+            raise MalformedMessage("the header Sec-WebSocket-Key is no 16 bytes in base64")
+        if self.shared.draining:
+            raise Draining(ENDS)
+        offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
+        agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
+        serve, most = partial(self._serve, head, self.caller(head)), self.shared.service.max_message
+        return Upgrade(serve, agreed, most, head.principal, head.headers, parse_value)
+
+    async def _serve(self, head: Head, caller: AgentCaller, channel: MessageChannel) -> None:
+        from trimcp.agent_tools.bindings.websocket import serve_agent
+
+        channel.holding = head.holding
+        if (write := self.shared.settings.trace) is not None:
+            channel = traced(channel, write)
+        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
+            await serve_agent(self.run, caller, channel, self.shared.sessions)
+        if scope.cancelled_caught:
+            log.info("a WebSocket of %s was closed: the access token has expired", harmless(head.principal or ""))
+
+    def _schemas(self, head: Head) -> HttpResponse:
+        from trimcp.agent_tools.messages.schemas import published
+
+        if head.method not in ("GET", "HEAD"):
+            return self._refusal(405, "schemas are only read", ("Allow", "GET, HEAD"))
+        return HttpResponse(
+            200, (("Content-Type", "application/schema+json"), ("Cache-Control", "no-cache")), published()
+        )
+
+    def _refusal(self, status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
+        """Return the response to a request that is none of the protocol's."""
+        response = failure(MalformedMessage(why))
+        return HttpResponse(status, (*response.headers, *headers), response.body)
+
+
+def failure(error: AgentToolsError, request_id: str | None = None) -> HttpResponse:
+    """Return the response that consists of an error."""
+    body = encode_message(ErrorMessage(request_id=request_id, error=error.body()))
+    return HttpResponse(error.http_status, (*JSON_HEADERS, *_headers_of(error)), body)
+
+
+def _headers_of(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
+    if isinstance(error, TooMuch | Draining):  # but not where a call may be half done because its provider has gone
+        return (("Retry-After", str(max(1, round(error.retry_after or 1)))),)
+    if error.http_status == 401:
+        return (("WWW-Authenticate", "Bearer"),)
+    return ()
+
+
+@attrs.define(eq=False)
+class JsonExchange(AgentExchange):
+    """A request whose messages are JSON."""
+
+    reader: Reader
+    value: Any = None  # that of the body, if it was parsed
+    _request: ToolRequest | None = attrs.field(init=False, default=None)
+    _request_id: str | None = attrs.field(init=False, default=None)
+    _takes_json: bool = attrs.field(init=False, default=True)
+
+    # Called by the host
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        """Begin to answer: a call at once, anything else in a task."""
+        self._reply = reply
+        value: dict[str, Any] = {}
+        try:
+            value = self._object(body)
+            message = self.reader(self.head, value, self.port.run.strict)
+            self._request_id = message.request_id
+            if isinstance(message, ToolRequest):
+                self._request = message
+                accept = self.head.headers.get("accept", "")
+                if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
+                    self._takes_json, events = accepts(accept)
+                    self.progress: bool = events
+            self.take(message, len(body))
+        except AgentToolsError as error:
+            if self._request_id is None and self.reader in (_read_typed, _read_call):
+                self._name(value)
+            self.fail(error)
+
+    def _name(self, value: dict[str, Any]) -> None:
+        """Note what a malformed message says of itself, so that its answer can repeat it."""
+        said = value.get("request_id")
+        if type(said) is str and 0 < len(said) <= MAX_ID:
+            self._request_id = said
+            if self.reader is _read_call or value.get("type") == ToolRequest.type:
+                extended = value.get("statuses") == "extended"
+                self._request = ToolRequest(tool_name="", request_id=said, statuses="extended" if extended else None)
+
+    def _object(self, body: bytes) -> dict[str, Any]:
+        """Return the body as an object; what has no body is an empty one."""
+        shared, value = self.port.shared, self.value
+        if value is None:
+            if self.head.method in ("GET", "DELETE"):
+                return {}
+            value = parse_value(body, shared.settings.limits) if body else {}
+        else:
+            self.value = None
+        if shared.tracer is not None and body:
+            shared.show("<--", body)
+        if type(value) is Malformed:
+            raise MalformedMessage(value.message)
+        if type(value) is not dict:
+            raise MalformedMessage("the body must be a JSON object")
+        return value
+
+    def too_large(self, beginning: bytes) -> HttpResponse:
+        return failure(self.oversize())
+
+    # Called by the call
+
+    def new_stream(self) -> EventStream:
+        return EventStream(self.port.shared.open_streams, event="tool_progress")
+
+    def answered(self, call: AgentCall, answer: CallAnswer) -> None:
+        self.count_out()
+        error = answer.error
+        status = 200 if error is None else error.http_status
+        stream = self._stream if self._takes_json or status != 200 else self.become_stream()
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        data = answer.encode(call.request)
+        if stream is not None:
+            stream.name_events("tool_response")
+            stream.end(data)
+            return
+        self.port.shared.show("-->", data)
+        extra = () if error is None else _headers_of(error)
+        reply.send(HttpResponse(status, (*JSON_HEADERS, *extra, *self.head.reply_headers), data))
+
+    # Called by the task that answers
+
+    async def event(self, message: AgentMessage) -> bytes:
+        if self._stream is not None:
+            self._stream.name_events(message.type)
+        return encode_message(message)
+
+    async def send(self, asked: AgentMessage, answer: AgentMessage) -> None:
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        headers = (*JSON_HEADERS, *self.head.reply_headers)
+        version = getattr(answer, "version", None)
+        if isinstance(version, int):
+            headers = (*headers, ("ETag", f'"{version}"'))
+        status = 201 if isinstance(asked, ContextCreate) else 200
+        data = encode_message(answer)
+        self.port.shared.show("-->", data)
+        reply.send(HttpResponse(status, headers, data))
+
+    def fail(self, error: AgentToolsError) -> None:
+        """Respond with an error: that of a call is its `tool_response`. A stream that has begun only ends."""
+        reply, self._reply = self._reply, None
+        if self._stream is not None:
+            self._stream.end()
+            return
+        if reply is None:
+            return
+        response = failure(error, self._request_id)
+        if self._request is not None:
+            response.body = CallAnswer(error=error).encode(self._request)
+        response.headers = (*response.headers, *self.head.reply_headers)
+        self.port.shared.show("-->", response.body)
+        reply.send(response)
+
+
+# From requests to messages
+
+
+def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    message = read_message(body, strict=strict)
+    if not message.asks or isinstance(message, ContextWatch | ProvideTools):
+        raise MalformedMessage(f"`{message.type}` is no request of this path")
+    return message
+
+
+def _read_call(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return read_as(ToolRequest, body, strict=strict)
+
+
+def _read_list(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    query = _query(head)
+    name = _name(head) if head.path != "/tools" else query.get("name")
+    return read_as(ListTools, _given({"name": name, "version": query.get("version")}))
+
+
+def _read_registration(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return RegisterTool(tool=body)
+
+
+def _read_removal(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return read_as(RemoveTool, _given({"name": _name(head), "version": _query(head).get("version")}))
+
+
+def _read_creation(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return read_as(ContextCreate, body, strict=strict)
+
+
+def _read_read(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return read_as(ContextRead, {"context_id": _name(head)})
+
+
+def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    version = None
+    condition = head.headers.get("if-match", _ANY_VERSION).strip()
+    if condition != _ANY_VERSION:
+        digits = condition.removeprefix("W/").strip('"')
+        if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
+            raise MalformedMessage('If-Match has the context\'s version: "3"')
+        version = int(digits)
+    return read_as(ContextUpdate, _given({"context_id": _name(head), "updates": body, "version": version}))
+
+
+def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    query, id = _query(head), _name(head) or None
+    session = query.get("session_id") if id is None else None
+    return read_as(ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")}))
+
+
+def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+    return read_as(ContextWatch, {"context_id": _name(head).removesuffix("/events")})
+
+
+def _name(head: Head) -> str:
+    """Return what comes after /tools/ or /contexts/: it may have slashes of its own."""
+    return head.path[1:].partition("/")[2]
+
+
+def _query(head: Head) -> dict[str, str]:
+    try:
+        return {name: values[-1] for name, values in parse_qs(head.query, max_num_fields=16).items()}
+    except ValueError:
+        raise MalformedMessage("the query has too many members") from None
+
+
+def _given(members: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+_Readers: TypeAlias = Mapping[str, Reader]
+
+_PATHS: Final[dict[str, _Readers]] = {
+    "/tools": {"GET": _read_list},
+    "/tools/call": {"POST": _read_call},
+    "/tools/register": {"POST": _read_registration},
+    "/contexts": {"POST": _read_creation, "DELETE": _read_end},
+}
+_ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
+_ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}
+_EVENTS: Final[_Readers] = {"GET": _read_watch}

@@ -1,0 +1,427 @@
+"""Agent tools over a WebSocket, `/agent`: one JSON message per text message, both ways.
+
+The connection is a session like any other, so its limits, its pauses, its outbox and its end are those of MCP.
+`AgentChannel` stands between the two: it carries out what is read, and hands the session calls only.
+
+Messages are carried out in the order of their arrival, most of them at once. One that has to wait has a task, and
+reading pauses until it has ended. Three kinds keep the others waiting no longer than they must: updates that a store
+has yet to keep, which are written together; ending a context; and registering tools where somebody has to approve them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.agent_tools.bindings.watches import StreamWatches
+from trimcp.agent_tools.callers import AgentCaller, Owner
+from trimcp.agent_tools.catalog.providers import StreamProvider
+from trimcp.agent_tools.contexts.actor import ContextActor
+from trimcp.agent_tools.contexts.saving import UnsavedUpdate
+from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
+from trimcp.agent_tools.messages.errors import (
+    NOT_STARTED,
+    AgentToolsError,
+    ContextGone,
+    Draining,
+    MalformedMessage,
+    ProviderGone,
+    TooLargeMessage,
+    TooMuch,
+)
+from trimcp.agent_tools.messages.messages import (
+    MAX_ID,
+    AgentMessage,
+    ContextDestroy,
+    ContextDestroyed,
+    ContextRead,
+    ContextState,
+    ContextUnwatch,
+    ContextUpdate,
+    ContextWatch,
+    ErrorMessage,
+    ProvideTools,
+    RegisterTool,
+    ToolCancel,
+    ToolProgress,
+    ToolRequest,
+    ToolResponse,
+    encode_message,
+    read_message,
+)
+from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.containment import contained
+from trimcp.errors import ConnectionLost
+from trimcp.session.drive import drive
+from trimcp.session.queues import EACH, SMALL, weight
+from trimcp.session.session import Session
+from trimcp.transports.wrapped import WrappedChannel
+from trimcp.wire.jsonrpc import Malformed
+
+SUBPROTOCOL: Final = "agent-tools"
+
+_MAX_UNSAVED: Final = 256  # updates of one connection that wait for a store, and their bytes
+_MAX_UNSAVED_BYTES: Final = 256 * 1024
+_MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval
+_DRAINING: Final = "the server is shutting down"
+
+
+async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChannel, via: object = None) -> None:
+    """Serve one connection until the peer closes it; then close the channel.
+
+    Args:
+        run: the agent tools.
+        caller: who is connected.
+        channel: its messages are JSON values, or `Malformed`.
+        via: the part of the program whose `drain` ends the connection.
+    """
+    session = run.server.session()
+    session.engine.modern.required = True
+    session.via = via
+    wrapped = AgentChannel(channel, run, caller, session)
+    session.watchers.add(wrapped.lost)
+    try:
+        await drive(session, wrapped)
+    finally:
+        session.watchers.discard(wrapped.lost)
+        wrapped.lost(session.lost or ConnectionLost("the connection has ended"))
+
+
+@attrs.define(eq=False)
+class AgentChannel(WrappedChannel):
+    """Carries out the messages of one connection, and delivers its calls to the session."""
+
+    run: AgentRun
+    caller: AgentCaller
+    session: Session
+    _owner: Owner = attrs.field(init=False)
+    _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
+    _batch: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
+    _batch_bytes: int = attrs.field(init=False, default=0)  # and their memory
+    _watches: StreamWatches = attrs.field(init=False)
+    _unsaved: deque[tuple[UnsavedUpdate, ContextUpdate, int]] = attrs.field(init=False, factory=deque)
+    _unsaved_bytes: int = attrs.field(init=False, default=0)
+    _held: bool = attrs.field(init=False, default=False)  # whether the next message waits for them
+    _beside: int = attrs.field(init=False, default=0)
+    _provider: StreamProvider | None = attrs.field(init=False, default=None)
+
+    def __attrs_post_init__(self) -> None:
+        super().__attrs_post_init__()
+        self._owner = self.caller.owner
+        self._watches = StreamWatches(self.session)
+
+    # The channel
+
+    async def receive(self) -> Sequence[Incoming]:
+        """Carry out the messages that have arrived, until the session has to pause. It gets its calls at once.
+
+        So nothing is returned. Cancelling this loses nothing: what was read and not carried out stays here.
+        """
+        unread, session = self._unread, self.session
+        if not unread:
+            unread.extend(await self.channel.receive())
+        elif session.closed.is_set():
+            await trio.sleep_forever()  # the session ends, and cancels this
+        while unread and not session.paused:
+            self._take(unread.popleft())
+        if unread or self._batch or session.paused:
+            self._count_unread()
+            self.channel.settle()
+        return ()
+
+    def _count_unread(self) -> None:
+        """Count what was read and not carried out as memory of the peer, together with what it does not read."""
+        left = len(self._unread)
+        if not left:
+            self._batch = self._batch_bytes = 0
+        elif not self._batch:
+            self._batch, self._batch_bytes = left, sum(map(_memory_of, self._unread))
+        self.session.kept = self._batch_bytes * left // self._batch if left else 0
+        self.session.weigh()
+
+    def lost(self, why: ConnectionLost) -> None:
+        """Note that the peer is gone: the tools that it provided vanish, and calls of them fail now."""
+        provider, self._provider = self._provider, None
+        if provider is not None:
+            provider.lose(str(why))
+        self._watches.close_all()
+
+    # Messages
+
+    def _take(self, incoming: Incoming) -> None:
+        """Carry out a message, or begin to. Never raises because of what a peer sent."""
+        value: Any = incoming.message
+        try:
+            if type(value) is Malformed:
+                raise (TooLargeMessage if value.reason == "size" else MalformedMessage)(value.message)
+            message = read_message(value, strict=self.run.strict)
+            if self._unsaved and self._waits_for_updates(message):
+                self._unread.appendleft(incoming)
+                self._held = self.session.busy = True  # until they are kept
+                return
+            carry_out = _CARRY_OUT.get(type(message))
+            if carry_out is not None:
+                if message.asks and self.session.draining.is_set() and type(message) is not ContextUnwatch:
+                    raise Draining(_DRAINING, NOT_STARTED)
+                carry_out(self, message, incoming)
+            elif not message.asks:
+                raise MalformedMessage(f"`{message.type}` is sent by services only")
+            elif self.session.draining.is_set():
+                raise Draining(_DRAINING, NOT_STARTED)
+            else:
+                self._in_turn(self._answer, message)
+        except AgentToolsError as error:
+            self._fail(value, error)
+        except Exception as error:  # one message must not end the connection
+            self._fail(value, crashed(error, value))
+
+    def _call(self, request: ToolRequest, incoming: Incoming) -> None:
+        context = self.run.context_now(self.caller, request.context_id)
+        if context is None and request.context_id is not None:
+            self._in_turn(self._call_in, request, incoming)
+        else:
+            self._begin(request, context, incoming)
+
+    async def _call_in(self, request: ToolRequest, incoming: Incoming) -> None:
+        assert request.context_id is not None
+        context = await self.run.context(self.caller, request.context_id)
+        if self.session.lost is None:  # else nobody would end the call, or read its answer
+            self._begin(request, context, incoming)
+
+    def _begin(self, request: ToolRequest, context: ContextActor | None, incoming: Incoming) -> None:
+        self.run.begin(
+            request,
+            self.caller,
+            context,
+            self.session.sink,
+            self._answered,
+            session=self.session,
+            headers=incoming.headers,
+            size=incoming.size,
+            translate=progress_of if request.progress is True else None,
+            transport="websocket",
+        )
+
+    def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
+        self._post(answer.encode(call.request), Kind.REPLY)
+
+    def _cancel(self, message: ToolCancel, incoming: Incoming) -> None:
+        call = self.run.call_of(self.caller, message.context_id, message.request_id, self.session)
+        if call is not None:
+            call.cancel(message.reason or "cancelled by the agent")
+
+    def _update(self, message: ContextUpdate, incoming: Incoming) -> None:
+        contexts = self.run.contexts
+        context = contexts.get(self._owner, message.context_id)
+        if context is None:
+            self._in_turn(self._answer, message)
+        elif contexts.durable:
+            unsaved = context.update_soon(message.updates, message.version)
+            self._unsaved.append((unsaved, message, incoming.size))
+            self._unsaved_bytes += incoming.size
+            if len(self._unsaved) == 1:
+                self.session.background.start_soon(self._answer_unsaved)
+        else:
+            message.version = context.update_now(message.updates, message.version).version
+            self._reply(message)
+
+    def _waits_for_updates(self, message: AgentMessage) -> bool:
+        """Return whether a message is carried out only once the store has the updates before it."""
+        if type(message) is ContextUpdate:
+            return len(self._unsaved) >= _MAX_UNSAVED or self._unsaved_bytes >= _MAX_UNSAVED_BYTES
+        return type(message) not in (ToolCancel, ToolResponse, ToolProgress)
+
+    async def _answer_unsaved(self) -> None:
+        """Answer updates in their order, each once the store has it. Then what waits for them goes on."""
+        while self._unsaved:
+            unsaved, message, size = self._unsaved[0]
+            await self._carried_out(self._answer_kept, unsaved, message)
+            self._unsaved.popleft()
+            self._unsaved_bytes -= size
+        if self._held:
+            self._held = False
+            self._go_on()
+
+    async def _answer_kept(self, unsaved: UnsavedUpdate, message: ContextUpdate) -> None:
+        message.version = (await unsaved.kept()).version
+        self._reply(message)
+
+    def _read(self, message: ContextRead, incoming: Incoming) -> None:
+        context = self.run.contexts.get(self._owner, message.context_id)
+        if context is None:
+            self._in_turn(self._answer, message)
+        else:
+            state, id = context.snapshot(), message.request_id
+            self._reply(ContextState(request_id=id, context_id=context.id, version=context.version, state=state))
+
+    def _watch(self, message: ContextWatch, incoming: Incoming) -> None:
+        context = self.run.contexts.get(self._owner, message.context_id)
+        if context is None:
+            self._in_turn(self._watch_found, message)
+        else:
+            self._watches.open(context, message.request_id)
+
+    async def _watch_found(self, message: ContextWatch) -> None:
+        self._watches.open(await self._found(message.context_id), message.request_id)
+
+    def _unwatch(self, message: ContextUnwatch, incoming: Incoming) -> None:
+        self._watches.close(message.context_id)
+
+    def _destroy(self, message: ContextDestroy, incoming: Incoming) -> None:
+        id = message.context_id
+        context = None if id is None else self.run.contexts.get(self._owner, id)
+        if id is None or message.session_id is not None:
+            self._in_turn(self._answer, message)
+        elif context is None:
+            self._in_turn(self._destroy_found, id, message)
+        else:
+            self._end(context, message)
+
+    async def _destroy_found(self, id: str, message: ContextDestroy) -> None:
+        self._end(await self._found(id), message)
+
+    async def _found(self, id: str) -> ContextActor:
+        return await self.run.contexts.find(self._owner, id, address=self.caller.address)
+
+    def _end(self, context: ContextActor, message: ContextDestroy) -> None:
+        if context.ended is not None:
+            raise ContextGone("the context has ended", {"reason": context.ended})
+        message.reason = message.reason or "the agent ended the context"
+        context.end(message.reason)
+        self.session.background.start_soon(self._carried_out, self._ended, context, message)
+
+    async def _ended(self, context: ContextActor, message: ContextDestroy) -> None:
+        await context.wait_over()
+        id, reason = message.request_id, message.reason
+        self._reply(ContextDestroyed(request_id=id, context_id=context.id, reason=reason))
+
+    def _register(self, message: RegisterTool, incoming: Incoming) -> None:
+        self._decide(self._answer, message, [message.tool])
+
+    def _provide(self, message: ProvideTools, incoming: Incoming) -> None:
+        self._decide(self._offer, message, message.tools)
+
+    def _decide(self, carry_out: Callable[..., Awaitable[object]], message: AgentMessage, tools: list[Any]) -> None:
+        """Carry out a registration; where it may take long, beside what comes after it."""
+        if self.run.catalog.rules.approve is None and not any(
+            "callback" in tool for tool in tools if type(tool) is dict
+        ):
+            self._in_turn(carry_out, message)
+            return
+        if self._beside >= _MAX_BESIDE:
+            raise TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
+        self._beside += 1
+        self.session.background.start_soon(self._carried_out_beside, carry_out, message)
+
+    async def _offer(self, message: ProvideTools) -> None:
+        if self.session.lost is not None:
+            raise ProviderGone(str(self.session.lost))
+        if self._provider is None:
+            # Until its calls are answered, reading goes on.
+            provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
+            self._provider, self.session.owed = provider, provider.calls
+        answer = await self._provider.offer(message.tools)
+        answer.request_id = message.request_id
+        self._reply(answer)
+
+    def _of_call_down(self, message: ToolResponse | ToolProgress, incoming: Incoming) -> None:
+        if self._provider is not None:
+            self._provider.take(message)
+
+    # Messages that take time
+
+    def _in_turn(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
+        """Carry out a message, which is one of these, in a task, before those that come after it."""
+        self.session.busy = True
+        self.session.background.start_soon(self._carried_out_in_turn, carry_out, *of)
+
+    async def _carried_out_in_turn(self, *of: Any) -> None:
+        try:
+            await self._carried_out(*of)
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self.session.busy = False
+        self.session.readers.unpark_all()
+
+    async def _carried_out_beside(self, *of: Any) -> None:
+        try:
+            await self._carried_out(*of)
+        finally:
+            self._beside -= 1
+
+    async def _carried_out(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
+        message: AgentMessage = next(each for each in of if isinstance(each, AgentMessage))
+        value = {"type": message.type, "request_id": message.request_id}
+        if isinstance(message, ToolRequest):
+            value["statuses"] = message.statuses
+        try:
+            await contained(carry_out, *of)
+        except AgentToolsError as error:
+            self._fail(value, error)
+        except Exception as error:  # a handler's, or ours: this message's answer
+            self._fail(value, crashed(error, value))
+
+    async def _answer(self, message: AgentMessage) -> None:
+        self._reply(await self.run.answer(message, self.caller))
+
+    # The way down to the provider
+
+    @property
+    def full(self) -> bool:
+        return self.session.sink.full
+
+    async def room(self) -> None:
+        await self.session.sink.room()
+
+    def post(self, message: AgentMessage) -> None:
+        self._post(encode_message(message), Kind.NOTIFICATION)
+
+    # Answers
+
+    def _fail(self, value: Any, error: AgentToolsError) -> None:
+        """Answer a message with an error: a call that names itself gets its `tool_response`."""
+        if type(value) is Malformed:
+            value = {"request_id": value.request_id}
+        value = value if type(value) is dict else {}
+        said = value.get("request_id")
+        id = said if type(said) is str and 0 < len(said) <= MAX_ID else None
+        if value.get("type") == ToolRequest.type and id is not None:
+            status = error.extended_status if value.get("statuses") == "extended" else "error"
+            self._reply(ToolResponse(request_id=id, status=status, error=error.body()))
+        else:
+            self._reply(ErrorMessage(request_id=id, error=error.body()))
+
+    def _reply(self, message: AgentMessage) -> None:
+        self._post(encode_message(message), Kind.REPLY)
+
+    def _post(self, data: bytes, kind: Kind) -> None:
+        self.session.sink.post(Outgoing(data, kind))
+
+
+def _memory_of(incoming: Incoming) -> int:
+    """Return about how much memory a message takes that was read."""
+    value: Any = incoming.message
+    return EACH + (weight(value, incoming.size) if type(value) is dict and incoming.size > SMALL else incoming.size)
+
+
+_CARRY_OUT: Final[Mapping[type[AgentMessage], Callable[[AgentChannel, Any, Incoming], None]]] = {
+    ToolRequest: AgentChannel._call,
+    ToolCancel: AgentChannel._cancel,
+    ToolResponse: AgentChannel._of_call_down,
+    ToolProgress: AgentChannel._of_call_down,
+    ContextUpdate: AgentChannel._update,
+    ContextRead: AgentChannel._read,
+    ContextWatch: AgentChannel._watch,
+    ContextUnwatch: AgentChannel._unwatch,
+    ContextDestroy: AgentChannel._destroy,
+    RegisterTool: AgentChannel._register,
+    ProvideTools: AgentChannel._provide,
+}
+"""How messages are carried out. The rest are answered in turn, or come from services only."""

@@ -1,0 +1,147 @@
+"""A provider that is connected: its tools are carried out at the other end of one stream, and live as long as that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import attrs
+import trio
+
+from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.catalog.catalog import Catalog
+from trimcp.agent_tools.catalog.versions import Progress
+from trimcp.agent_tools.messages.errors import ProviderGone, ToolFailed, error_from
+from trimcp.agent_tools.messages.manifests import Manifest
+from trimcp.agent_tools.messages.messages import (
+    AgentMessage,
+    ToolCancel,
+    ToolProgress,
+    ToolRequest,
+    ToolResponse,
+    ToolsRegistered,
+)
+from trimcp.session.scopes import cancellation_text
+
+
+class Downstream(Protocol):
+    """The way of messages down to the provider."""
+
+    @property
+    def full(self) -> bool:
+        """Whether a sender has to wait for room first."""
+        ...
+
+    async def room(self) -> None:
+        """Wait until there is room, or the stream has ended."""
+        ...
+
+    def post(self, message: AgentMessage, /) -> None:
+        """Enqueue now; never blocks. Dropped if the stream has ended."""
+        ...
+
+
+@attrs.define(eq=False, repr=False)
+class _CallDown:
+    """One call that the provider carries out."""
+
+    progress: Progress
+    answered: trio.Event = attrs.field(factory=trio.Event)
+    response: ToolResponse | None = None
+
+
+@attrs.define(eq=False, repr=False)
+class StreamProvider:
+    """The tools of one stream. A `Provider` to the catalog.
+
+    Args:
+        catalog: where its tools are registered.
+        caller: whose stream it is.
+        down: sends messages to it.
+        on_idle: called when the last call under way has ended.
+
+    Attributes:
+        calls: the calls under way, by the ids that they have on this stream.
+    """
+
+    catalog: Catalog
+    caller: AgentCaller
+    down: Downstream
+    on_idle: Callable[[], object] = lambda: None
+    calls: dict[str, _CallDown] = attrs.field(init=False, factory=dict)
+    _lost: str | None = attrs.field(init=False, default=None)
+
+    @property
+    def name(self) -> str:
+        return self.caller.agent
+
+    async def offer(self, manifests: Sequence[Any]) -> ToolsRegistered:
+        """Register tools, all of them or none, and say what became of each.
+
+        Raises:
+            AgentToolsError: one of them cannot be registered.
+        """
+        if self._lost is not None:
+            raise ProviderGone(f"the provider has disconnected: {self._lost}")
+        registered = await self.catalog.register_all(manifests, self.caller, self)
+        return ToolsRegistered(tools=[each.to_json() for each in registered])
+
+    def take(self, message: ToolResponse | ToolProgress) -> None:
+        """Take what the provider sends of a call. What belongs to no call is dropped: it was cancelled."""
+        call = self.calls.get(message.request_id or "")
+        if call is None or call.answered.is_set():
+            return
+        if isinstance(message, ToolProgress):
+            call.progress(message.progress, message.total, message.message)
+        else:
+            call.response = message
+            call.answered.set()
+
+    def lose(self, why: str) -> None:
+        """End it: its tools vanish, and its calls fail now. A second call has no effect."""
+        if self._lost is not None:
+            return
+        self._lost = why
+        self.catalog.withdraw(self)
+        for call in self.calls.values():
+            call.answered.set()
+
+    # Called by the catalog
+
+    async def call(
+        self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
+    ) -> Any:
+        """Carry out a call; see `Provider`."""
+        call = self.calls[request_id] = _CallDown(progress)
+        sent = False
+        try:
+            if self.down.full:
+                await self.down.room()
+            if self._lost is None:
+                request = ToolRequest(
+                    tool_name=manifest.name,
+                    version=manifest.version,
+                    arguments=dict(arguments),
+                    request_id=request_id,
+                    progress=True,
+                    statuses="extended",
+                )
+                self.down.post(request)
+                sent = True
+            await call.answered.wait() if self._lost is None else await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:
+            if sent and not call.answered.is_set():
+                self.down.post(ToolCancel(request_id=request_id, reason=cancellation_text(cancelled)))
+            raise
+        finally:
+            del self.calls[request_id]
+            if not self.calls:
+                self.on_idle()
+        response = call.response
+        if response is None:
+            raise ProviderGone(f"the provider of this tool has disconnected: {self._lost}")
+        if response.status == "success":
+            return response.result
+        if response.error is None:
+            raise ToolFailed(f"the provider of {manifest.name} answered `{response.status}` without an error")
+        raise error_from(response.error)

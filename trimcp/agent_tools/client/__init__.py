@@ -1,0 +1,1 @@
+"""The other side: one client of agent tools over HTTP, WebSocket and gRPC."""

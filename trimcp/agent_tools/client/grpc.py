@@ -1,0 +1,373 @@
+"""The agent-tools protocol through gRPC, for clients: calls, watches and a provider's stream on one HTTP/2 connection.
+
+JSON values travel as text, so that every number survives. Needs protobuf, which is imported with this module.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import AsyncIterator, Hashable
+from contextlib import asynccontextmanager
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import attrs
+import orjson
+import trio
+
+from trimcp.agent_tools.client.wire import (
+    AgentTarget,
+    NotSent,
+    Progressed,
+    ProviderStream,
+    answer_in,
+    event_in,
+    response_in,
+)
+from trimcp.agent_tools.messages.errors import (
+    AgentToolsError,
+    DeadlinePassed,
+    Draining,
+    MalformedMessage,
+    NotAllowed,
+    NothingHere,
+    RequestCancelled,
+    TooMuch,
+    Unauthenticated,
+    error_from,
+)
+from trimcp.agent_tools.messages.messages import (
+    AgentMessage,
+    ContextCreate,
+    ContextDestroy,
+    ContextDestroyed,
+    ContextRead,
+    ContextState,
+    ContextUpdate,
+    ListTools,
+    ProvideTools,
+    RegisterTool,
+    RemoveTool,
+    ToolCancel,
+    ToolList,
+    ToolProgress,
+    ToolRemoved,
+    ToolRequest,
+    ToolResponse,
+    ToolsRegistered,
+    as_json,
+)
+from trimcp.agent_tools.messages.struct_values import at_once
+from trimcp.channel import Outgoing
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError
+from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
+from trimcp.nurseries import open_service_nursery
+from trimcp.session.queues import Outbox
+from trimcp.transports.grpc.calls import CallFailed, Http2Call
+from trimcp.transports.grpc.client import GrpcServer
+from trimcp.transports.grpc.http2 import Http2Client
+
+try:
+    from google.protobuf.message import DecodeError
+
+    from trimcp.agent_tools.messages.protobuf import ERROR_TRAILER, PB, SERVICE, fill, members_of
+except ImportError as _error:
+    raise LocalError("agent tools through gRPC need another package: pip install protobuf") from _error
+
+_OUTBOX_MESSAGES: Final = 1_024
+_OUTBOX_BYTES: Final = 1024 * 1024
+
+_METHODS: Final[dict[type[AgentMessage], tuple[str, str, str, type[AgentMessage]]]] = {
+    ListTools: ("ListTools", "ListToolsRequest", "ToolList", ToolList),
+    RegisterTool: ("RegisterTool", "RegisterToolRequest", "ToolsRegistered", ToolsRegistered),
+    RemoveTool: ("RemoveTool", "RemoveToolRequest", "ToolRemoved", ToolRemoved),
+    ContextCreate: ("CreateContext", "ContextCreate", "ContextState", ContextState),
+    ContextRead: ("ReadContext", "ContextRead", "ContextState", ContextState),
+    ContextUpdate: ("UpdateContext", "ContextUpdate", "ContextUpdate", ContextUpdate),
+    ContextDestroy: ("DestroyContext", "ContextDestroy", "ContextDestroyed", ContextDestroyed),
+}
+"""The method of a message that is no call, with the classes of its request and answer."""
+
+_EVENTS: Final = {"state": ContextState, "update": ContextUpdate, "destroyed": ContextDestroyed}
+
+_OF_STATUS: Final[dict[GrpcStatus, type[AgentToolsError]]] = {
+    GrpcStatus.UNAUTHENTICATED: Unauthenticated,
+    GrpcStatus.PERMISSION_DENIED: NotAllowed,
+    GrpcStatus.UNIMPLEMENTED: NothingHere,
+    GrpcStatus.DEADLINE_EXCEEDED: DeadlinePassed,
+    GrpcStatus.RESOURCE_EXHAUSTED: TooMuch,
+    GrpcStatus.INVALID_ARGUMENT: MalformedMessage,
+    GrpcStatus.CANCELLED: RequestCancelled,
+    GrpcStatus.UNAVAILABLE: Draining,
+}
+"""What a status means without the error's own text, as from a proxy in between."""
+
+
+@asynccontextmanager
+async def open_grpc_wire(target: AgentTarget) -> AsyncIterator[GrpcWire]:
+    """Connect, and yield a wire to the service; leaving closes the connection.
+
+    Raises:
+        ConnectionLost: connecting failed; the text says why.
+    """
+    if target.auth is not None or target.client is not None:
+        raise LocalError("`auth` and `client` are for HTTP; give a token")
+    url = urlsplit(target.url)._replace(query="", fragment="").geturl()
+    server = GrpcServer(url, target.all_headers(), target.uds, target.ssl_context, timeout=target.timeout)
+    async with server.open() as connection:
+        yield GrpcWire(connection, tuple(server.headers.items()), target.max_message)
+
+
+@attrs.define(eq=False, repr=False)
+class GrpcWire:
+    """An `AgentWire` over one connection of HTTP/2."""
+
+    _connection: Http2Client
+    _metadata: tuple[tuple[str, str], ...]
+    _max_message: int
+
+    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+        """See `AgentWire.call`."""
+        asked = at_once(fill(PB.ToolRequest(), as_json(request), both=False)).SerializeToString()
+        try:
+            if progressed is None:
+                return response_in(_tagged(ToolResponse, await self._unary("Call", asked, PB.ToolResponse)))
+            return await self._stream_call(asked, progressed)
+        except CallFailed as failure:
+            raise self.error(failure) from failure
+
+    async def _stream_call(self, asked: bytes, progressed: Progressed) -> ToolResponse:
+        decoder = GrpcDecoder(self._max_message)
+        async with self._connection.call(f"{SERVICE}CallStream", self._metadata) as call:
+            await call.send(message_frame(asked), end=True)
+            while (payload := await call.next_message(decoder)) is not None:
+                event = _decoded(PB.CallEvent, payload)
+                if event.HasField("response"):
+                    response = response_in(_tagged(ToolResponse, event.response))
+                    await call.next_message(decoder)  # its end, with the status
+                    return response
+                if event.HasField("progress"):
+                    message = event_in(_tagged(ToolProgress, event.progress), (ToolProgress,))
+                    assert isinstance(message, ToolProgress)
+                    progressed(message)
+        raise InvalidReply("the service ended the call without an answer")
+
+    async def ask(self, message: AgentMessage) -> AgentMessage:
+        """See `AgentWire.ask`."""
+        method = _METHODS.get(type(message))
+        if method is None:
+            raise LocalError(f"{message.type} has no method of gRPC")
+        name, asked, answer, cls = method
+        request = at_once(fill(getattr(PB, asked)(), as_json(message), both=False)).SerializeToString()
+        try:
+            reply = await self._unary(name, request, getattr(PB, answer))
+        except CallFailed as failure:
+            raise self.error(failure) from failure
+        return answer_in(_tagged(cls, reply), message)
+
+    async def _unary(self, name: str, request: bytes, cls: Any) -> Any:
+        path = SERVICE + name
+        answer = await self._connection.unary(path, request, self._metadata, max_message=self._max_message)
+        return _decoded(cls, answer)
+
+    @asynccontextmanager
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[AgentMessage]]:
+        """See `AgentWire.watching`. A slow reader makes the service wait, which then sends a state instead."""
+        request = PB.ContextWatch(context_id=context_id).SerializeToString()
+        try:
+            async with self._connection.call(f"{SERVICE}WatchContext", self._metadata) as call:
+                await call.send(message_frame(request), end=True)
+                watch = GrpcWatch(self, call, GrpcDecoder(self._max_message))
+                await watch.begin()
+                yield watch
+        except CallFailed as failure:
+            raise self.error(failure) from failure
+
+    @asynccontextmanager
+    async def providing(self, offer: ProvideTools) -> AsyncIterator[GrpcProviderStream]:
+        """See `AgentWire.providing`. The tools are withdrawn when the block is left."""
+        try:
+            async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
+                stream = GrpcProviderStream(self, call, GrpcDecoder(self._max_message))
+                await stream.offer(offer)
+                async with open_service_nursery() as nursery:
+                    nursery.start_soon(stream.write)
+                    yield stream
+        except CallFailed as failure:
+            raise self.error(failure) from failure
+
+    async def wait_lost(self) -> None:
+        """Wait until the connection is lost."""
+        await self._connection.over.wait()
+
+    def error(self, failure: CallFailed) -> Exception:
+        """Return what a call's failure is in this protocol."""
+        said = failure.trailers.get(ERROR_TRAILER)
+        if said is not None:
+            try:
+                return error_from(orjson.loads(base64.b64decode(said + "=" * (-len(said) % 4))))
+            except (binascii.Error, ValueError):
+                return InvalidReply("the service's error cannot be read")
+        if self._connection.lost is not None or not failure.begun:
+            return (ConnectionLost if failure.begun else NotSent)(self._connection.lost or failure.message)
+        if not failure.trailers and failure.status is GrpcStatus.RESOURCE_EXHAUSTED:
+            return InvalidReply(f"the service's answer has more than {self._max_message} bytes, the limit here")
+        cls = _OF_STATUS.get(failure.status)
+        return InvalidReply(f"the service failed: {failure}") if cls is None else cls(failure.message)
+
+
+def _decoded(cls: Any, payload: bytes) -> Any:
+    try:
+        return cls.FromString(payload)
+    except DecodeError:
+        raise InvalidReply("the service's answer is no message of protobuf") from None
+
+
+def _tagged(cls: type[AgentMessage], message: Any) -> dict[str, Any]:
+    """Return a protobuf message as the JSON message that it is."""
+    try:
+        return {"type": cls.type, **at_once(members_of(message))}
+    except MalformedMessage as error:
+        raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
+
+
+@attrs.define(eq=False, repr=False)
+class GrpcWatch(trio.abc.ReceiveChannel[AgentMessage]):
+    """The events of one context. What is not received makes the service wait."""
+
+    _wire: GrpcWire
+    _call: Http2Call
+    _decoder: GrpcDecoder
+    _first: AgentMessage | None = attrs.field(init=False, default=None)
+    _over: bool = attrs.field(init=False, default=False)
+
+    async def begin(self) -> None:
+        """Wait for the first event, which shows that the context can be watched."""
+        self._first = await self._next()
+
+    async def receive(self) -> AgentMessage:
+        """Wait for the next event. Cancelling this loses nothing."""
+        first, self._first = self._first, None
+        if first is not None:
+            try:
+                await trio.lowlevel.checkpoint()
+            except trio.Cancelled:
+                self._first = first
+                raise
+            return first
+        if self._over:
+            await trio.lowlevel.checkpoint()
+            raise trio.EndOfChannel
+        try:
+            return await self._next()
+        except CallFailed as failure:
+            raise self._wire.error(failure) from failure
+
+    async def _next(self) -> AgentMessage:
+        payload = await self._call.next_message(self._decoder)
+        if payload is None:
+            raise ConnectionLost("the service ended the watch")
+        event = _decoded(PB.ContextEvent, payload)
+        name = event.WhichOneof("event")
+        if name is None:
+            raise InvalidReply("the service sent an event of another kind")
+        cls = _EVENTS[name]
+        message = event_in(_tagged(cls, getattr(event, name)), (cls,))
+        self._over = isinstance(message, ContextDestroyed)
+        return message
+
+    async def aclose(self) -> None:
+        """Receive no more, and end the watch at the service."""
+        self._call.cancel()
+        await trio.lowlevel.checkpoint()
+
+
+@attrs.define(eq=False, repr=False)
+class GrpcProviderStream(ProviderStream):
+    """A `ProviderStream` on a call. What is not received makes the service wait."""
+
+    _wire: GrpcWire
+    _call: Http2Call
+    _decoder: GrpcDecoder
+    registered: ToolsRegistered = attrs.field(init=False)
+    _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
+
+    async def offer(self, offer: ProvideTools) -> None:
+        """Offer the tools, and wait for what the service makes of it.
+
+        Raises:
+            AgentToolsError: they cannot be registered.
+        """
+        message = PB.FromProvider()
+        message.provide_tools.SetInParent()
+        at_once(fill(message.provide_tools, as_json(offer), both=False))
+        await self._call.send(message_frame(message.SerializeToString()))
+        found: Any = await self._next()
+        name = found and found.WhichOneof("message")
+        if name == "refused":
+            raise error_from(at_once(members_of(found.refused)).get("error"))
+        if name != "tools_registered":
+            raise InvalidReply("the service does not say what it makes of the tools")
+        answer = answer_in(_tagged(ToolsRegistered, found.tools_registered), offer)
+        assert isinstance(answer, ToolsRegistered)
+        self.registered = answer
+
+    async def _next(self) -> Any:
+        """Return the next message of the service; None at the end."""
+        payload = await self._call.next_message(self._decoder)
+        return None if payload is None else _decoded(PB.ToProvider, payload)
+
+    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
+        """See `ProviderStream.receive`."""
+        while True:
+            try:
+                found = await self._next()
+            except CallFailed as failure:
+                raise self._wire.error(failure) from failure
+            if found is None:
+                raise trio.EndOfChannel("the service has ended the stream")
+            for name, cls in (("tool_request", ToolRequest), ("tool_cancel", ToolCancel)):
+                if found.HasField(name):
+                    message = event_in(_tagged(cls, getattr(found, name)), (ToolRequest, ToolCancel))
+                    assert isinstance(message, ToolRequest | ToolCancel)
+                    return message, found.ByteSize()
+
+    async def write(self) -> None:
+        """Write what is posted until the stream has ended."""
+        try:
+            while True:
+                frames = [_from_provider(each.data) for each in await self._outbox.receive()]
+                await self._call.send(b"".join(frames))
+        except (CallFailed, trio.EndOfChannel):
+            self._outbox.abandon()  # the reader says why
+
+    # The sink
+
+    @property
+    def full(self) -> bool:
+        return self._outbox.full
+
+    async def room(self) -> None:
+        await self._outbox.room()
+
+    def post(self, outgoing: Outgoing) -> None:
+        self._outbox.post(outgoing)
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        self._outbox.post_latest(key, outgoing)
+
+    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+        self._outbox.settle_latest(key, keep=keep)
+
+
+def _from_provider(text: bytes) -> bytes:
+    """Return the frame of the `FromProvider` that a JSON message is; nothing for one of another kind."""
+    members = orjson.loads(text)
+    message = PB.FromProvider()
+    field = {ToolResponse.type: message.tool_response, ToolProgress.type: message.tool_progress}.get(members["type"])
+    if field is None:
+        return b""
+    field.SetInParent()
+    at_once(fill(field, members, both=False))
+    return message_frame(message.SerializeToString())

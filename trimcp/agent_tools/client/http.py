@@ -1,0 +1,393 @@
+"""The agent-tools protocol over HTTP, for clients: each message is a request, and its answer the response.
+
+A call with progress and a watch get their answers as streams of events. Cancelling closes the request, which cancels it
+at the service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Final, NoReturn, TypeVar
+from urllib.parse import quote, urlencode
+
+import attrs
+import trio
+
+from trimcp.agent_tools.client.wire import (
+    AgentTarget,
+    Progressed,
+    answer_in,
+    event_in,
+    response_in,
+)
+from trimcp.agent_tools.messages.errors import (
+    AgentToolsError,
+    DeadlinePassed,
+    Draining,
+    MalformedMessage,
+    NotAllowed,
+    NothingHere,
+    TooLargeMessage,
+    TooMuch,
+    Unauthenticated,
+)
+from trimcp.agent_tools.messages.messages import (
+    AgentMessage,
+    ContextCreate,
+    ContextDestroy,
+    ContextDestroyed,
+    ContextRead,
+    ContextState,
+    ContextUpdate,
+    ErrorMessage,
+    ListTools,
+    ProvideTools,
+    RegisterTool,
+    RemoveTool,
+    ToolProgress,
+    ToolRequest,
+    ToolResponse,
+    as_json,
+    read_value,
+)
+from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
+from trimcp.framing.sse import Event
+from trimcp.nurseries import open_service_nursery
+from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.exchanges import (
+    EVENT_STREAM,
+    JSON_TEXT,
+    Http,
+    NotAuthorized,
+    OpenReply,
+    TooLarge,
+)
+from trimcp.transports.http.client.incoming import Cursor, Inbox, read_events
+from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
+from trimcp.transports.http.client.target import HttpServer
+from trimcp.wire.jsonrpc import encode
+
+AnswerT = TypeVar("AnswerT")
+
+_MERGE_PATCH: Final = "application/merge-patch+json"
+_LAST: Final = 1.0  # seconds that a stream may go on after its last event, so that the connection can be used again
+_EVENTS: Final = (ContextState, ContextUpdate, ContextDestroyed)
+
+_OF_STATUS: Final[dict[int, type[AgentToolsError]]] = {
+    cls.http_status: cls
+    for cls in (
+        MalformedMessage,
+        Unauthenticated,
+        NotAllowed,
+        NothingHere,
+        TooLargeMessage,
+        TooMuch,
+        Draining,
+        DeadlinePassed,
+    )
+}
+"""What a status means without a message of the protocol in the body, as from a proxy in between."""
+
+
+@asynccontextmanager
+async def open_http(target: AgentTarget) -> AsyncIterator[HttpWire]:
+    """Yield a wire to the service; nothing is sent before its first message."""
+    timeouts = Timeouts(connect=target.timeout)
+    server = HttpServer(
+        target.url, target.all_headers(), target.uds, client=target.client, auth=target.auth, timeouts=timeouts
+    )
+    async with server.exchanges() as http:
+        yield HttpWire(http, Backoff(target.retries), Inbox(max_message=target.max_message))
+
+
+@attrs.frozen
+class _Sent:
+    """A request as HTTP has it.
+
+    Attributes:
+        method, path: of the request; the path has no part of the service's URL.
+        body: a JSON text, or None for none.
+        headers: beside the common ones.
+        repeatable: it may be carried out twice.
+    """
+
+    method: str
+    path: str
+    body: bytes | None = None
+    headers: dict[str, str] = attrs.field(factory=dict)
+    repeatable: bool = False
+
+
+@attrs.define(eq=False)
+class HttpWire:
+    """An `AgentWire` over HTTP. There is no connection: a request that fails affects no other."""
+
+    _http: Http
+    _backoff: Backoff
+    _sizes: Inbox
+
+    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+        """See `AgentWire.call`."""
+        body = encode(as_json(attrs.evolve(request, progress=None)))
+        accept = JSON_TEXT if progressed is None else f"{EVENT_STREAM}, {JSON_TEXT}"
+        sent = _Sent("POST", "/tools/call", body, {"accept": accept, "accept-encoding": "identity"})
+
+        async def read(reply: OpenReply) -> ToolResponse:
+            if reply.content_type == EVENT_STREAM and reply.status < 300:
+                return await self._read_call(reply, progressed)
+            return response_in(await self._value(reply))
+
+        return await self._exchange(sent, read)
+
+    async def ask(self, message: AgentMessage) -> AgentMessage:
+        """See `AgentWire.ask`."""
+
+        async def read(reply: OpenReply) -> AgentMessage:
+            return answer_in(await self._value(reply), message)
+
+        return await self._exchange(_sent(message), read)
+
+    @asynccontextmanager
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[AgentMessage]]:
+        """See `AgentWire.watching`. A slow reader makes the service wait, which then sends a state instead."""
+        keep, events = trio.open_memory_channel[AgentMessage](0)
+        watched = HttpWatch(events)
+        async with open_service_nursery() as nursery:
+            refused = await nursery.start(self._watch, context_id, keep, watched)
+            if refused is not None:
+                raise refused
+            yield watched
+
+    def providing(self, offer: ProvideTools) -> NoReturn:
+        """Raise: HTTP has no stream on which a service could ask."""
+        raise LocalError("tools cannot be provided over HTTP; use a URL with ws:// or grpc://")
+
+    async def wait_lost(self) -> None:
+        """Wait for ever: each request has a connection of its own."""
+        await trio.sleep_forever()
+
+    # Exchanges
+
+    async def _exchange(self, sent: _Sent, read: Callable[[OpenReply], Awaitable[AnswerT]]) -> AnswerT:
+        """Send a request and return what `read` makes of its reply; send it again where that is safe.
+
+        Raises:
+            AgentToolsError, InvalidReply, ConnectionLost: as `AgentWire` says.
+            AuthorizationError: no access token could be obtained.
+        """
+        attempt = 0
+        while True:
+            why: Exception
+            try:
+                async with self._open(sent) as reply:
+                    try:
+                        return await read(reply)
+                    except (AgentToolsError, InvalidReply) as error:
+                        why = error
+                        later = reply.status in PASSING and reply.status != 504
+                        trouble = Trouble(str(error), untouched=False, passing=later, after=reply.retry_after)
+            except ExchangeBroken as broken:
+                why = _lost(broken)
+                passing = not isinstance(broken, NotAuthorized)
+                trouble = Trouble(broken.why, untouched=broken.nothing_sent, passing=passing)
+            pause = self._backoff.before_next(attempt, trouble, repeatable=sent.repeatable)
+            if pause is None:
+                raise why
+            await trio.sleep(pause)
+            attempt += 1
+
+    @asynccontextmanager
+    async def _open(self, sent: _Sent) -> AsyncIterator[OpenReply]:
+        base = self._http.url.partition("?")[0].rstrip("/")
+        headers = {"accept": JSON_TEXT, **({} if sent.body is None else {"content-type": JSON_TEXT}), **sent.headers}
+        async with self._http.open(sent.method, headers, sent.body, url=base + sent.path) as reply:
+            yield reply
+
+    async def _value(self, reply: OpenReply) -> Any:
+        """Return the JSON value of a reply.
+
+        Raises:
+            AgentToolsError: the body is no JSON, as from a proxy, and the status is one of the protocol's errors.
+            InvalidReply: the body is too large or no JSON.
+            ExchangeBroken: the connection broke.
+        """
+        try:
+            body = await reply.body(self._sizes.max_message)
+        except TooLarge:
+            limit = self._sizes.max_message
+            raise InvalidReply(f"the service's answer has more than {limit} bytes, the limit of this client") from None
+        try:
+            value = read_value(body)
+        except MalformedMessage as error:
+            if reply.status >= 300:
+                raise _refused(reply) from None
+            raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
+        if reply.status >= 300:
+            if type(value) is not dict or value.get("type") not in (ErrorMessage.type, ToolResponse.type):
+                raise _refused(reply)
+            failure = value.get("error")
+            if reply.retry_after is not None and type(failure) is dict:
+                failure.setdefault("retry_after", reply.retry_after)
+        return value
+
+    # Streams
+
+    async def _read_call(self, reply: OpenReply, progressed: Progressed | None) -> ToolResponse:
+        """Return the answer to a call from its stream of events."""
+        answers: list[ToolResponse] = []
+        failure: Exception | None = None
+        broken: ExchangeBroken | None = None
+        scope = trio.CancelScope()
+
+        async def take(event: Event) -> None:
+            nonlocal failure
+            if answers or failure is not None or not (event.data or event.oversize):
+                return
+            try:
+                value = self._event(event)
+                if type(value) is dict and value.get("type") == ToolProgress.type:
+                    message = event_in(value, (ToolProgress,))
+                    if progressed is not None and isinstance(message, ToolProgress):
+                        progressed(message)
+                    return
+                answers.append(response_in(value))
+            except Exception as error:  # the answer is an error, or no answer, or the callback failed
+                failure = error
+            scope.deadline = trio.current_time() + _LAST
+
+        with scope:
+            broken = await read_events(reply, Cursor(), self._sizes, take)
+        if failure is not None:
+            raise failure
+        if answers:
+            return answers[0]
+        raise ExchangeBroken("the service ended the stream without an answer") if broken is None else broken
+
+    async def _watch(
+        self,
+        context_id: str,
+        keep: trio.MemorySendChannel[AgentMessage],
+        watched: HttpWatch,
+        task_status: trio.TaskStatus[Exception | None],
+    ) -> None:
+        """Read a context's events; tell the starter why they cannot be read, or None, once it is known."""
+        sent = _Sent("GET", f"/contexts/{_part(context_id)}/events", headers={"accept": EVENT_STREAM}, repeatable=True)
+        opened = False
+
+        async def take(event: Event) -> None:
+            if event.data or event.oversize:
+                await keep.send(event_in(self._event(event), _EVENTS))
+
+        async def read(reply: OpenReply) -> None:
+            nonlocal opened
+            if reply.status >= 300 or reply.content_type != EVENT_STREAM:
+                event_in(await self._value(reply), ())
+            opened = True
+            task_status.started(None)
+            broken = await read_events(reply, Cursor(), self._sizes, take)
+            watched.failure = ConnectionLost("the service ended the watch") if broken is None else _lost(broken)
+
+        try:
+            await self._exchange(sent, read)
+        except (AgentToolsError, InvalidReply, ConnectionLost, AuthorizationError) as error:
+            if not opened:
+                task_status.started(error)
+            watched.failure = error
+        finally:
+            keep.close()
+
+    def _event(self, event: Event) -> Any:
+        if event.oversize is not None:
+            raise InvalidReply(f"the service sent an event of more than {self._sizes.max_message} bytes")
+        try:
+            return read_value(event.data)
+        except MalformedMessage as error:
+            raise InvalidReply(f"the service sent an event that cannot be read: {error.message}") from None
+
+
+@attrs.define(eq=False)
+class HttpWatch(trio.abc.ReceiveChannel[AgentMessage]):
+    """The events of one context. Nothing is read ahead but one event.
+
+    Attributes:
+        failure: raised after the last event, unless that is a `ContextDestroyed`; None while more may arrive.
+    """
+
+    _events: trio.MemoryReceiveChannel[AgentMessage]
+    failure: Exception | None = attrs.field(init=False, default=None)
+    _destroyed: bool = attrs.field(init=False, default=False)
+
+    async def receive(self) -> AgentMessage:
+        """Wait for the next event. Cancelling this loses nothing."""
+        if self._destroyed:
+            await trio.lowlevel.checkpoint()
+            raise trio.EndOfChannel
+        try:
+            event = await self._events.receive()
+        except trio.EndOfChannel:
+            if self.failure is not None:
+                raise self.failure from None
+            raise
+        self._destroyed = isinstance(event, ContextDestroyed)
+        return event
+
+    async def aclose(self) -> None:
+        """Receive no more; the block around it ends the watch."""
+        await self._events.aclose()
+
+
+def _sent(message: AgentMessage) -> _Sent:
+    """Return the request of HTTP that a message is."""
+    match message:
+        case ContextCreate():
+            return _Sent("POST", "/contexts", _body(message))
+        case ContextRead():
+            return _Sent("GET", f"/contexts/{_part(message.context_id)}", repeatable=True)
+        case ContextUpdate():
+            headers = {"content-type": _MERGE_PATCH}
+            if message.version is not None:
+                headers["if-match"] = f'"{message.version}"'
+            return _Sent("PATCH", f"/contexts/{_part(message.context_id)}", encode(message.updates), headers)
+        case ContextDestroy():
+            path = "/contexts" if message.context_id is None else f"/contexts/{_part(message.context_id)}"
+            query = _query(session_id=message.session_id, reason=message.reason)
+            return _Sent("DELETE", path + query, repeatable=True)
+        case ListTools():
+            path = "/tools" if message.name is None else f"/tools/{_part(message.name)}"
+            return _Sent("GET", path + _query(version=message.version), repeatable=True)
+        case RegisterTool():
+            return _Sent("POST", "/tools/register", encode(message.tool))
+        case RemoveTool():
+            return _Sent("DELETE", f"/tools/{_part(message.name)}{_query(version=message.version)}")
+    raise LocalError(f"{message.type} has no request over HTTP")
+
+
+def _body(message: AgentMessage) -> bytes:
+    value = as_json(message)
+    del value["type"]
+    return encode(value)
+
+
+def _part(name: str) -> str:
+    """Return a name as one segment of a path. "." and ".." would be taken for others."""
+    if name in (".", ".."):
+        raise LocalError(f"{name!r} cannot stand in a path")
+    return quote(name, safe="")
+
+
+def _query(**members: str | None) -> str:
+    given = {name: value for name, value in members.items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _refused(reply: OpenReply) -> Exception:
+    """Return the error for a reply without a message of the protocol."""
+    cls = _OF_STATUS.get(reply.status)
+    return InvalidReply(reply.refusal()) if cls is None else cls(reply.refusal(), retry_after=reply.retry_after)
+
+
+def _lost(broken: ExchangeBroken) -> Exception:
+    if isinstance(broken, NotAuthorized):
+        return AuthorizationError(broken.why, broken.code)
+    return ConnectionLost(broken.why)

@@ -1,0 +1,194 @@
+"""A connection to a service that is opened again when it is lost, and the pauses before that."""
+
+from __future__ import annotations
+
+import logging
+import math
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from random import Random
+from typing import Final, TypeVar
+
+import attrs
+import trio
+
+from trimcp.agent_tools.client.connection import MAX_ROUNDS, AgentConnection, OnInput, opened_wire, target_of
+from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, NotSent, Progressed, ProviderStream
+from trimcp.agent_tools.messages.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
+from trimcp.agent_tools.messages.messages import (
+    AgentMessage,
+    ContextRead,
+    ListTools,
+    ProvideTools,
+    ToolRequest,
+    ToolResponse,
+)
+from trimcp.cleaning import one_line
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
+from trimcp.nurseries import open_service_nursery
+from trimcp.restarts import RestartCount, Restarts
+
+T = TypeVar("T")
+
+RESTARTS: Final = Restarts()
+PASSING: Final = (ConnectionLost, InvalidReply, Draining, TooMuch, ProviderGone)
+"""What may be over when the service is asked again."""
+
+_LONGEST_WAIT: Final = 60.0  # seconds that a service may ask us to wait
+_LONGEST: Final = 500
+_REPEATED: Final = (ListTools, ContextRead)
+
+_log = logging.getLogger("trimcp.agent_tools")
+
+
+async def pause_before_next(count: RestartCount, failure: McpError, since: float | None) -> None:
+    """Wait until the next connection may be opened, or raise the failure of the last one if there were too many.
+
+    Args:
+        count: of the restarts.
+        failure: why there is no connection.
+        since: since when there had been one, or None.
+    """
+    now = trio.current_time()
+    count.ended(now, since)
+    asked = failure.retry_after if isinstance(failure, AgentToolsError) else None
+    longer = min(asked, _LONGEST_WAIT) if asked is not None and asked > 0 else 0.0
+    pause = count.next_pause(now, longer)
+    if pause is None:
+        raise failure
+    _log.warning("the service is tried again in %.3g s: %s", pause, one_line(str(failure), _LONGEST))
+    await trio.sleep(pause)
+
+
+@asynccontextmanager
+async def supervise(
+    url: str | AgentTarget,
+    *,
+    token: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    on_input: OnInput | None = None,
+    max_rounds: int = MAX_ROUNDS,
+    uds: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    restarts: Restarts = RESTARTS,
+    random: Random | None = None,
+) -> AsyncIterator[AgentConnection]:
+    """Yield a connection to a service that is opened again whenever it is lost; leaving the block ends it.
+
+    While there is none, what is asked waits for the next one: put `trio.fail_after` around it. Calls and updates that
+    were under way when it was lost raise `ConnectionLost`, since nobody knows what became of them; reading a context
+    and listing tools are asked again, and so is what a service that is shutting down did not begin. A watch ends with
+    `ConnectionLost`: begin a new one, which tells the state.
+
+    Args:
+        url, token, headers, uds, ssl_context, on_input, max_rounds: as for `connect`.
+        restarts: the pauses, and when the service is given up: then everything raises why.
+        random: varies the pauses.
+    """
+    target = target_of(url, max_rounds, token=token, headers=headers, uds=uds, ssl_context=ssl_context)
+    wire = SupervisedWire(target, RestartCount(restarts) if random is None else RestartCount(restarts, random))
+    async with open_service_nursery() as nursery:
+        nursery.start_soon(wire.run)
+        agent = AgentConnection(wire, on_input, max_rounds)
+        try:
+            yield agent
+        finally:
+            agent.ended = True
+            nursery.cancel_scope.cancel(reason="the block of this connection was left")
+
+
+@attrs.define(eq=False)
+class SupervisedWire:
+    """An `AgentWire` over one connection after another."""
+
+    _target: AgentTarget
+    _count: RestartCount
+    _wire: AgentWire | None = attrs.field(init=False, default=None)
+    _given_up: McpError | None = attrs.field(init=False, default=None)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    async def run(self) -> None:
+        """Keep a connection open until the service is given up."""
+        try:
+            while True:
+                await self._connect()
+        except McpError as error:
+            self._given_up = error
+            self._changed.unpark_all()
+            _log.error("the service is given up: %s", one_line(str(error), _LONGEST))  # no traceback
+
+    async def _connect(self) -> None:
+        """Open a connection and wait until it is lost; then wait until the next may be opened."""
+        since: float | None = None
+        failure: McpError = ConnectionLost("the service took too long to answer")
+        opening = trio.CancelScope(deadline=trio.current_time() + self._count.restarts.connect_timeout)
+        try:
+            with opening:
+                async with opened_wire(self._target) as wire:
+                    opening.deadline = math.inf
+                    since = trio.current_time()
+                    self._wire = wire
+                    self._changed.unpark_all()
+                    try:
+                        await wire.wait_lost()
+                    finally:
+                        self._wire = None
+                failure = ConnectionLost("the connection was lost")
+        except McpError as error:
+            if not isinstance(error, PASSING):
+                raise
+            failure = error
+        await pause_before_next(self._count, failure, since)
+
+    async def _connected(self, other_than: AgentWire | None = None) -> AgentWire:
+        """Wait for a connection. Raises why the service was given up."""
+        while self._wire is None or self._wire is other_than:
+            if self._given_up is not None:
+                raise type(self._given_up)(*self._given_up.args) from self._given_up
+            await self._changed.park()
+        return self._wire
+
+    async def _asked(self, ask: Callable[[AgentWire], Awaitable[T]], *, again: bool) -> T:
+        """Ask over the present connection, or the next one if nothing was begun, or if it may be asked again."""
+        wire: AgentWire | None = None
+        if self._target.scheme.startswith("http"):  # it never ends, so there is no next one
+            return await ask(await self._connected())
+        while True:
+            wire = await self._connected(wire)
+            try:
+                return await ask(wire)
+            except ConnectionLost as error:
+                if not again and not isinstance(error, NotSent):
+                    raise
+            except Draining as error:  # answered while it ends: what only reads was not carried out
+                if not (again or error.not_started):
+                    raise
+
+    # The AgentWire
+
+    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+        async def ask(wire: AgentWire) -> ToolResponse:
+            response = await wire.call(request, progressed)
+            error = None if response.error is None else error_from(response.error)
+            if isinstance(error, Draining) and error.not_started:
+                raise error
+            return response
+
+        return await self._asked(ask, again=False)
+
+    async def ask(self, message: AgentMessage) -> AgentMessage:
+        return await self._asked(lambda wire: wire.ask(message), again=isinstance(message, _REPEATED))
+
+    @asynccontextmanager
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[AgentMessage]]:
+        async with (await self._connected()).watching(context_id) as events:
+            yield events
+
+    def providing(self, offer: ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
+        raise LocalError("tools are provided by provide(), which opens its connection again by itself")
+
+    async def wait_lost(self) -> None:
+        """Wait until the service is given up."""
+        while self._given_up is None:
+            await self._changed.park()

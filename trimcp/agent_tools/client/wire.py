@@ -1,0 +1,257 @@
+"""What carries a client's messages to a service: the interface that HTTP, WebSocket and gRPC implement.
+
+A wire sends messages and returns their answers as messages. Queues, contexts and typed errors of calls are the client's
+(`connection`), so that they are the same over every transport.
+"""
+
+from __future__ import annotations
+
+import ssl
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from urllib.parse import urlsplit
+
+import attrs
+import trio
+
+from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
+from trimcp.agent_tools.messages.messages import (
+    MESSAGES,
+    AgentMessage,
+    ContextCreate,
+    ContextDestroy,
+    ContextDestroyed,
+    ContextRead,
+    ContextState,
+    ContextUpdate,
+    ErrorMessage,
+    ListTools,
+    MessageT,
+    ProvideTools,
+    RegisterTool,
+    RemoveTool,
+    ToolCancel,
+    ToolList,
+    ToolProgress,
+    ToolRemoved,
+    ToolRequest,
+    ToolResponse,
+    ToolsRegistered,
+    read_as,
+)
+from trimcp.bounds import checked
+from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError
+from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from trimcp.transports.http.client.exchanges import ClientAuth
+
+SCHEMES: Final = ("http", "https", "http+unix", "ws", "wss", "ws+unix", "grpc", "grpcs")
+"""Of the URL of a service."""
+
+Progressed: TypeAlias = Callable[[ToolProgress], object]
+"""Called with the progress of a call. It never waits."""
+
+_ANSWERS: Final[Mapping[type[AgentMessage], type[AgentMessage]]] = {
+    ContextCreate: ContextState,
+    ContextRead: ContextState,
+    ContextUpdate: ContextUpdate,
+    ContextDestroy: ContextDestroyed,
+    ListTools: ToolList,
+    RegisterTool: ToolsRegistered,
+    RemoveTool: ToolRemoved,
+    ProvideTools: ToolsRegistered,
+}
+
+
+class NotSent(ConnectionLost):
+    """The connection is lost, and nothing of the request was sent over it: it can be sent over another one."""
+
+
+class AgentWire(Protocol):
+    """A way to one service. Any task may use it.
+
+    Cancelling any of its methods cancels the request at the service, with the reason where the transport carries one.
+    All of them raise
+
+        AgentToolsError: the service answered with an error that is not the answer to a call.
+        InvalidReply: its answer is not valid, or larger than `AgentTarget.max_message`.
+        ConnectionLost: it is gone, or was never reached; `NotSent`, if nothing of the request was sent.
+        LocalError: the message cannot be sent over this transport; nothing was sent.
+    """
+
+    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+        """Call a tool and return the answer, whatever its status, also one that no specification has.
+
+        The request's `request_id` is unique among the calls under way over this wire in its context.
+
+        Args:
+            request: sent as it is, but for `progress`, which the wire sets or leaves out.
+            progressed: called with the progress of this call as it arrives, before this returns; None for no progress.
+        """
+        ...
+
+    async def ask(self, message: AgentMessage) -> AgentMessage:
+        """Send a message that is no call and opens no stream; return its answer, as `answer_in` has it.
+
+        A `request_id` is the wire's own: the message has none.
+        """
+        ...
+
+    def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[AgentMessage]]:
+        """Watch a context: a `ContextState` first, then `ContextUpdate`, or `ContextState` in place of several updates.
+
+        The channel ends after `ContextDestroyed`. A slow reader makes the service wait, or gets a state in place
+        of what it missed; nothing is queued without bounds. Leaving the block ends the watch at the service.
+        """
+        ...
+
+    def providing(self, offer: ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
+        """Offer tools and yield the stream on which they are called.
+
+        They are withdrawn when the connection is closed at the latest: a wire that provides is left with its stream.
+        """
+        ...
+
+    async def wait_lost(self) -> None:
+        """Wait until the connection is lost; for ever if each request has a connection of its own."""
+        ...
+
+
+class ProviderStream(Sink):
+    """The stream on which a provider's tools are called. One task receives.
+
+    What is posted are `tool_response` and `tool_progress` messages, as JSON text; dropped once the stream has ended.
+
+    Attributes:
+        registered: what the service made of the offer.
+    """
+
+    registered: ToolsRegistered
+
+    @abstractmethod
+    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
+        """Wait for the next message; return it and its bytes.
+
+        Raises:
+            trio.EndOfChannel: the service has closed the stream.
+            ConnectionLost: the connection broke.
+        """
+
+
+def _check_url(instance: object, attribute: Any, url: str) -> None:
+    needed = "a service's URL begins with http://, ws:// or grpc:// (https, wss, grpcs with TLS) and names a host"
+    checked_url(url, SCHEMES, needed)
+
+
+def _without_endpoint(url: str) -> str:
+    """Return a service's URL without the path of its endpoint for MCP, which is what servers print."""
+    return url.removesuffix("/mcp") if url.startswith("http") else url
+
+
+@attrs.frozen(field_transformer=checked(zero=("retries",)))
+class AgentTarget:
+    """A service of agent tools, and how to reach it.
+
+    Attributes:
+        url: "http://host:port", "ws://...", "grpc://...", with TLS "https", "wss" and "grpcs", on a Unix socket
+            "http+unix://%2Frun%2Fservice.sock" and "ws+unix://...". A path in it goes before the protocol's own paths;
+            over HTTP a last "/mcp" is left out of it.
+        token: sent as `Authorization: Bearer`; None for none. Never logged.
+        headers: sent with every request, or with the one that opens the connection. Never logged.
+        uds: path of a Unix socket to connect to; the host of `url` is then sent but not connected to.
+        ssl_context: for `wss` and `grpcs`; None for one that trusts the system's certificates.
+        auth: gets access tokens over HTTP, such as `trimcp.auth.OAuth()`.
+        client: an `httpx2.AsyncClient` of your own for HTTP; it is not closed.
+        max_message: bytes of the largest message or event that is accepted.
+        timeout: seconds that connecting may take.
+        retries: how often a request that did not reach the service, or only reads, is sent again over HTTP.
+    """
+
+    url: str = attrs.field(converter=_without_endpoint, validator=_check_url, repr=lambda url: repr(masked_url(url)))
+    token: str | None = attrs.field(default=None, repr=False)
+    headers: Mapping[str, str] = attrs.field(default=None, converter=checked_headers, repr=False, kw_only=True)
+    uds: str | None = attrs.field(default=None, kw_only=True)
+    ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False, kw_only=True)
+    auth: ClientAuth | None = attrs.field(default=None, repr=False, kw_only=True)
+    client: httpx2.AsyncClient | None = attrs.field(default=None, repr=False, kw_only=True)
+    max_message: int = attrs.field(default=CLIENT_MAX_MESSAGE, kw_only=True)
+    timeout: float = attrs.field(default=10.0, kw_only=True)
+    retries: int = attrs.field(default=3, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.token is not None and "authorization" in self.headers:
+            raise LocalError("give a token or a header Authorization, not both")
+        self.all_headers()
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of its URL."""
+        return urlsplit(self.url).scheme
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to connect to, or None for TCP."""
+        return socket_path(self.url, self.uds)
+
+    def all_headers(self) -> dict[str, str]:
+        """Return the headers to send, with the token."""
+        token = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+        return {**checked_headers(token), **self.headers}
+
+
+# Reading answers
+
+
+def response_in(value: Any) -> ToolResponse:
+    """Return the answer to a call, from its JSON value. A status that no specification has is left as it is.
+
+    Raises:
+        AgentToolsError: it is an error without a status.
+        InvalidReply: it is no answer to a call.
+    """
+    if type(value) is dict and value.get("type") == ToolResponse.type and type(value.get("status")) is str:
+        status = value["status"]
+        response = _read(ToolResponse, {**value, "status": "success"})
+        response.status = status
+        return response
+    raise _failure(value)
+
+
+def answer_in(value: Any, asked: AgentMessage) -> AgentMessage:
+    """Return the answer to a message that is no call, from its JSON value.
+
+    Raises:
+        AgentToolsError: the answer is an error.
+        InvalidReply: it is no answer to such a message.
+    """
+    wanted = _ANSWERS[type(asked)]
+    if type(value) is dict and value.get("type") == wanted.type:
+        return _read(wanted, value)
+    raise _failure(value)
+
+
+def event_in(value: Any, wanted: tuple[type[AgentMessage], ...]) -> AgentMessage:
+    """Return a message that is one of these, from its JSON value. Raises as `answer_in`."""
+    found = MESSAGES.get(value["type"]) if type(value) is dict and type(value.get("type")) is str else None
+    if found in wanted and found is not None:
+        return _read(found, value)
+    raise _failure(value)
+
+
+def _failure(value: Any) -> Exception:
+    if type(value) is dict and value.get("type") in (ErrorMessage.type, ToolResponse.type):
+        return error_from(value.get("error"))
+    return InvalidReply("the service's answer is none of the protocol's messages, or not the one that was asked for")
+
+
+def _read(cls: type[MessageT], value: dict[str, Any]) -> MessageT:
+    try:
+        return read_as(cls, value)
+    except MalformedMessage as error:
+        raise InvalidReply(f"the service's answer is malformed: {error.message}") from None

@@ -1,0 +1,478 @@
+"""The messages of the agent-tools protocol: one class each, read from JSON values and written as JSON text.
+
+A class declares its members once: what `read_message` checks, what the published JSON Schema says (`schemas`) and what
+`encode_message` writes follow from that. Members that a message does not have are ignored, or refused in strict mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, TypeVar
+
+import attrs
+
+from trimcp.agent_tools.messages.errors import MalformedMessage
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS, JSON, Malformed, ParseLimits, encode, parse_value
+
+MAX_ID: Final = 256
+"""Characters of the longest id or name."""
+
+MAX_TEXT: Final = 4_096
+"""Characters of the longest reason or message."""
+
+_ANY: Final = (object,)
+
+
+@attrs.frozen(eq=False)
+class MemberRule:
+    """What a member of a message may be.
+
+    Attributes:
+        types: the Python types of its JSON value.
+        schema: its JSON Schema.
+        required: whether the message is malformed without it.
+        longest: characters of the longest text; 0 for no bound. A bounded text is not empty.
+        positive: whether a number must be greater than 0.
+        choices: the only values; empty for any.
+    """
+
+    types: tuple[type, ...]
+    schema: Mapping[str, Any]
+    required: bool = False
+    longest: int = 0
+    positive: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def usual(self) -> tuple[type, int, MemberRule]:
+        """A type whose values fit if they have at most so many characters, if there is such a bound, and the rule."""
+        plain = self.types is not _ANY and not self.positive and not self.choices
+        return (self.types[0] if plain else MemberRule), self.longest, self
+
+    def fits(self, value: Any) -> bool:
+        """Return whether this is a value of the member."""
+        kind = type(value)
+        if kind not in self.types and self.types is not _ANY:
+            return False
+        if self.longest and not 0 < len(value) <= self.longest:
+            return False
+        if self.positive and not 0 < value < float("inf"):
+            return False
+        return not self.choices or value in self.choices
+
+
+def _member(rule: MemberRule) -> Any:
+    return attrs.field(metadata={"rule": rule}) if rule.required else attrs.field(default=None, metadata={"rule": rule})
+
+
+def _text(about: str, *, required: bool = False, longest: int = MAX_ID, choices: tuple[str, ...] = ()) -> Any:
+    schema: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": longest, "description": about}
+    if choices:
+        schema = {"enum": list(choices), "description": about}
+    return _member(MemberRule((str,), schema, required, longest, choices=choices))
+
+
+def _object(about: str, *, required: bool = False) -> Any:
+    return _member(MemberRule((dict,), {"type": "object", "description": about}, required))
+
+
+def _objects(about: str, *, required: bool = False) -> Any:
+    schema = {"type": "array", "items": {"type": "object"}, "description": about}
+    return _member(MemberRule((list,), schema, required))
+
+
+def _number(about: str, *, required: bool = False, positive: bool = False) -> Any:
+    schema: dict[str, Any] = {"type": "number", "description": about}
+    if positive:
+        schema["exclusiveMinimum"] = 0
+    return _member(MemberRule((int, float), schema, required, positive=positive))
+
+
+def _integer(about: str, *, required: bool = False) -> Any:
+    return _member(MemberRule((int,), {"type": "integer", "description": about}, required))
+
+
+def _flag(about: str) -> Any:
+    return _member(MemberRule((bool,), {"type": "boolean", "description": about}))
+
+
+def _value(about: str) -> Any:
+    return _member(MemberRule(_ANY, {"description": about}))
+
+
+def _id() -> Any:
+    return _text("repeated in the answer")
+
+
+def _context(*, required: bool = True) -> Any:
+    return _text("the context's id", required=required)
+
+
+MESSAGES: Final[dict[str, type[AgentMessage]]] = {}
+"""The class of each `type`."""
+
+_RULES: Final[dict[type, tuple[tuple[str, MemberRule], ...]]] = {}
+_READING: Final[dict[type, tuple[dict[str, tuple[type, int, MemberRule]], tuple[str, ...]]]] = {}
+"""The members of each class by name, with what nearly every value is (`MemberRule.usual`), and those required."""
+
+
+class AgentMessage:
+    """A message of the protocol.
+
+    Attributes:
+        type: the value of its member `type`.
+        asks: whether it comes from the agent (or provider) and asks for something.
+    """
+
+    type: ClassVar[str]
+    asks: ClassVar[bool] = False
+
+    request_id: str | None
+
+
+MessageT = TypeVar("MessageT", bound=AgentMessage)
+
+
+def _message(cls: type[MessageT]) -> type[MessageT]:
+    """Let an attrs class be known by its `type`."""
+    fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each is an attrs class, which a base class cannot say
+    MESSAGES[cls.type] = cls
+    rules = _RULES[cls] = tuple((field.name, field.metadata["rule"]) for field in fields)
+    _READING[cls] = {name: rule.usual for name, rule in rules}, tuple(name for name, rule in rules if rule.required)
+    return cls
+
+
+# From the agent
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ToolRequest(AgentMessage):
+    """Call a tool."""
+
+    type = "tool_request"
+    asks = True
+    tool_name: str = _text("the tool's name", required=True)
+    arguments: dict[str, Any] | None = _object("the tool's arguments")
+    request_id: str = _text("chosen by the agent, unique among those under way in the context", required=True)
+    context_id: str | None = _context(required=False)
+    version: str | None = _text("the tool's version; without it the newest")
+    timeout: float | None = _number("seconds after which the call is cancelled", positive=True)
+    progress: bool | None = _flag("whether to send `tool_progress`; over HTTP the header `Accept` says it")
+    statuses: str | None = _text("`extended` allows more values of `status`", choices=("extended",))
+    input_responses: dict[str, Any] | None = _object("answers to the questions of `input_required`, by their keys")
+    request_state: str | None = _text("as `input_required` had it", longest=1_048_576)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ToolCancel(AgentMessage):
+    """Cancel a call."""
+
+    type = "tool_cancel"
+    request_id: str = _text("the `request_id` of the call", required=True)
+    context_id: str | None = _context(required=False)
+    reason: str | None = _text("why, for the tool's log", longest=MAX_TEXT)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextCreate(AgentMessage):
+    """Make a context."""
+
+    type = "context_create"
+    asks = True
+    request_id: str | None = _id()
+    context_id: str | None = _context(required=False)
+    state: dict[str, Any] | None = _object("its first state")
+    ttl: float | None = _number("seconds after which it ends, at most those that the service allows", positive=True)
+    session_id: str | None = _text("the user's session that it belongs to; without it the context is one of its own")
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextRead(AgentMessage):
+    """Read a context's state."""
+
+    type = "context_read"
+    asks = True
+    request_id: str | None = _id()
+    context_id: str = _context()
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextUpdate(AgentMessage):
+    """Change a context's state; also the answer, and what watchers get, with the version that it led to."""
+
+    type = "context_update"
+    asks = True
+    request_id: str | None = _id()
+    context_id: str = _context()
+    updates: dict[str, Any] = _object("a JSON merge patch (RFC 7396)", required=True)
+    version: int | None = _integer("from the agent: the version that it changes; from the service: the one it led to")
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextWatch(AgentMessage):
+    """Get the state now, and every later update."""
+
+    type = "context_watch"
+    asks = True
+    request_id: str | None = _id()
+    context_id: str = _context()
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextUnwatch(AgentMessage):
+    """Get no more updates."""
+
+    type = "context_unwatch"
+    asks = True
+    request_id: str | None = _id()
+    context_id: str = _context()
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextDestroy(AgentMessage):
+    """End a context, or all of the agent's in a session: calls are cancelled, states are forgotten."""
+
+    type = "context_destroy"
+    asks = True
+    request_id: str | None = _id()
+    context_id: str | None = _context(required=False)
+    session_id: str | None = _text("in place of `context_id`: the session whose contexts end")
+    reason: str | None = _text("why, for its calls and watchers", longest=MAX_TEXT)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ListTools(AgentMessage):
+    """List the tools' manifests."""
+
+    type = "list_tools"
+    asks = True
+    request_id: str | None = _id()
+    name: str | None = _text("only the tools of this name, in all versions")
+    version: str | None = _text("only this version")
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class RegisterTool(AgentMessage):
+    """Register a tool whose implementation the service knows, or that is called at a URL."""
+
+    type = "register_tool"
+    asks = True
+    request_id: str | None = _id()
+    tool: dict[str, Any] = _object("its manifest", required=True)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class RemoveTool(AgentMessage):
+    """Remove a tool that this agent registered."""
+
+    type = "remove_tool"
+    asks = True
+    request_id: str | None = _id()
+    name: str = _text("the tool's name", required=True)
+    version: str | None = _text("only this version")
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ProvideTools(AgentMessage):
+    """Offer tools that are called on this very stream, for as long as it lasts."""
+
+    type = "provide_tools"
+    asks = True
+    request_id: str | None = _id()
+    tools: list[dict[str, Any]] = _objects("their manifests", required=True)
+
+
+# From the service
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ToolResponse(AgentMessage):
+    """The answer to a `tool_request`."""
+
+    type = "tool_response"
+    request_id: str | None = _id()
+    status: str = _text(
+        "`success` or `error`; the others only where `statuses` was `extended`",
+        required=True,
+        choices=("success", "error", "cancelled", "timeout", "denied", "input_required"),
+    )
+    result: JSON = _value("what the tool returned")
+    error: dict[str, Any] | None = _object("`code`, `message` and perhaps `data`")
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ToolProgress(AgentMessage):
+    """How far a call is."""
+
+    type = "tool_progress"
+    request_id: str = _text("the `request_id` of the call", required=True)
+    progress: float = _number("grows with each message", required=True)
+    total: float | None = _number("its last value, if known")
+    message: str | None = _text("one line for a person", longest=MAX_TEXT)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextState(AgentMessage):
+    """A context's whole state."""
+
+    type = "context_state"
+    request_id: str | None = _id()
+    context_id: str = _context()
+    version: int = _integer("the state's version", required=True)
+    state: dict[str, Any] = _object("the state", required=True)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ContextDestroyed(AgentMessage):
+    """A context has ended, or all of a session."""
+
+    type = "context_destroyed"
+    request_id: str | None = _id()
+    context_id: str | None = _context(required=False)
+    session_id: str | None = _text("the session, if that was ended")
+    reason: str | None = _text("why", longest=MAX_TEXT)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ToolList(AgentMessage):
+    """The answer to `list_tools`."""
+
+    type = "tools"
+    request_id: str | None = _id()
+    tools: list[dict[str, Any]] = _objects("manifests", required=True)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ToolsRegistered(AgentMessage):
+    """The answer to `register_tool` and `provide_tools`."""
+
+    type = "tools_registered"
+    request_id: str | None = _id()
+    tools: list[dict[str, Any]] = _objects("`name`, `version`, `hash` and `status` of each", required=True)
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ToolRemoved(AgentMessage):
+    """The answer to `remove_tool`."""
+
+    type = "tool_removed"
+    request_id: str | None = _id()
+    name: str = _text("the tool's name", required=True)
+    version: str | None = _text("the version, if only one was removed")
+
+
+@_message
+@attrs.define(eq=False, kw_only=True)
+class ErrorMessage(AgentMessage):
+    """The answer to what cannot be carried out; a call has a `tool_response` instead, unless it cannot be read."""
+
+    type = "error"
+    request_id: str | None = _id()
+    error: dict[str, Any] = _object("`code`, `message` and perhaps `data`", required=True)
+
+
+# Reading and writing
+
+
+def read_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
+    """Return the JSON value of a text. The caller has checked its size.
+
+    Raises:
+        MalformedMessage: it is not JSON, or beyond the limits on depth, members or numbers.
+    """
+    value = parse_value(data, limits)
+    if type(value) is Malformed:
+        raise MalformedMessage(value.message)
+    return value
+
+
+def read_message(value: Any, *, strict: bool = False) -> AgentMessage:
+    """Return the message that a JSON value is.
+
+    Raises:
+        MalformedMessage: it is none; the text names the first member that is wrong.
+    """
+    if type(value) is not dict:
+        raise MalformedMessage("a message is a JSON object")
+    kind = value.get("type")
+    cls = MESSAGES.get(kind) if type(kind) is str else None
+    if cls is None:
+        raise MalformedMessage("`type` is none of the protocol's" if "type" in value else "`type` is missing")
+    return read_as(cls, value, strict=strict)
+
+
+def read_as(cls: type[MessageT], value: dict[str, Any], *, strict: bool = False) -> MessageT:
+    """Return the message of this class that an object is; its `type` is not looked at. Raises as `read_message`."""
+    rules, required = _READING[cls]
+    members: dict[str, Any] = {}
+    for name, given in value.items():
+        found = rules.get(name)
+        if found is not None:
+            kind, longest, rule = found
+            usual = type(given) is kind and (not longest or 0 < len(given) <= longest)  # type: ignore[arg-type]  # a text then
+            if not usual and not rule.fits(given):
+                raise MalformedMessage(f"{cls.type}: `{name}` must be {_wanted(rule)}")
+            members[name] = given
+        elif strict and name != "type":
+            raise MalformedMessage(f"{cls.type}: unknown member `{name[:MAX_ID]}`")
+    for name in required:
+        if name not in members:
+            raise MalformedMessage(f"{cls.type}: `{name}` is missing")
+    return cls(**members)
+
+
+def _wanted(rule: MemberRule) -> str:
+    if rule.choices:
+        return " or ".join(f"`{choice}`" for choice in rule.choices)
+    if rule.longest:
+        return f"a text of 1 to {rule.longest} characters"
+    if rule.positive:
+        return "a number greater than 0"
+    kinds = {
+        str: "a text",
+        dict: "an object",
+        list: "an array",
+        int: "an integer",
+        float: "a number",
+        bool: "a truth value",
+    }
+    return kinds.get(rule.types[-1], "true or false")
+
+
+def as_json(message: AgentMessage) -> dict[str, Any]:
+    """Return a message as a JSON object, without the members that are None."""
+    value: dict[str, Any] = {"type": message.type}
+    for name, _ in _RULES[type(message)]:
+        member = getattr(message, name)
+        if member is not None:
+            value[name] = member
+    return value
+
+
+def encode_message(message: AgentMessage) -> bytes:
+    """Return a message as JSON text on one line. Raises `Unencodable` for values that JSON does not have."""
+    return encode(as_json(message))
+
+
+def rules_of(cls: type[AgentMessage]) -> tuple[tuple[str, MemberRule], ...]:
+    """Return the members of a message with their rules, in order."""
+    return _RULES[cls]
