@@ -204,6 +204,13 @@ def docs(session: nox.Session) -> None:
         session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env=env)
 
 
+@nox.session(default=False)
+def recording(session: nox.Session) -> None:
+    """Record the demonstration and a measurement anew, as the pictures that README and docs begin with."""
+    session.install(".[cli]", *groups("tests"))
+    session.run("python", "docs/recording.py")
+
+
 @nox.session
 def bench(session: nox.Session) -> None:
     """Measure every implementation in every cell and write docs/performance.md; `-- --quick` in under five minutes."""

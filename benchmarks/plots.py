@@ -51,6 +51,7 @@ COLOURS = {
 }
 # An earlier trimcp is in the tables, for whoever works on it.
 SHOWN = tuple(peer for peer in (*ORDER, *OF_GRPC) if peer != BEFORE)
+IN_SHORT = ("stdio-2025", "http-2025-json")
 WIDTH = 10.0
 MOST = 10.0
 STYLE = {
@@ -171,6 +172,19 @@ def _bar_panels(section: str, figure: str, label: str, *, columns: int) -> Calla
         return drawing
 
     return draw
+
+
+def _in_short(results: Results) -> Any:
+    """One call, on the two ways that everybody offers."""
+    cells = [one for one in CELLS if one.name in IN_SHORT and results.values(one.name, "cpu", OURS)]
+    if not cells:
+        return None
+    drawing, panels = _panels(len(cells), len(cells), [2.7])
+    room = max(sum(peer in SHOWN for peer in results.peers(one.name, "cpu")) for one in cells)
+    for axes, cell in zip(panels, cells, strict=True):
+        _bars(axes, cell, "cpu", room, results)
+        axes.set_xlabel("CPU µs of the server per call")
+    return drawing
 
 
 def _workers(results: Results) -> Any:
@@ -310,6 +324,7 @@ def _logarithmic(axes: Any) -> None:
 
 
 DRAWINGS: dict[str, Callable[[Results], Any]] = {
+    "in-short": _in_short,
     "bars": _bars_kept,
     "client-cpu": _bar_panels("clients", "cpu", "CPU µs of the client per call", columns=2),
     "in-memory": _bar_panels("in memory", "rate", "calls per second of CPU", columns=2),

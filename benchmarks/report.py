@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bars import NOT_THERE, Verdict, verdicts
 from cells import CELLS, SECTIONS, Cell, Figure, Section
-from names import BEFORE, FLOOR, HYPERCORN, OF_GRPC, ORDER, OURS
+from names import BEFORE, FLOOR, HYPERCORN, MCP, OF_GRPC, ORDER, OURS, TYPESCRIPT
 from results import BUSY, Results, Spread, paired_ratio
 
 __all__ = ["full_tables", "number", "page", "tables", "write"]
@@ -25,6 +25,14 @@ DOCS = HERE.parent / "docs"
 RESULTS = "results.json"
 MARK = "†"
 NOT_PEERS = (OURS, BEFORE, HYPERCORN, FLOOR)
+# What the page begins with: what is told, and where its figure and those of the others are.
+IN_SHORT = (
+    ("A call over standard input and output costs the server", "µs of CPU", "stdio-2025", "cpu", (MCP, TYPESCRIPT)),
+    ("Over Streamable HTTP it costs", "µs", "http-2025-json", "cpu", (MCP, TYPESCRIPT)),
+    ("A progress notification there costs", "µs", "progress-http-2025", "cpu", (MCP, TYPESCRIPT)),
+    ("A session with an open stream takes", "KiB of memory", "sessions-1000", "memory", (MCP, TYPESCRIPT)),
+    ("A list of 1,000 tools, asked for again, costs", "µs of CPU", "list-1000", "cpu", (MCP, TYPESCRIPT)),
+)
 
 
 def number(value: float) -> str:
@@ -58,6 +66,22 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 # What was promised
+
+
+def in_short(results: Results) -> str:
+    """Return a sentence for each figure that the page begins with."""
+    sentences = []
+    for what, unit, cell, figure, peers in IN_SHORT:
+        ours = results.values(cell, figure, OURS)
+        if not ours:
+            continue
+        others = [
+            f"{ratio(Spread.of([found.median]))} times as much with {peer}"
+            for peer in peers
+            if (found := paired_ratio(results.values(cell, figure, peer), ours)) is not None
+        ]
+        sentences.append(f"- {what} {number(Spread.of(ours).median)} {unit}, {' and '.join(others)}.")
+    return "\n".join(sentences)
 
 
 def bars_table(results: Results) -> str:
@@ -110,9 +134,11 @@ def _plot(name: str, shown: str, folder: str = "") -> str:
 
 
 def plots(results: Results) -> str:
-    """Return the plots of all that was measured."""
+    """Return the plots of all that was measured, but for those that the page begins with."""
     found = []
     for section in SECTIONS:
+        if section.name in ("progress", "sessions"):
+            continue
         cells = [cell for cell in CELLS if cell.section == section.name]
         there = [figure for figure in section.figures if figure.name in section.plots]
         found += [
@@ -244,6 +270,10 @@ def page(results: Results) -> str:
         minutes=f"{minutes:.0f}",
         # It should not be taken for more than it is.
         part=" **Only a part was measured, or for a short time: these figures are preliminary.**" * (not whole),
+        sentences=in_short(results),
+        first=_plot("in-short", "CPU time per call, beside the other implementations", "performance/"),
+        second=_plot("progress", "CPU time per progress notification", "performance/"),
+        third=_plot("sessions", "Memory of a session with an open stream", "performance/"),
         bars=bars_table(results),
         picture=_plot("bars", "How far from its bar each figure is", "performance/"),
         summary=summary(results),

@@ -26,7 +26,8 @@ def test_every_plot_is_drawn_and_the_same_each_time(tmp_path: Path) -> None:
     for folder in (first, second):
         folder.mkdir()
         draw_all(found(), folder)
-    names = {"bars", "client-cpu", "cpu-per-call", "in-memory", "latency", "progress", "sessions", "windows", "workers"}
+    names = {"bars", "client-cpu", "cpu-per-call", "in-memory", "in-short", "latency"}
+    names |= {"progress", "sessions", "windows", "workers"}
     assert {file.name for file in first.iterdir()} == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
     for file in first.iterdir():
         assert file.read_bytes() == (second / file.name).read_bytes()

@@ -1,4 +1,4 @@
-"""The state diagrams in the documentation are those of the tables."""
+"""The diagrams in the documentation are those of the tables, and of the imports."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ _DIAGRAMS: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "docs
 def test_the_committed_page_is_what_the_tables_say() -> None:
     page: Path = _DIAGRAMS["PAGE"]
     assert page.read_text(encoding="utf-8") == _DIAGRAMS["page"](), "run: python docs/diagrams.py"
+
+
+def test_the_committed_floors_are_those_of_the_imports() -> None:
+    picture: Path = _DIAGRAMS["FLOORS"]
+    assert picture.read_text(encoding="utf-8") == _DIAGRAMS["floors"](), "run: python docs/diagrams.py"
+
+
+def test_a_line_that_follows_from_others_is_left_out() -> None:
+    graph: dict[str, set[str]] = {"cli": {"server", "wire"}, "server": {"wire"}, "wire": set()}
+    assert list(_DIAGRAMS["_direct"](graph)) == [("cli", "server"), ("server", "wire")]
 
 
 @pytest.mark.parametrize("table", [HANDSHAKE, INBOUND])
