@@ -56,7 +56,7 @@ def test_an_only_entry_needs_no_name(tmp_path: Path) -> None:
         ("ftp://example.org/mcp", "'ftp' is no way to reach a server"),
         ("nope.py", "there is no file nope.py"),
         ("nope.json:git", "there is no file nope.json"),
-        ("unbalanced '", "cannot take"),
+        ("unbalanced '", "is no command line"),
         (" ", "name a server"),
     ],
 )

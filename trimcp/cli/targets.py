@@ -104,7 +104,7 @@ def _find(text: str, on_stderr: Callable[[str], object] | None) -> Target:
     try:
         command = shlex.split(text)
     except ValueError as error:
-        raise Failure(f"cannot take {text!r} apart: {error}") from None
+        raise Failure(f"{text!r} is no command line: {error}") from None
     if not command:
         raise Failure("name a server: a command line in quotes, a .py file, a URL, or servers.json:NAME")
     missing = (file or entry) if len(command) == 1 and not os.path.exists(command[0]) else None

@@ -678,7 +678,7 @@ FLOODS = {
     "windows of a stream": h2.window_update(1, 1),
     "windows of a stream that has ended": h2.window_update(3, 1),
     "resets of a stream that has ended": h2.rst_stream(3, 0),
-    "farewells": h2.goaway(0, 0),
+    "GOAWAY frames": h2.goaway(0, 0),
     "frames without data": h2.frame(h2.DATA, 0, 1),
     "padding": h2.frame(h2.DATA, h2.PADDED, 1, b"\x01\0"),
 }

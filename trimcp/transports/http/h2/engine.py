@@ -129,7 +129,7 @@ class Engine:
                 high, low, kind, flags, id = unpack(data, at)
                 size = high << 8 | low
                 if size > h2.MAX_FRAME:
-                    raise Http2Error(Code.FRAME_SIZE_ERROR, "a h2.frame is too large")
+                    raise Http2Error(Code.FRAME_SIZE_ERROR, "a frame is too large")
                 stop = at + h2.HEADER_SIZE + size
                 if stop > end:
                     return False
@@ -388,16 +388,16 @@ class Engine:
 
     def _take_priority(self, flags: int, id: int, payload: bytes) -> None:
         if not id:
-            raise Http2Error(Code.PROTOCOL_ERROR, "a priority of no stream")
+            raise Http2Error(Code.PROTOCOL_ERROR, "a PRIORITY on no stream")
         if len(payload) != 5:
-            raise Http2Error(Code.FRAME_SIZE_ERROR, "a priority has five bytes", id)
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "a PRIORITY has five bytes", id)
         if h2.word_at(payload, 0) & _STREAM_BITS == id:
             raise Http2Error(Code.PROTOCOL_ERROR, "a stream depends on itself", id)
         self._allowance.spend("priorities")
 
     def _take_reset(self, flags: int, id: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2Error(Code.FRAME_SIZE_ERROR, "a reset has four bytes")
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "a RST_STREAM has four bytes")
         stream = self.streams.get(id)
         if stream is None:
             if self._is_idle(id):
@@ -411,10 +411,10 @@ class Engine:
 
     def _take_settings(self, flags: int, id: int, payload: bytes) -> None:
         if id:
-            raise Http2Error(Code.PROTOCOL_ERROR, "settings of a stream")
+            raise Http2Error(Code.PROTOCOL_ERROR, "SETTINGS on a stream")
         if flags & h2.ACK:
             if payload:
-                raise Http2Error(Code.FRAME_SIZE_ERROR, "an acknowledgement that says something")
+                raise Http2Error(Code.FRAME_SIZE_ERROR, "an acknowledgement of SETTINGS with a payload")
             self._allowance.spend("settings")
             return
         if len(payload) % 6:
@@ -443,7 +443,7 @@ class Engine:
             return change > 0
         if setting == Setting.MAX_FRAME_SIZE:
             if not h2.MAX_FRAME <= value < 1 << 24:
-                raise Http2Error(Code.PROTOCOL_ERROR, "the largest h2.frame is too small or too large")
+                raise Http2Error(Code.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of range")
         elif setting == Setting.ENABLE_PUSH:
             if value > (0 if self._client else 1):
                 raise Http2Error(Code.PROTOCOL_ERROR, "pushing is 0 or 1")
@@ -456,13 +456,13 @@ class Engine:
         return False
 
     def _take_push(self, flags: int, id: int, payload: bytes) -> None:
-        raise Http2Error(Code.PROTOCOL_ERROR, "a push that nobody wants")
+        raise Http2Error(Code.PROTOCOL_ERROR, "a peer that asked for no push pushes")
 
     def _take_ping(self, flags: int, id: int, payload: bytes) -> None:
         if id:
-            raise Http2Error(Code.PROTOCOL_ERROR, "a ping of a stream")
+            raise Http2Error(Code.PROTOCOL_ERROR, "a PING on a stream")
         if len(payload) != 8:
-            raise Http2Error(Code.FRAME_SIZE_ERROR, "a ping has eight bytes")
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "a PING has eight bytes")
         self._allowance.spend("pings")
         if flags & h2.ACK:
             self._user.ponged()
@@ -471,10 +471,10 @@ class Engine:
 
     def _take_goaway(self, flags: int, id: int, payload: bytes) -> None:
         if id:
-            raise Http2Error(Code.PROTOCOL_ERROR, "a farewell of a stream")
+            raise Http2Error(Code.PROTOCOL_ERROR, "a GOAWAY on a stream")
         if len(payload) < 8:
-            raise Http2Error(Code.FRAME_SIZE_ERROR, "a farewell has eight bytes")
-        self._allowance.spend("farewells")
+            raise Http2Error(Code.FRAME_SIZE_ERROR, "a GOAWAY has at least eight bytes")
+        self._allowance.spend("GOAWAY frames")
         self._user.went_away(h2.word_at(payload, 0) & _STREAM_BITS, h2.word_at(payload, 4))
 
     def _is_idle(self, id: int) -> bool:
