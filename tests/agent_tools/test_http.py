@@ -403,7 +403,7 @@ async def test_a_watch_that_crashes_ends(caplog: pytest.LogCaptureFixture, monke
 
     async with agents() as agent:
         await agent.send("PATCH", "/contexts/c", {"a": 1})
-        monkeypatch.setattr("trimcp.agent_tools.bindings.http.encode_message", encode)
+        monkeypatch.setattr("trimcp.agent_tools.messages.messages.encode_message", encode)
         watch = await agent.begin("GET", "/contexts/c/events")
         await watch.done()
         assert (watch.status, watch.body) == (200, b"")

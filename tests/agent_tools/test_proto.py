@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import MESSAGES, ToolRequest
-from trimcp.agent_tools.messages.protobuf import PB, fill, members_of, wants_both
+from trimcp.agent_tools.messages.protobuf import METHODS, PB, fill, members_of, wants_both
 from trimcp.agent_tools.messages.struct_values import at_once, read_any, read_object, write_any, write_object
 from trimcp.agent_tools.proto import agent_tools_pb2
 from trimcp.wire.jsonrpc import ParseLimits
@@ -45,6 +45,17 @@ def test_the_generated_code_is_current(tmp_path: Path) -> None:
         for field in message.field:
             field.ClearField("json_name")  # follows from the name, and is left out of generated code
     assert compiled == generated, "run `nox -s proto`"
+
+
+def test_every_message_that_asks_has_an_answer_and_the_method_that_gives_it() -> None:
+    asking = [cls for cls in MESSAGES.values() if cls.asks and cls.type != "context_unwatch"]
+    assert all(cls.answer in MESSAGES for cls in asking)
+    assert {cls.method for cls in asking} - {""} == set(METHODS) - {"CallStream", "Provide"}
+    for cls in asking:
+        if cls.method and cls.type != "context_watch":
+            asked, answer = METHODS[cls.method]
+            assert asked.DESCRIPTOR.name.removesuffix("Request") == cls.__name__.removesuffix("Request")
+            assert answer.DESCRIPTOR.name == MESSAGES[cls.answer].__name__
 
 
 def test_every_member_of_a_message_has_its_field() -> None:

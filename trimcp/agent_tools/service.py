@@ -22,35 +22,8 @@ from trimcp.agent_tools.catalog.entries import shown, version_of
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.handler import ActorContext
 from trimcp.agent_tools.contexts.table import ContextTable
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    InvalidArguments,
-    MalformedMessage,
-    NotAllowed,
-    RequestCancelled,
-    RequestUnderWay,
-    ToolCrashed,
-    TooMuch,
-    Unauthenticated,
-    UnknownTool,
-)
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ContextCreate,
-    ContextDestroy,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUpdate,
-    ListTools,
-    RegisterTool,
-    RemoveTool,
-    ToolList,
-    ToolRemoved,
-    ToolRequest,
-    ToolsRegistered,
-)
 from trimcp.bounds import checked
 from trimcp.budget import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
@@ -122,10 +95,12 @@ class AgentRun:
             NotAllowed: as `agent_of` does.
         """
         if principal is None and not loopback and not self.anonymous_anywhere:
-            raise Unauthenticated("this service has no check of tokens, so it serves callers on its own machine only")
+            raise errors.Unauthenticated(
+                "this service has no check of tokens, so it serves callers on its own machine only"
+            )
         return AgentCaller(principal, agent_of(principal, self.agent_claim, said), address, loopback)
 
-    def find(self, request: ToolRequest, caller: AgentCaller) -> tuple[str, ToolEntry]:
+    def find(self, request: messages.ToolRequest, caller: AgentCaller) -> tuple[str, ToolEntry]:
         """Return the tool that a request is for, after checking its arguments: nothing is queued before.
 
         Raises:
@@ -137,7 +112,7 @@ class AgentRun:
         if not entry.validator.is_valid(arguments) and shown(entry, caller.principal):
             problems = without_root(entry.validator.problems(arguments))
             text = f"invalid arguments for {request.tool_name}: {'; '.join(problems)}"
-            raise InvalidArguments(text[:500], {"problems": problems})
+            raise errors.InvalidArguments(text[:500], {"problems": problems})
         return key, entry
 
     def context_now(self, caller: AgentCaller, id: str | None) -> ContextActor | None:
@@ -156,7 +131,7 @@ class AgentRun:
 
     def begin(
         self,
-        request: ToolRequest,
+        request: messages.ToolRequest,
         caller: AgentCaller,
         context: ContextActor | None,
         out: Sink,
@@ -197,7 +172,9 @@ class AgentRun:
             given = None if context.answers is None else context.answers.by_id.get(request.request_id)
             if given is not None:
                 if given[0] != asked:
-                    raise RequestUnderWay("this request_id was another request's in the context: choose a new one")
+                    raise errors.RequestUnderWay(
+                        "this request_id was another request's in the context: choose a new one"
+                    )
                 call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, None, transport)
                 on_answer(call, cast(CallAnswer, given[1]).again())
                 return call
@@ -213,12 +190,12 @@ class AgentRun:
             if context is not None:
                 context.begin_call(request.request_id, call)
             elif self.calls.find(caller.account, call.key) is not None:
-                raise RequestUnderWay("a request with this request_id is under way")
+                raise errors.RequestUnderWay("a request with this request_id is under way")
             if not self.calls.admit(caller.account, call.key, call):
                 if context is not None:
                     context.end_call(request.request_id)
-                raise TooMuch("too much is under way; try again later", retry_after=1)
-        except AgentToolsError:
+                raise errors.TooMuch("too much is under way; try again later", retry_after=1)
+        except errors.AgentToolsError:
             if own is not None:
                 own.close()
             raise
@@ -252,7 +229,7 @@ class AgentRun:
                 return
         who = caller.principal
         security_event("not_allowed", method="tools/call", name=name, principal=who, why="permissions of the context")
-        raise NotAllowed(f"the permissions of the context do not include {name}")
+        raise errors.NotAllowed(f"the permissions of the context do not include {name}")
 
     def call_of(
         self, caller: AgentCaller, context_id: str | None, request_id: str, session: Session
@@ -272,7 +249,7 @@ class AgentRun:
             context.end_call(call.request.request_id)
             context.record(self._remembered(call, status), call.asked, answer)
 
-    async def answer(self, message: AgentMessage, caller: AgentCaller) -> AgentMessage:
+    async def answer(self, message: messages.AgentMessage, caller: AgentCaller) -> messages.AgentMessage:
         """Carry out a message that is no call and opens no stream, and return the answer to it.
 
         Raises:
@@ -280,28 +257,28 @@ class AgentRun:
         """
         carry_out = _CARRY_OUT.get(type(message))
         if carry_out is None:
-            raise MalformedMessage(f"`{message.type}` is no request here")
+            raise errors.MalformedMessage(f"`{message.type}` is no request here")
         # It may call functions of the user's: what decides on a registration, a store.
-        answer: AgentMessage = await contained(carry_out, self, message, caller)
+        answer: messages.AgentMessage = await contained(carry_out, self, message, caller)
         answer.request_id = message.request_id
         return answer
 
-    async def _list(self, message: ListTools, caller: AgentCaller) -> AgentMessage:
+    async def _list(self, message: messages.ListTools, caller: AgentCaller) -> messages.AgentMessage:
         found = self.catalog.manifests(message.name, message.version, caller.principal)
         if message.name is not None and not found:
             of = "" if message.version is None else f" of version {harmless(message.version, 64)}"
-            raise UnknownTool(f"there is no tool named {harmless(message.name, 100)}{of}")
-        return ToolList(tools=[manifest.to_json() for manifest in found])
+            raise errors.UnknownTool(f"there is no tool named {harmless(message.name, 100)}{of}")
+        return messages.ToolList(tools=[manifest.to_json() for manifest in found])
 
-    async def _register(self, message: RegisterTool, caller: AgentCaller) -> AgentMessage:
+    async def _register(self, message: messages.RegisterTool, caller: AgentCaller) -> messages.AgentMessage:
         registered = await self.catalog.register(message.tool, caller)
-        return ToolsRegistered(tools=[registered.to_json()])
+        return messages.ToolsRegistered(tools=[registered.to_json()])
 
-    async def _remove(self, message: RemoveTool, caller: AgentCaller) -> AgentMessage:
+    async def _remove(self, message: messages.RemoveTool, caller: AgentCaller) -> messages.AgentMessage:
         await self.catalog.remove(message.name, caller, message.version)
-        return ToolRemoved(name=message.name, version=message.version)
+        return messages.ToolRemoved(name=message.name, version=message.version)
 
-    async def _create(self, message: ContextCreate, caller: AgentCaller) -> AgentMessage:
+    async def _create(self, message: messages.ContextCreate, caller: AgentCaller) -> messages.AgentMessage:
         context = await self.contexts.create(
             caller.owner,
             message.context_id,
@@ -311,35 +288,35 @@ class AgentRun:
             permissions=_permissions(caller),
             address=caller.address,
         )
-        return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
+        return messages.ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
-    async def _read(self, message: ContextRead, caller: AgentCaller) -> AgentMessage:
+    async def _read(self, message: messages.ContextRead, caller: AgentCaller) -> messages.AgentMessage:
         context = await self.contexts.find(caller.owner, message.context_id, address=caller.address)
         context.used()
-        return ContextState(context_id=context.id, version=context.version, state=context.snapshot())
+        return messages.ContextState(context_id=context.id, version=context.version, state=context.snapshot())
 
-    async def _update(self, message: ContextUpdate, caller: AgentCaller) -> AgentMessage:
+    async def _update(self, message: messages.ContextUpdate, caller: AgentCaller) -> messages.AgentMessage:
         # An update of a version that is there begins no context.
         found = (
             self.contexts.find(caller.owner, message.context_id, address=caller.address) if message.version else None
         )
         context = await (self.context(caller, message.context_id) if found is None else found)
         applied = await context.update(message.updates, message.version)
-        return ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
+        return messages.ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
 
-    async def _destroy(self, message: ContextDestroy, caller: AgentCaller) -> AgentMessage:
+    async def _destroy(self, message: messages.ContextDestroy, caller: AgentCaller) -> messages.AgentMessage:
         id, session, contexts = message.context_id, message.session_id, self.contexts
         reason = message.reason or "the agent ended the context"
         if (id is None) == (session is None):
-            raise MalformedMessage("context_destroy: it has `context_id` or `session_id`")
+            raise errors.MalformedMessage("context_destroy: it has `context_id` or `session_id`")
         if id is not None:
             await (await contexts.find(caller.owner, id, address=caller.address)).destroy(reason)
         elif session is not None:
             await contexts.end_session(caller.owner, session, reason, address=caller.address)
-        return ContextDestroyed(context_id=id, session_id=session, reason=reason)
+        return messages.ContextDestroyed(context_id=id, session_id=session, reason=reason)
 
     @asynccontextmanager
-    async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[AgentMessage]]:
+    async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[messages.AgentMessage]]:
         """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
         context = await self.contexts.find(caller.owner, id, address=caller.address)
         async with context.watch() as events:
@@ -372,12 +349,12 @@ class AgentRun:
                 call.cancel("the server is shutting down")
 
 
-def crashed(error: Exception, message: object) -> ToolCrashed:
+def crashed(error: Exception, message: object) -> errors.ToolCrashed:
     """Log what carrying out a message raised, and return the error that answers it."""
     incident = secrets.token_hex(6)
     kind = message.get("type") if isinstance(message, dict) else getattr(message, "type", None)
     log_crash(log, error, "carrying out a message (%.40r) crashed; incident %s", kind, incident)
-    return ToolCrashed("internal error", {"incident": incident})
+    return errors.ToolCrashed("internal error", {"incident": incident})
 
 
 def _permissions(caller: AgentCaller) -> Sequence[str]:
@@ -387,33 +364,35 @@ def _permissions(caller: AgentCaller) -> Sequence[str]:
 
 
 @attrs.frozen(eq=False)
-class _EventMessages(AsyncIterator[AgentMessage]):
+class _EventMessages(AsyncIterator[messages.AgentMessage]):
     """The events of a context as messages. No generator, because it may be left before its end."""
 
     _events: AsyncIterator[ContextEvent]
 
-    async def __anext__(self) -> AgentMessage:
+    async def __anext__(self) -> messages.AgentMessage:
         return message_of(await self._events.__anext__())
 
 
-def message_of(event: ContextEvent) -> AgentMessage:
+def message_of(event: ContextEvent) -> messages.AgentMessage:
     """Return what a watcher is told as a message."""
     content = {} if event.content is None else dict(event.content)
     if event.kind == "state":
-        return ContextState(context_id=event.context_id, version=event.version, state=content)
+        return messages.ContextState(context_id=event.context_id, version=event.version, state=content)
     if event.kind == "update":
-        return ContextUpdate(context_id=event.context_id, version=event.version, updates=content)
-    return ContextDestroyed(context_id=event.context_id, reason=event.reason)
+        return messages.ContextUpdate(context_id=event.context_id, version=event.version, updates=content)
+    return messages.ContextDestroyed(context_id=event.context_id, reason=event.reason)
 
 
-_CARRY_OUT: Final[dict[type[AgentMessage], Callable[[AgentRun, Any, AgentCaller], Awaitable[AgentMessage]]]] = {
-    ListTools: AgentRun._list,
-    RegisterTool: AgentRun._register,
-    RemoveTool: AgentRun._remove,
-    ContextCreate: AgentRun._create,
-    ContextRead: AgentRun._read,
-    ContextUpdate: AgentRun._update,
-    ContextDestroy: AgentRun._destroy,
+_CARRY_OUT: Final[
+    dict[type[messages.AgentMessage], Callable[[AgentRun, Any, AgentCaller], Awaitable[messages.AgentMessage]]]
+] = {
+    messages.ListTools: AgentRun._list,
+    messages.RegisterTool: AgentRun._register,
+    messages.RemoveTool: AgentRun._remove,
+    messages.ContextCreate: AgentRun._create,
+    messages.ContextRead: AgentRun._read,
+    messages.ContextUpdate: AgentRun._update,
+    messages.ContextDestroy: AgentRun._destroy,
 }
 
 
@@ -437,7 +416,7 @@ class AgentCall(Sink):
     """
 
     run: AgentRun
-    request: ToolRequest
+    request: messages.ToolRequest
     caller: AgentCaller
     agent_actor: ContextActor | None
     entry: ToolEntry
@@ -496,7 +475,7 @@ class AgentCall(Sink):
         if session is None:
             return
         self._own = None  # else it would be taken back while its handler runs
-        self._answer(CallAnswer(error=RequestCancelled(why)))
+        self._answer(CallAnswer(error=errors.RequestCancelled(why)))
         if own is not None:
             own.disconnect(why)
         else:
@@ -534,7 +513,7 @@ class AgentCall(Sink):
         if outgoing.kind is Kind.REPLY:
             if self._session is not None:
                 answer = answer_to(outgoing, self.entry, self._why)
-                if isinstance(answer.error, MalformedMessage):
+                if isinstance(answer.error, errors.MalformedMessage):
                     answer.error = self._vanished() or answer.error
                 self._answer(answer)
         elif outgoing.kind is Kind.REQUEST:
@@ -554,16 +533,16 @@ class AgentCall(Sink):
 
     def unanswered(self, request_id: RequestId) -> None:
         if self._session is not None:
-            self._answer(CallAnswer(error=RequestCancelled(self._why or "the call was cancelled")))
+            self._answer(CallAnswer(error=errors.RequestCancelled(self._why or "the call was cancelled")))
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         return self._out.waiting()
 
-    def _vanished(self) -> UnknownTool | None:
+    def _vanished(self) -> errors.UnknownTool | None:
         """Return the error for a tool that was removed before its call began; None if it is there."""
         try:
             self.run.catalog.find(self.request.tool_name, self.request.version)
-        except UnknownTool as error:
+        except errors.UnknownTool as error:
             return error
         return None
 

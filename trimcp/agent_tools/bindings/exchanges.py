@@ -13,18 +13,8 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
-from trimcp.agent_tools.messages.errors import (
-    NOT_STARTED,
-    AgentToolsError,
-    DeadlinePassed,
-    Draining,
-    MalformedMessage,
-    NotAllowed,
-    TooLargeMessage,
-    TooMuch,
-    Unauthenticated,
-)
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.budget import owner_of
@@ -61,10 +51,10 @@ class AgentPort:
         self.run.calls.make_room(owner_of(head.principal, head.peer))
         return shared.exchanges < shared.settings.max_exchanges
 
-    def too_much(self, head: Head) -> TooMuch:
+    def too_much(self, head: Head) -> errors.TooMuch:
         """Note that a request was refused because there is no room, and return the error."""
         security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
-        return TooMuch("too much is under way; try again later", retry_after=1)
+        return errors.TooMuch("too much is under way; try again later", retry_after=1)
 
     def caller(self, head: Head) -> AgentCaller:
         """Return who sends a request. Raises `NotAllowed` if its header names another agent than its token."""
@@ -94,19 +84,9 @@ def is_local(head: Head) -> bool:
     return here and head.loopback and _PROXIED.isdisjoint(head.headers)
 
 
-_REFUSALS: Final[dict[int, type[AgentToolsError]]] = {
-    400: MalformedMessage,
-    401: Unauthenticated,
-    403: NotAllowed,
-    408: DeadlinePassed,
-    413: TooLargeMessage,
-    503: Draining,
-}
-
-
-def refusal_error(status: int, why: str) -> AgentToolsError:
+def refusal_error(status: int, why: str) -> errors.AgentToolsError:
     """Return the error for what is refused with this HTTP status before anybody looks at its message."""
-    return _REFUSALS.get(status, AgentToolsError)(why)
+    return errors.ERRORS_BY_HTTP_STATUS.get(status, errors.AgentToolsError)(why)
 
 
 @attrs.define(eq=False)
@@ -160,7 +140,7 @@ class AgentExchange(Handler, StreamSink):
         """Respond with the answer to what is no call."""
 
     @abstractmethod
-    def fail(self, error: AgentToolsError) -> None:
+    def fail(self, error: errors.AgentToolsError) -> None:
         """Respond with an error."""
 
     def translate(self, data: bytes, request_id: str) -> bytes:
@@ -178,11 +158,11 @@ class AgentExchange(Handler, StreamSink):
         """Whether no handler of a tool is running for it."""
         return self._call is None or self._call.at_rest
 
-    def oversize(self) -> TooLargeMessage:
+    def oversize(self) -> errors.TooLargeMessage:
         """Note that its message is too large, and return the error."""
         most = self.port.shared.service.max_message
         security_event("oversize", most=most, peer=self.head.peer, principal=self.head.principal)
-        return TooLargeMessage(f"a message may have {most} bytes")
+        return errors.TooLargeMessage(f"a message may have {most} bytes")
 
     def disconnected(self, slow: str | None = None) -> None:
         """Cancel what is answered: nobody reads it."""
@@ -196,7 +176,7 @@ class AgentExchange(Handler, StreamSink):
         if stream is not None:
             stream.end()
         else:
-            self.fail(Draining(ENDS))
+            self.fail(errors.Draining(ENDS))
         self._cancel(ENDS)
 
     def _cancel(self, why: str, *, slow: bool = False) -> None:
@@ -242,7 +222,7 @@ class AgentExchange(Handler, StreamSink):
         """
         port = self.port
         if port.shared.draining:
-            raise Draining(ENDS, NOT_STARTED)
+            raise errors.Draining(ENDS, errors.NOT_STARTED)
         caller = self.caller or port.caller(self.head)
         if isinstance(message, ToolRequest):
             context = port.run.context_now(caller, message.context_id)
@@ -277,7 +257,7 @@ class AgentExchange(Handler, StreamSink):
                 translate=self.translate if self.progress else None,
                 transport=self.transport,
             )
-        except AgentToolsError:
+        except errors.AgentToolsError:
             self.count_out()
             raise
         if not call.over:
@@ -310,8 +290,8 @@ class AgentExchange(Handler, StreamSink):
                 else:
                     await self.send(message, await port.run.answer(message, caller))
             if scope.cancelled_caught and trio.current_time() >= self.deadline:
-                self.fail(DeadlinePassed("the time of the call is over"))
-        except AgentToolsError as error:
+                self.fail(errors.DeadlinePassed("the time of the call is over"))
+        except errors.AgentToolsError as error:
             self.fail(error)
         except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
             self.fail(crashed(error, message))

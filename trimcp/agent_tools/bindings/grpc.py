@@ -23,27 +23,12 @@ import trio
 from trimcp.agent_tools.bindings.exchanges import ENDS, AgentExchange, AgentPort, refusal_error
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import shown
+from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import NOT_STARTED, AgentToolsError, Draining, MalformedMessage, ToolFailed
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ContextCreate,
-    ContextDestroy,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUpdate,
-    ContextWatch,
-    ListTools,
-    RegisterTool,
-    RemoveTool,
-    ToolRequest,
-    as_json,
-    read_as,
-    read_value,
-)
 from trimcp.agent_tools.messages.protobuf import (
     ERROR_TRAILER,
+    METHODS,
     PB,
     SERVICE,
     arguments_of,
@@ -89,27 +74,13 @@ __all__ = ["SERVICE", "AgentRpc"]
 _SOON: Final = 1_024  # bytes of a request from which on nothing of it is converted for somebody who is refused
 _LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept are bounded
 
-_Method: TypeAlias = tuple[type[AgentMessage], Any, Any]
+_Method: TypeAlias = tuple[type[messages.AgentMessage], Any, Any]
 
 _METHODS: Final[Mapping[str, _Method]] = {
-    "Call": (ToolRequest, PB.ToolRequest, PB.ToolResponse),
-    "CallStream": (ToolRequest, PB.ToolRequest, PB.CallEvent),
-    "ListTools": (ListTools, PB.ListToolsRequest, PB.ToolList),
-    "RegisterTool": (RegisterTool, PB.RegisterToolRequest, PB.ToolsRegistered),
-    "RemoveTool": (RemoveTool, PB.RemoveToolRequest, PB.ToolRemoved),
-    "CreateContext": (ContextCreate, PB.ContextCreate, PB.ContextState),
-    "ReadContext": (ContextRead, PB.ContextRead, PB.ContextState),
-    "UpdateContext": (ContextUpdate, PB.ContextUpdate, PB.ContextUpdate),
-    "DestroyContext": (ContextDestroy, PB.ContextDestroy, PB.ContextDestroyed),
-    "WatchContext": (ContextWatch, PB.ContextWatch, PB.ContextEvent),
+    **{cls.method: (cls, *METHODS[cls.method]) for cls in messages.MESSAGES.values() if cls.method},
+    "CallStream": (messages.ToolRequest, *METHODS["CallStream"]),
 }
 """The message that each method is, with the classes of its request and its answer."""
-
-_EVENTS: Final[Mapping[type[AgentMessage], str]] = {
-    ContextState: "state",
-    ContextUpdate: "update",
-    ContextDestroyed: "destroyed",
-}
 
 _NUMBER: Final = Struct("<d").pack
 _SHORT: Final = Struct(">BLBB").pack  # what stands before a progress: the frame's prefix, a tag and a length
@@ -202,7 +173,7 @@ class RpcExchange(AgentExchange):
             if self.port.shared.draining:
                 raise Draining(ENDS, NOT_STARTED)
             timeout = timeout_of(head) if "grpc-timeout" in headers else math.inf
-            if cls is ToolRequest:
+            if cls is messages.ToolRequest:
                 self._take_call(message, len(payload), timeout)
                 return
             self._both = wants_both(message)
@@ -219,7 +190,7 @@ class RpcExchange(AgentExchange):
             members["request_id"] = f"rpc-{secrets.token_hex(8)}"
         if timeout < math.inf:
             members["timeout"] = min(members.get("timeout", math.inf), max(timeout, 0.001))
-        request = read_as(ToolRequest, members)
+        request = messages.read_as(messages.ToolRequest, members)
         self.progress: bool = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
         caller = self.caller
@@ -234,7 +205,7 @@ class RpcExchange(AgentExchange):
         if message is not None:
             self._asked = None
             if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
-                request.arguments = _object(read_value(text, self.port.shared.settings.limits), "arguments")
+                request.arguments = _object(messages.read_value(text, self.port.shared.settings.limits), "arguments")
             else:
                 size += at_once(self._convert(message, request))
         self.begin(request, caller, context, size)
@@ -253,22 +224,22 @@ class RpcExchange(AgentExchange):
 
     # From messages to values
 
-    def _convert(self, message: Any, request: ToolRequest) -> Steps[int]:
+    def _convert(self, message: Any, request: messages.ToolRequest) -> Steps[int]:
         """Set a call's values; return the memory that they take beside their bytes. Raises MalformedMessage."""
         limits = self.port.shared.settings.limits
         found, members = yield from arguments_of(message, limits)
         request.arguments = None if found is None else _object(found, "arguments")
         if text := message.input_responses_json:
-            request.input_responses = _object(read_value(text, limits), "input_responses")
+            request.input_responses = _object(messages.read_value(text, limits), "input_responses")
         return MEMBER * members
 
-    async def complete(self, request: ToolRequest, size: int) -> int:
+    async def complete(self, request: messages.ToolRequest, size: int) -> int:
         message, self._asked = self._asked, None
         return size if message is None else size + await in_turns(self._convert(message, request))
 
-    async def read(self) -> AgentMessage:
+    async def read(self) -> messages.AgentMessage:
         message, self._asked = self._asked, None
-        return read_as(self._method[0], await in_turns(members_of(message, self.port.shared.settings.limits)))
+        return messages.read_as(self._method[0], await in_turns(members_of(message, self.port.shared.settings.limits)))
 
     # Answers
 
@@ -311,7 +282,9 @@ class RpcExchange(AgentExchange):
         else:
             self.fail(error)
 
-    async def _answer_both(self, request: ToolRequest, status: str, result: bytes, scope: trio.CancelScope) -> None:
+    async def _answer_both(
+        self, request: messages.ToolRequest, status: str, result: bytes, scope: trio.CancelScope
+    ) -> None:
         """Respond with a large result in both forms. A task of the server's run."""
         try:
             with scope:
@@ -323,15 +296,15 @@ class RpcExchange(AgentExchange):
         finally:
             self.port.closed(self)
 
-    async def event(self, message: AgentMessage) -> bytes:
+    async def event(self, message: messages.AgentMessage) -> bytes:
         found = PB.ContextEvent()
-        field = getattr(found, _EVENTS[type(message)])
+        field = getattr(found, message.type.removeprefix("context_"))
         field.SetInParent()
-        await in_turns(fill(field, as_json(message), both=self._both))
+        await in_turns(fill(field, messages.as_json(message), both=self._both))
         return message_frame(found.SerializeToString())
 
-    async def send(self, asked: AgentMessage, answer: AgentMessage) -> None:
-        message = await in_turns(fill(self._method[2](), as_json(answer), both=self._both))
+    async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
+        message = await in_turns(fill(self._method[2](), messages.as_json(answer), both=self._both))
         self._respond(message.SerializeToString())
 
     def _respond(self, payload: bytes) -> None:

@@ -31,32 +31,8 @@ import trio
 
 from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, ENDS, AgentExchange, AgentPort, is_local, refusal_error
 from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    Draining,
-    MalformedMessage,
-    NothingHere,
-    TooMuch,
-)
-from trimcp.agent_tools.messages.messages import (
-    MAX_ID,
-    AgentMessage,
-    ContextCreate,
-    ContextDestroy,
-    ContextRead,
-    ContextUpdate,
-    ContextWatch,
-    ErrorMessage,
-    ListTools,
-    ProvideTools,
-    RegisterTool,
-    RemoveTool,
-    ToolRequest,
-    encode_message,
-    read_as,
-    read_message,
-)
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import MessageChannel
 from trimcp.cleaning import harmless
@@ -74,7 +50,7 @@ _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTo
 _PATCH: Final = "application/merge-patch+json"
 _ANY_VERSION: Final = "*"
 
-Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], AgentMessage]
+Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], messages.AgentMessage]
 """Returns the message that a head and a body's object are, perhaps in strict mode. Raises `MalformedMessage`."""
 
 
@@ -129,7 +105,7 @@ class AgentHttp(AgentPort):
     async def _admit(self, head: Head) -> Admitted:
         try:
             return self._find(head)
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             return failure(error)
 
     def _find(self, head: Head) -> Admitted:
@@ -142,7 +118,7 @@ class AgentHttp(AgentPort):
         if readers is None:
             kind, _, name = path[1:].partition("/")
             if name in ("", "/events"):
-                raise NothingHere("there is nothing here; check the path of the URL")
+                raise errors.NothingHere("there is nothing here; check the path of the URL")
             readers = _ONE_TOOL if kind == "tools" else _EVENTS if name.endswith("/events") else _ONE_CONTEXT
         reader = readers.get(method)
         if reader is None:
@@ -173,9 +149,9 @@ class AgentHttp(AgentPort):
         if not head.websocket:
             return self._refusal(426, "this is a WebSocket", ("Upgrade", "websocket"))
         if not is_websocket_key(head.headers.get("sec-websocket-key")):
-            raise MalformedMessage("the header Sec-WebSocket-Key is no 16 bytes in base64")
+            raise errors.MalformedMessage("the header Sec-WebSocket-Key is no 16 bytes in base64")
         if self.shared.draining:
-            raise Draining(ENDS)
+            raise errors.Draining(ENDS)
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
         serve, most = partial(self._serve, head, self.caller(head)), self.shared.service.max_message
@@ -203,18 +179,20 @@ class AgentHttp(AgentPort):
 
     def _refusal(self, status: int, why: str, *headers: tuple[str, str]) -> HttpResponse:
         """Return the response to a request that is none of the protocol's."""
-        response = failure(MalformedMessage(why))
+        response = failure(errors.MalformedMessage(why))
         return HttpResponse(status, (*response.headers, *headers), response.body)
 
 
-def failure(error: AgentToolsError, request_id: str | None = None) -> HttpResponse:
+def failure(error: errors.AgentToolsError, request_id: str | None = None) -> HttpResponse:
     """Return the response that consists of an error."""
-    body = encode_message(ErrorMessage(request_id=request_id, error=error.body()))
+    body = messages.encode_message(messages.ErrorMessage(request_id=request_id, error=error.body()))
     return HttpResponse(error.http_status, (*JSON_HEADERS, *_headers_of(error)), body)
 
 
-def _headers_of(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
-    if isinstance(error, TooMuch | Draining):  # but not where a call may be half done because its provider has gone
+def _headers_of(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:
+    if isinstance(
+        error, errors.TooMuch | errors.Draining
+    ):  # but not where a call may be half done because its provider has gone
         return (("Retry-After", str(max(1, round(error.retry_after or 1)))),)
     if error.http_status == 401:
         return (("WWW-Authenticate", "Bearer"),)
@@ -227,7 +205,7 @@ class JsonExchange(AgentExchange):
 
     reader: Reader
     value: Any = None  # that of the body, if it was parsed
-    _request: ToolRequest | None = attrs.field(init=False, default=None)
+    _request: messages.ToolRequest | None = attrs.field(init=False, default=None)
     _request_id: str | None = attrs.field(init=False, default=None)
     _takes_json: bool = attrs.field(init=False, default=True)
 
@@ -241,14 +219,14 @@ class JsonExchange(AgentExchange):
             value = self._object(body)
             message = self.reader(self.head, value, self.port.run.strict)
             self._request_id = message.request_id
-            if isinstance(message, ToolRequest):
+            if isinstance(message, messages.ToolRequest):
                 self._request = message
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
                     self._takes_json, events = accepts(accept)
                     self.progress: bool = events
             self.take(message, len(body))
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             if self._request_id is None and self.reader in (_read_typed, _read_call):
                 self._name(value)
             self.fail(error)
@@ -256,11 +234,13 @@ class JsonExchange(AgentExchange):
     def _name(self, value: dict[str, Any]) -> None:
         """Note what a malformed message says of itself, so that its answer can repeat it."""
         said = value.get("request_id")
-        if type(said) is str and 0 < len(said) <= MAX_ID:
+        if type(said) is str and 0 < len(said) <= messages.MAX_ID:
             self._request_id = said
-            if self.reader is _read_call or value.get("type") == ToolRequest.type:
+            if self.reader is _read_call or value.get("type") == messages.ToolRequest.type:
                 extended = value.get("statuses") == "extended"
-                self._request = ToolRequest(tool_name="", request_id=said, statuses="extended" if extended else None)
+                self._request = messages.ToolRequest(
+                    tool_name="", request_id=said, statuses="extended" if extended else None
+                )
 
     def _object(self, body: bytes) -> dict[str, Any]:
         """Return the body as an object; what has no body is an empty one."""
@@ -274,9 +254,9 @@ class JsonExchange(AgentExchange):
         if shared.tracer is not None and body:
             shared.show("<--", body)
         if type(value) is Malformed:
-            raise MalformedMessage(value.message)
+            raise errors.MalformedMessage(value.message)
         if type(value) is not dict:
-            raise MalformedMessage("the body must be a JSON object")
+            raise errors.MalformedMessage("the body must be a JSON object")
         return value
 
     def too_large(self, beginning: bytes) -> HttpResponse:
@@ -306,12 +286,12 @@ class JsonExchange(AgentExchange):
 
     # Called by the task that answers
 
-    async def event(self, message: AgentMessage) -> bytes:
+    async def event(self, message: messages.AgentMessage) -> bytes:
         if self._stream is not None:
             self._stream.name_events(message.type)
-        return encode_message(message)
+        return messages.encode_message(message)
 
-    async def send(self, asked: AgentMessage, answer: AgentMessage) -> None:
+    async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
         reply, self._reply = self._reply, None
         if reply is None:
             return
@@ -319,12 +299,12 @@ class JsonExchange(AgentExchange):
         version = getattr(answer, "version", None)
         if isinstance(version, int):
             headers = (*headers, ("ETag", f'"{version}"'))
-        status = 201 if isinstance(asked, ContextCreate) else 200
-        data = encode_message(answer)
+        status = 201 if isinstance(asked, messages.ContextCreate) else 200
+        data = messages.encode_message(answer)
         self.port.shared.show("-->", data)
         reply.send(HttpResponse(status, headers, data))
 
-    def fail(self, error: AgentToolsError) -> None:
+    def fail(self, error: errors.AgentToolsError) -> None:
         """Respond with an error: that of a call is its `tool_response`. A stream that has begun only ends."""
         reply, self._reply = self._reply, None
         if self._stream is not None:
@@ -343,58 +323,62 @@ class JsonExchange(AgentExchange):
 # From requests to messages
 
 
-def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    message = read_message(body, strict=strict)
-    if not message.asks or isinstance(message, ContextWatch | ProvideTools):
-        raise MalformedMessage(f"`{message.type}` is no request of this path")
+def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    message = messages.read_message(body, strict=strict)
+    if not message.asks or isinstance(message, messages.ContextWatch | messages.ProvideTools):
+        raise errors.MalformedMessage(f"`{message.type}` is no request of this path")
     return message
 
 
-def _read_call(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ToolRequest, body, strict=strict)
+def _read_call(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    return messages.read_as(messages.ToolRequest, body, strict=strict)
 
 
-def _read_list(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+def _read_list(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
     query = _query(head)
     name = _name(head) if head.path != "/tools" else query.get("name")
-    return read_as(ListTools, _given({"name": name, "version": query.get("version")}))
+    return messages.read_as(messages.ListTools, _given({"name": name, "version": query.get("version")}))
 
 
-def _read_registration(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return RegisterTool(tool=body)
+def _read_registration(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    return messages.RegisterTool(tool=body)
 
 
-def _read_removal(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(RemoveTool, _given({"name": _name(head), "version": _query(head).get("version")}))
+def _read_removal(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    return messages.read_as(messages.RemoveTool, _given({"name": _name(head), "version": _query(head).get("version")}))
 
 
-def _read_creation(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextCreate, body, strict=strict)
+def _read_creation(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    return messages.read_as(messages.ContextCreate, body, strict=strict)
 
 
-def _read_read(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextRead, {"context_id": _name(head)})
+def _read_read(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    return messages.read_as(messages.ContextRead, {"context_id": _name(head)})
 
 
-def _read_update(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+def _read_update(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
     version = None
     condition = head.headers.get("if-match", _ANY_VERSION).strip()
     if condition != _ANY_VERSION:
         digits = condition.removeprefix("W/").strip('"')
         if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
-            raise MalformedMessage('If-Match has the context\'s version: "3"')
+            raise errors.MalformedMessage('If-Match has the context\'s version: "3"')
         version = int(digits)
-    return read_as(ContextUpdate, _given({"context_id": _name(head), "updates": body, "version": version}))
+    return messages.read_as(
+        messages.ContextUpdate, _given({"context_id": _name(head), "updates": body, "version": version})
+    )
 
 
-def _read_end(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
+def _read_end(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
     query, id = _query(head), _name(head) or None
     session = query.get("session_id") if id is None else None
-    return read_as(ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")}))
+    return messages.read_as(
+        messages.ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")})
+    )
 
 
-def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> AgentMessage:
-    return read_as(ContextWatch, {"context_id": _name(head).removesuffix("/events")})
+def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    return messages.read_as(messages.ContextWatch, {"context_id": _name(head).removesuffix("/events")})
 
 
 def _name(head: Head) -> str:
@@ -406,7 +390,7 @@ def _query(head: Head) -> dict[str, str]:
     try:
         return {name: values[-1] for name, values in parse_qs(head.query, max_num_fields=16).items()}
     except ValueError:
-        raise MalformedMessage("the query has too many members") from None
+        raise errors.MalformedMessage("the query has too many members") from None
 
 
 def _given(members: dict[str, Any]) -> dict[str, Any]:

@@ -22,37 +22,8 @@ from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.catalog.providers import StreamProvider
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.saving import UnsavedUpdate
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
-from trimcp.agent_tools.messages.errors import (
-    NOT_STARTED,
-    AgentToolsError,
-    ContextGone,
-    Draining,
-    MalformedMessage,
-    ProviderGone,
-    TooLargeMessage,
-    TooMuch,
-)
-from trimcp.agent_tools.messages.messages import (
-    MAX_ID,
-    AgentMessage,
-    ContextDestroy,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUnwatch,
-    ContextUpdate,
-    ContextWatch,
-    ErrorMessage,
-    ProvideTools,
-    RegisterTool,
-    ToolCancel,
-    ToolProgress,
-    ToolRequest,
-    ToolResponse,
-    encode_message,
-    read_message,
-)
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.containment import contained
@@ -104,7 +75,7 @@ class AgentChannel(WrappedChannel):
     _batch: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
     _batch_bytes: int = attrs.field(init=False, default=0)  # and their memory
     _watches: StreamWatches = attrs.field(init=False)
-    _unsaved: deque[tuple[UnsavedUpdate, ContextUpdate, int]] = attrs.field(init=False, factory=deque)
+    _unsaved: deque[tuple[UnsavedUpdate, messages.ContextUpdate, int]] = attrs.field(init=False, factory=deque)
     _unsaved_bytes: int = attrs.field(init=False, default=0)
     _held: bool = attrs.field(init=False, default=False)  # whether the next message waits for them
     _beside: int = attrs.field(init=False, default=0)
@@ -158,42 +129,42 @@ class AgentChannel(WrappedChannel):
         value: Any = incoming.message
         try:
             if type(value) is Malformed:
-                raise (TooLargeMessage if value.reason == "size" else MalformedMessage)(value.message)
-            message = read_message(value, strict=self.run.strict)
+                raise (errors.TooLargeMessage if value.reason == "size" else errors.MalformedMessage)(value.message)
+            message = messages.read_message(value, strict=self.run.strict)
             if self._unsaved and self._waits_for_updates(message):
                 self._unread.appendleft(incoming)
                 self._held = self.session.busy = True  # until they are kept
                 return
             carry_out = _CARRY_OUT.get(type(message))
             if carry_out is not None:
-                if message.asks and self.session.draining.is_set() and type(message) is not ContextUnwatch:
-                    raise Draining(_DRAINING, NOT_STARTED)
+                if message.asks and self.session.draining.is_set() and type(message) is not messages.ContextUnwatch:
+                    raise errors.Draining(_DRAINING, errors.NOT_STARTED)
                 carry_out(self, message, incoming)
             elif not message.asks:
-                raise MalformedMessage(f"`{message.type}` is sent by services only")
+                raise errors.MalformedMessage(f"`{message.type}` is sent by services only")
             elif self.session.draining.is_set():
-                raise Draining(_DRAINING, NOT_STARTED)
+                raise errors.Draining(_DRAINING, errors.NOT_STARTED)
             else:
                 self._in_turn(self._answer, message)
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             self._fail(value, error)
         except Exception as error:  # one message must not end the connection
             self._fail(value, crashed(error, value))
 
-    def _call(self, request: ToolRequest, incoming: Incoming) -> None:
+    def _call(self, request: messages.ToolRequest, incoming: Incoming) -> None:
         context = self.run.context_now(self.caller, request.context_id)
         if context is None and request.context_id is not None:
             self._in_turn(self._call_in, request, incoming)
         else:
             self._begin(request, context, incoming)
 
-    async def _call_in(self, request: ToolRequest, incoming: Incoming) -> None:
+    async def _call_in(self, request: messages.ToolRequest, incoming: Incoming) -> None:
         assert request.context_id is not None
         context = await self.run.context(self.caller, request.context_id)
         if self.session.lost is None:  # else nobody would end the call, or read its answer
             self._begin(request, context, incoming)
 
-    def _begin(self, request: ToolRequest, context: ContextActor | None, incoming: Incoming) -> None:
+    def _begin(self, request: messages.ToolRequest, context: ContextActor | None, incoming: Incoming) -> None:
         self.run.begin(
             request,
             self.caller,
@@ -210,12 +181,12 @@ class AgentChannel(WrappedChannel):
     def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
         self._post(answer.encode(call.request), Kind.REPLY)
 
-    def _cancel(self, message: ToolCancel, incoming: Incoming) -> None:
+    def _cancel(self, message: messages.ToolCancel, incoming: Incoming) -> None:
         call = self.run.call_of(self.caller, message.context_id, message.request_id, self.session)
         if call is not None:
             call.cancel(message.reason or "cancelled by the agent")
 
-    def _update(self, message: ContextUpdate, incoming: Incoming) -> None:
+    def _update(self, message: messages.ContextUpdate, incoming: Incoming) -> None:
         contexts = self.run.contexts
         context = contexts.get(self._owner, message.context_id)
         if context is None:
@@ -230,11 +201,11 @@ class AgentChannel(WrappedChannel):
             message.version = context.update_now(message.updates, message.version).version
             self._reply(message)
 
-    def _waits_for_updates(self, message: AgentMessage) -> bool:
+    def _waits_for_updates(self, message: messages.AgentMessage) -> bool:
         """Return whether a message is carried out only once the store has the updates before it."""
-        if type(message) is ContextUpdate:
+        if type(message) is messages.ContextUpdate:
             return len(self._unsaved) >= _MAX_UNSAVED or self._unsaved_bytes >= _MAX_UNSAVED_BYTES
-        return type(message) not in (ToolCancel, ToolResponse, ToolProgress)
+        return type(message) not in (messages.ToolCancel, messages.ToolResponse, messages.ToolProgress)
 
     async def _answer_unsaved(self) -> None:
         """Answer updates in their order, each once the store has it. Then what waits for them goes on."""
@@ -247,32 +218,34 @@ class AgentChannel(WrappedChannel):
             self._held = False
             self._go_on()
 
-    async def _answer_kept(self, unsaved: UnsavedUpdate, message: ContextUpdate) -> None:
+    async def _answer_kept(self, unsaved: UnsavedUpdate, message: messages.ContextUpdate) -> None:
         message.version = (await unsaved.kept()).version
         self._reply(message)
 
-    def _read(self, message: ContextRead, incoming: Incoming) -> None:
+    def _read(self, message: messages.ContextRead, incoming: Incoming) -> None:
         context = self.run.contexts.get(self._owner, message.context_id)
         if context is None:
             self._in_turn(self._answer, message)
         else:
             state, id = context.snapshot(), message.request_id
-            self._reply(ContextState(request_id=id, context_id=context.id, version=context.version, state=state))
+            self._reply(
+                messages.ContextState(request_id=id, context_id=context.id, version=context.version, state=state)
+            )
 
-    def _watch(self, message: ContextWatch, incoming: Incoming) -> None:
+    def _watch(self, message: messages.ContextWatch, incoming: Incoming) -> None:
         context = self.run.contexts.get(self._owner, message.context_id)
         if context is None:
             self._in_turn(self._watch_found, message)
         else:
             self._watches.open(context, message.request_id)
 
-    async def _watch_found(self, message: ContextWatch) -> None:
+    async def _watch_found(self, message: messages.ContextWatch) -> None:
         self._watches.open(await self._found(message.context_id), message.request_id)
 
-    def _unwatch(self, message: ContextUnwatch, incoming: Incoming) -> None:
+    def _unwatch(self, message: messages.ContextUnwatch, incoming: Incoming) -> None:
         self._watches.close(message.context_id)
 
-    def _destroy(self, message: ContextDestroy, incoming: Incoming) -> None:
+    def _destroy(self, message: messages.ContextDestroy, incoming: Incoming) -> None:
         id = message.context_id
         context = None if id is None else self.run.contexts.get(self._owner, id)
         if id is None or message.session_id is not None:
@@ -282,31 +255,33 @@ class AgentChannel(WrappedChannel):
         else:
             self._end(context, message)
 
-    async def _destroy_found(self, id: str, message: ContextDestroy) -> None:
+    async def _destroy_found(self, id: str, message: messages.ContextDestroy) -> None:
         self._end(await self._found(id), message)
 
     async def _found(self, id: str) -> ContextActor:
         return await self.run.contexts.find(self._owner, id, address=self.caller.address)
 
-    def _end(self, context: ContextActor, message: ContextDestroy) -> None:
+    def _end(self, context: ContextActor, message: messages.ContextDestroy) -> None:
         if context.ended is not None:
-            raise ContextGone("the context has ended", {"reason": context.ended})
+            raise errors.ContextGone("the context has ended", {"reason": context.ended})
         message.reason = message.reason or "the agent ended the context"
         context.end(message.reason)
         self.session.background.start_soon(self._carried_out, self._ended, context, message)
 
-    async def _ended(self, context: ContextActor, message: ContextDestroy) -> None:
+    async def _ended(self, context: ContextActor, message: messages.ContextDestroy) -> None:
         await context.wait_over()
         id, reason = message.request_id, message.reason
-        self._reply(ContextDestroyed(request_id=id, context_id=context.id, reason=reason))
+        self._reply(messages.ContextDestroyed(request_id=id, context_id=context.id, reason=reason))
 
-    def _register(self, message: RegisterTool, incoming: Incoming) -> None:
+    def _register(self, message: messages.RegisterTool, incoming: Incoming) -> None:
         self._decide(self._answer, message, [message.tool])
 
-    def _provide(self, message: ProvideTools, incoming: Incoming) -> None:
+    def _provide(self, message: messages.ProvideTools, incoming: Incoming) -> None:
         self._decide(self._offer, message, message.tools)
 
-    def _decide(self, carry_out: Callable[..., Awaitable[object]], message: AgentMessage, tools: list[Any]) -> None:
+    def _decide(
+        self, carry_out: Callable[..., Awaitable[object]], message: messages.AgentMessage, tools: list[Any]
+    ) -> None:
         """Carry out a registration; where it may take long, beside what comes after it."""
         if self.run.catalog.rules.approve is None and not any(
             "callback" in tool for tool in tools if type(tool) is dict
@@ -314,13 +289,13 @@ class AgentChannel(WrappedChannel):
             self._in_turn(carry_out, message)
             return
         if self._beside >= _MAX_BESIDE:
-            raise TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
+            raise errors.TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
         self._beside += 1
         self.session.background.start_soon(self._carried_out_beside, carry_out, message)
 
-    async def _offer(self, message: ProvideTools) -> None:
+    async def _offer(self, message: messages.ProvideTools) -> None:
         if self.session.lost is not None:
-            raise ProviderGone(str(self.session.lost))
+            raise errors.ProviderGone(str(self.session.lost))
         if self._provider is None:
             # Until its calls are answered, reading goes on.
             provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
@@ -329,7 +304,7 @@ class AgentChannel(WrappedChannel):
         answer.request_id = message.request_id
         self._reply(answer)
 
-    def _of_call_down(self, message: ToolResponse | ToolProgress, incoming: Incoming) -> None:
+    def _of_call_down(self, message: messages.ToolResponse | messages.ToolProgress, incoming: Incoming) -> None:
         if self._provider is not None:
             self._provider.take(message)
 
@@ -357,18 +332,18 @@ class AgentChannel(WrappedChannel):
             self._beside -= 1
 
     async def _carried_out(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
-        message: AgentMessage = next(each for each in of if isinstance(each, AgentMessage))
+        message: messages.AgentMessage = next(each for each in of if isinstance(each, messages.AgentMessage))
         value = {"type": message.type, "request_id": message.request_id}
-        if isinstance(message, ToolRequest):
+        if isinstance(message, messages.ToolRequest):
             value["statuses"] = message.statuses
         try:
             await contained(carry_out, *of)
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             self._fail(value, error)
         except Exception as error:  # a handler's, or ours: this message's answer
             self._fail(value, crashed(error, value))
 
-    async def _answer(self, message: AgentMessage) -> None:
+    async def _answer(self, message: messages.AgentMessage) -> None:
         self._reply(await self.run.answer(message, self.caller))
 
     # The way down to the provider
@@ -380,26 +355,26 @@ class AgentChannel(WrappedChannel):
     async def room(self) -> None:
         await self.session.sink.room()
 
-    def post(self, message: AgentMessage) -> None:
-        self._post(encode_message(message), Kind.NOTIFICATION)
+    def post(self, message: messages.AgentMessage) -> None:
+        self._post(messages.encode_message(message), Kind.NOTIFICATION)
 
     # Answers
 
-    def _fail(self, value: Any, error: AgentToolsError) -> None:
+    def _fail(self, value: Any, error: errors.AgentToolsError) -> None:
         """Answer a message with an error: a call that names itself gets its `tool_response`."""
         if type(value) is Malformed:
             value = {"request_id": value.request_id}
         value = value if type(value) is dict else {}
         said = value.get("request_id")
-        id = said if type(said) is str and 0 < len(said) <= MAX_ID else None
-        if value.get("type") == ToolRequest.type and id is not None:
+        id = said if type(said) is str and 0 < len(said) <= messages.MAX_ID else None
+        if value.get("type") == messages.ToolRequest.type and id is not None:
             status = error.extended_status if value.get("statuses") == "extended" else "error"
-            self._reply(ToolResponse(request_id=id, status=status, error=error.body()))
+            self._reply(messages.ToolResponse(request_id=id, status=status, error=error.body()))
         else:
-            self._reply(ErrorMessage(request_id=id, error=error.body()))
+            self._reply(messages.ErrorMessage(request_id=id, error=error.body()))
 
-    def _reply(self, message: AgentMessage) -> None:
-        self._post(encode_message(message), Kind.REPLY)
+    def _reply(self, message: messages.AgentMessage) -> None:
+        self._post(messages.encode_message(message), Kind.REPLY)
 
     def _post(self, data: bytes, kind: Kind) -> None:
         self.session.sink.post(Outgoing(data, kind))
@@ -411,17 +386,17 @@ def _memory_of(incoming: Incoming) -> int:
     return EACH + (weight(value, incoming.size) if type(value) is dict and incoming.size > SMALL else incoming.size)
 
 
-_CARRY_OUT: Final[Mapping[type[AgentMessage], Callable[[AgentChannel, Any, Incoming], None]]] = {
-    ToolRequest: AgentChannel._call,
-    ToolCancel: AgentChannel._cancel,
-    ToolResponse: AgentChannel._of_call_down,
-    ToolProgress: AgentChannel._of_call_down,
-    ContextUpdate: AgentChannel._update,
-    ContextRead: AgentChannel._read,
-    ContextWatch: AgentChannel._watch,
-    ContextUnwatch: AgentChannel._unwatch,
-    ContextDestroy: AgentChannel._destroy,
-    RegisterTool: AgentChannel._register,
-    ProvideTools: AgentChannel._provide,
+_CARRY_OUT: Final[Mapping[type[messages.AgentMessage], Callable[[AgentChannel, Any, Incoming], None]]] = {
+    messages.ToolRequest: AgentChannel._call,
+    messages.ToolCancel: AgentChannel._cancel,
+    messages.ToolResponse: AgentChannel._of_call_down,
+    messages.ToolProgress: AgentChannel._of_call_down,
+    messages.ContextUpdate: AgentChannel._update,
+    messages.ContextRead: AgentChannel._read,
+    messages.ContextWatch: AgentChannel._watch,
+    messages.ContextUnwatch: AgentChannel._unwatch,
+    messages.ContextDestroy: AgentChannel._destroy,
+    messages.RegisterTool: AgentChannel._register,
+    messages.ProvideTools: AgentChannel._provide,
 }
 """How messages are carried out. The rest are answered in turn, or come from services only."""

@@ -19,18 +19,7 @@ import httpx2
 import orjson
 import trio
 
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    DeadlinePassed,
-    InvalidArguments,
-    MalformedMessage,
-    NotAllowed,
-    ProviderGone,
-    ToolFailed,
-    TooMuch,
-    UnfitManifest,
-    error_from,
-)
+from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.agent_tools.messages.messages import read_value
 from trimcp.agent_tools.messages.signatures import Secret, secret_bytes, signed_headers
@@ -48,7 +37,7 @@ _PORT: Final = 443
 _MOST_ADDRESSES: Final = 4
 _LONGEST_MESSAGE: Final = 4_096
 # What a callback may say of itself. Any other error of its own is one of the tool.
-_ITS_OWN: Final = (ToolFailed, InvalidArguments, TooMuch)
+_ITS_OWN: Final = (errors.ToolFailed, errors.InvalidArguments, errors.TooMuch)
 
 
 @attrs.define(eq=False, field_transformer=checked(), slots=False)
@@ -105,10 +94,10 @@ class Callbacks:
         except (httpx2.InvalidURL, ValueError):
             parsed = httpx2.URL("")
         if parsed.scheme != "https" or not parsed.raw_host or parsed.userinfo or parsed.fragment:
-            raise UnfitManifest("a callback is an https URL without credentials and fragment")
+            raise errors.UnfitManifest("a callback is an https URL without credentials and fragment")
         if _place(parsed) not in self._secrets:
             security_event("not_allowed", what="callback", host=_place(parsed))
-            raise NotAllowed("callbacks to this host are not allowed")
+            raise errors.NotAllowed("callbacks to this host are not allowed")
         return parsed
 
     async def resolve(self, url: str) -> CallbackTarget:
@@ -125,10 +114,10 @@ class Callbacks:
                 addresses = await addresses_of(host, parsed.port or _PORT, private=private)
         except PrivateAddress:
             security_event("not_allowed", what="callback", host=host, why="its address is not public")
-            raise NotAllowed("callbacks to this host are not allowed: its address is not a public one") from None
+            raise errors.NotAllowed("callbacks to this host are not allowed: its address is not a public one") from None
         except (httpx2.ConnectError, trio.TooSlowError) as error:
             log.info("the host of a callback, %s, cannot be resolved: %s", harmless(host), harmless(str(error)))
-            raise UnfitManifest("the host of the callback cannot be resolved") from None
+            raise errors.UnfitManifest("the host of the callback cannot be resolved") from None
         return CallbackTarget(self, parsed, tuple(dict.fromkeys(addresses))[:_MOST_ADDRESSES])
 
     def secret_of(self, url: httpx2.URL) -> bytes:
@@ -170,10 +159,10 @@ class CallbackTarget:
                 answer = await self._exchange(orjson.dumps(message), request_id)
             return _result(answer, request_id)
         except trio.TooSlowError:
-            raise DeadlinePassed(f"the callback did not answer within {timeout:g} seconds") from None
+            raise errors.DeadlinePassed(f"the callback did not answer within {timeout:g} seconds") from None
         except _NoAnswer as problem:
             log.warning("the callback of %s at %s failed: %s", manifest.name, _place(self.url), problem)
-            raise ProviderGone("the callback of this tool did not answer as it should") from None
+            raise errors.ProviderGone("the callback of this tool did not answer as it should") from None
 
     async def _exchange(self, body: bytes, request_id: str) -> bytes:
         """Send a call to the first address that can be reached, and return the body of the answer."""
@@ -236,7 +225,7 @@ def _result(answer: bytes, request_id: str) -> Any:
     """Return the result in a `tool_response`. Raises the error in it."""
     try:
         message = read_value(answer)
-    except MalformedMessage as error:
+    except errors.MalformedMessage as error:
         raise _NoAnswer(error.message) from None
     if type(message) is not dict or message.get("type", "tool_response") != "tool_response":
         raise _NoAnswer("its answer is no tool_response")
@@ -250,8 +239,8 @@ def _result(answer: bytes, request_id: str) -> Any:
     raise _own_error(message.get("error"))
 
 
-def _own_error(body: Any) -> AgentToolsError:
+def _own_error(body: Any) -> errors.AgentToolsError:
     """Return what a callback says went wrong; it cannot speak for the service."""
-    error = error_from(body)
+    error = errors.error_from(body)
     error.message = error.message[:_LONGEST_MESSAGE]
-    return error if isinstance(error, _ITS_OWN) else ToolFailed(error.message)
+    return error if isinstance(error, _ITS_OWN) else errors.ToolFailed(error.message)

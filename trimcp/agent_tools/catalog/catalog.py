@@ -33,16 +33,7 @@ from trimcp.agent_tools.catalog.entries import (
 )
 from trimcp.agent_tools.catalog.rules import RegistrationRules, Verdict, prefix_of
 from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    NameTaken,
-    NotAllowed,
-    ProviderGone,
-    TooMuch,
-    UnfitManifest,
-    UnknownTool,
-    VersionConflict,
-)
+from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import NAME, Manifest, VersionKey, version_key
 from trimcp.budget import WorkTurns
 from trimcp.cleaning import harmless
@@ -122,11 +113,11 @@ class Catalog:
             entry = self.server.tools.get(name)
             if entry is not None and (by is None or not hidden(entry, by.principal)):
                 return name, entry
-            raise UnknownTool(f"there is no tool named {harmless(name, 100)}")
+            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
         key = self._keys.get((name, version)) or self._key_of(name, version)
         entry = None if key is None else self.server.tools.get(key)
         if key is None or entry is None or (by is not None and hidden(entry, by.principal)):
-            raise UnknownTool(f"there is no tool named {harmless(name, 100)} of version {harmless(version, 64)}")
+            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)} of version {harmless(version, 64)}")
         return key, entry
 
     def _key_of(self, name: str, version: str) -> str | None:
@@ -219,13 +210,13 @@ class Catalog:
                 one = await self._prepared(raw, caller, by, turns)
                 prepared.append(one)
             if by not in self._registering:
-                raise ProviderGone("it was withdrawn before it was registered")
+                raise errors.ProviderGone("it was withdrawn before it was registered")
             # From here on nothing waits until all have their places.
             for at, (sent, manifest, entry) in enumerate(prepared):
                 raw = raws[at]
                 family, slot = self._place(manifest, caller)
                 if any(slot is other for _, other, _ in places):
-                    raise UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
+                    raise errors.UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
                 status = self._status(slot, manifest, by)
                 if status is not None:
                     known[at] = Registered(manifest, status)
@@ -242,7 +233,7 @@ class Catalog:
                 if slot.waiting is not None and slot.waiting.manifest is candidate.manifest:
                     slot.waiting = None
                     self._tidy(family)
-            if isinstance(error, AgentToolsError):
+            if isinstance(error, errors.AgentToolsError):
                 said = raw.get("name") if isinstance(raw, Mapping) else None
                 name = said if isinstance(said, str) else None
                 security_event("registration_refused", **_facts(name, caller, why=error.message))
@@ -284,7 +275,7 @@ class Catalog:
             if slot.offered is not candidate:  # else somebody approved it meanwhile
                 _still(slot, candidate)
                 if verdict is False:
-                    raise NotAllowed(f"{manifest.name} {manifest.version} was not approved")
+                    raise errors.NotAllowed(f"{manifest.name} {manifest.version} was not approved")
             decided.append((family, slot, candidate, verdict))
         for family, slot, candidate, verdict in decided:
             if slot.offered is not candidate:
@@ -310,9 +301,9 @@ class Catalog:
         principal, scope = caller.principal, self.rules.scope
         if principal is None:
             if not (self.rules.anonymous_on_loopback and caller.loopback):
-                raise NotAllowed("tools are not registered without a token")
+                raise errors.NotAllowed("tools are not registered without a token")
         elif scope is not None and not principal.may(frozenset((scope,))):
-            raise NotAllowed(f"this needs the scope {scope}", {"requiredScopes": [scope]})
+            raise errors.NotAllowed(f"this needs the scope {scope}", {"requiredScopes": [scope]})
 
     def _status(
         self, slot: VersionPlace, manifest: Manifest, by: Provider | None
@@ -324,11 +315,11 @@ class Catalog:
         if waiting is not None and waiting.by is by and waiting.manifest.hash == manifest.hash:
             return "pending"
         if waiting is not None:
-            raise NameTaken(f"another manifest of {manifest.name} {manifest.version} waits for approval")
+            raise errors.NameTaken(f"another manifest of {manifest.name} {manifest.version} waits for approval")
         if known is not None and known.by is not by:
-            raise NameTaken(f"{manifest.name} {manifest.version} is provided on another stream")
+            raise errors.NameTaken(f"{manifest.name} {manifest.version} is provided on another stream")
         if known is not None and self.rules.approve is None:
-            raise NameTaken(
+            raise errors.NameTaken(
                 f"{manifest.name} {manifest.version} has another manifest: remove it, or use another version"
             )
         return None
@@ -349,10 +340,12 @@ class Catalog:
         slot = None if family is None else family.slot(version)
         candidate = None if slot is None else slot.waiting
         if family is None or slot is None or candidate is None or candidate.entry is None:
-            raise UnknownTool(f"nothing named {harmless(name, 100)} of version {harmless(version, 64)} waits")
+            raise errors.UnknownTool(f"nothing named {harmless(name, 100)} of version {harmless(version, 64)} waits")
         manifest = candidate.manifest
         if manifest.hash != hash:
-            raise VersionConflict("another manifest waits than the one that was looked at", {"hash": manifest.hash})
+            raise errors.VersionConflict(
+                "another manifest waits than the one that was looked at", {"hash": manifest.hash}
+            )
         self._offer(family, slot, candidate)
         return Registered(manifest, "registered")
 
@@ -372,15 +365,15 @@ class Catalog:
             self.check(caller)
         family = self._families.get(name)
         if family is None and name not in self.server.tools:
-            raise UnknownTool(f"there is no tool named {harmless(name, 100)}")
+            raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
         if family is None or (caller is not None and caller.owner != family.owner):
             why = "it is the server's own" if family is None else "somebody else registered it"
             security_event("registration_refused", **_facts(name, caller, why=f"it is not removed: {why}"))
             self._note("tools/remove", "refused", name, caller, version=version, detail=why)
-            raise NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
+            raise errors.NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
         slots = family.slots if version is None else list(filter(None, (family.slot(version),)))
         if not slots:
-            raise UnknownTool(f"there is no version {harmless(version or '', 64)} of {name}")
+            raise errors.UnknownTool(f"there is no version {harmless(version or '', 64)} of {name}")
         for slot in slots:
             slot.offered = slot.waiting = None
         self._tidy(family)
@@ -420,18 +413,22 @@ class Catalog:
         if by is None and sent.callback is None:
             wanted = sent.implementation or sent.name
             if wanted not in self._implementations:
-                raise UnfitManifest(f"the server has no implementation named {harmless(wanted, 100)}")
+                raise errors.UnfitManifest(f"the server has no implementation named {harmless(wanted, 100)}")
             if "." in sent.name and sent.name not in self._implementations:
-                raise UnfitManifest("a name with a point is for tools that live elsewhere, which begin with a prefix")
+                raise errors.UnfitManifest(
+                    "a name with a point is for tools that live elsewhere, which begin with a prefix"
+                )
             return sent.name
         if by is not None and (sent.implementation is not None or sent.callback is not None):
-            raise UnfitManifest("the tool of a provider is called on its stream: it has no implementation or callback")
+            raise errors.UnfitManifest(
+                "the tool of a provider is called on its stream: it has no implementation or callback"
+            )
         prefix = (self.rules.prefix or prefix_of)(caller)
         if not prefix or sent.name.startswith(f"{prefix}."):
             return sent.name
         name = f"{prefix}.{sent.name}"
         if NAME.fullmatch(name) is None:
-            raise UnfitManifest(f"{harmless(name, 160)}, which has the prefix of this agent, is no tool's name")
+            raise errors.UnfitManifest(f"{harmless(name, 160)}, which has the prefix of this agent, is no tool's name")
         return name
 
     def _place(self, manifest: Manifest, caller: AgentCaller) -> tuple[ToolVersions, VersionPlace]:
@@ -439,18 +436,20 @@ class Catalog:
         name, rules, owner = manifest.name, self.rules, caller.owner
         family = self._families.get(name) or ToolVersions(name, owner)
         if family.owner != owner:
-            raise NameTaken(f"{name} was registered by somebody else")
+            raise errors.NameTaken(f"{name} was registered by somebody else")
         self._check_offer(family, manifest)
         slot = family.slot(manifest.version)
         if slot is not None:
             return family, slot
         if self._owned[owner] >= rules.max_per_owner:
-            raise TooMuch(f"one owner may register {rules.max_per_owner} tools")
+            raise errors.TooMuch(f"one owner may register {rules.max_per_owner} tools")
         total = self._owned.total()
         if total + sum(self._owned[each] for each in self._owned if each[0] == owner[0]) >= rules.max_tools:
-            raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")
+            raise errors.TooMuch(
+                f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others"
+            )
         if len(family.slots) >= rules.max_versions:
-            raise TooMuch(f"one tool may have {rules.max_versions} versions")
+            raise errors.TooMuch(f"one tool may have {rules.max_versions} versions")
         return family, VersionPlace(version_key(manifest.version))
 
     def _check_memory(self, manifest: Manifest, owner: Owner) -> None:
@@ -459,14 +458,14 @@ class Catalog:
         own = manifest.memory + sum(taken for whose, taken in kept if whose == owner)
         shared = manifest.memory + sum(taken for whose, taken in kept if whose[0] == owner[0])
         if shared + sum(taken for _, taken in kept) > self.rules.max_memory or own > self.rules.max_memory_per_owner:
-            raise TooMuch("the registered tools take too much memory")
+            raise errors.TooMuch("the registered tools take too much memory")
 
     def _check_offer(self, family: ToolVersions, manifest: Manifest) -> None:
         """Raise NameTaken if the server has a tool of its own under a key that a manifest may get."""
         for key in (manifest.name, f"{manifest.name}@{manifest.version}"):
             found = self.server.tools.get(key)
             if found is not None and found is not family.keys.get(key):
-                raise NameTaken(f"{key} is a tool of the server's own")
+                raise errors.NameTaken(f"{key} is a tool of the server's own")
 
     def _keep(self, family: ToolVersions, slot: VersionPlace) -> None:
         if slot not in family.slots:
@@ -546,7 +545,7 @@ class Catalog:
         """Return the entry of a manifest; None for a callback, whose host is yet to be resolved."""
         if manifest.callback is not None:
             if self.rules.callbacks is None:
-                raise NotAllowed("this server calls no tools at URLs")
+                raise errors.NotAllowed("this server calls no tools at URLs")
             self.rules.callbacks.check(manifest.callback)
             return None
         if by is None:
@@ -590,7 +589,7 @@ def _facts(name: str | None, caller: AgentCaller | None, **more: Any) -> dict[st
 def _still(slot: VersionPlace, candidate: Candidate) -> None:
     """Raise ProviderGone if a candidate does not wait any more."""
     if slot.waiting is not candidate:
-        raise ProviderGone("it was withdrawn before it was approved")
+        raise errors.ProviderGone("it was withdrawn before it was approved")
 
 
 def _pin_of(candidate: Candidate) -> tuple[Owner, str, VersionKey]:

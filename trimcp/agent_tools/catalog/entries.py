@@ -7,14 +7,7 @@ from typing import Any, Final, TypeAlias, Unpack, get_args
 
 import attrs
 
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    DeadlinePassed,
-    InvalidArguments,
-    NotAllowed,
-    ToolFailed,
-    TooMuch,
-)
+from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.errors import ErrorReply, ToolError
 from trimcp.framing.headers import find_mirrors
@@ -146,7 +139,7 @@ def elsewhere(function: Elsewhere, name: str, timeout: float, max_concurrent: in
     async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
         try:
             return await function(ctx, arguments)
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             raise _as_answer(error) from error
 
     options: ToolOptions = {
@@ -190,19 +183,19 @@ def _returns_content(hint: Any) -> bool:
     return is_content(bare) or any(_returns_content(each) for each in get_args(bare))
 
 
-def _as_answer(error: AgentToolsError) -> Exception:
+def _as_answer(error: errors.AgentToolsError) -> Exception:
     """Return the exception that answers a call with what happened elsewhere."""
-    if isinstance(error, ToolFailed):
+    if isinstance(error, errors.ToolFailed):
         return ToolError(error.message)
-    if isinstance(error, InvalidArguments):
+    if isinstance(error, errors.InvalidArguments):
         data = error.data if isinstance(error.data, Mapping) else {}
         problems = data.get("problems")
         return ConversionError([str(each) for each in problems] if isinstance(problems, list) else [error.message])
-    if isinstance(error, NotAllowed):
+    if isinstance(error, errors.NotAllowed):
         return ErrorReply(FORBIDDEN, error.message)
-    if isinstance(error, DeadlinePassed):
+    if isinstance(error, errors.DeadlinePassed):
         return ErrorReply(TIMED_OUT, error.message, {"reason": "deadline"})
-    if isinstance(error, TooMuch):
+    if isinstance(error, errors.TooMuch):
         more = {} if error.retry_after is None else {"retryAfter": error.retry_after}
         return ErrorReply(OVERLOADED, error.message, {"reason": "overloaded", **more})
     return ErrorReply(INTERNAL_ERROR, error.message, {"reason": error.code})

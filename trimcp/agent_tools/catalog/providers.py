@@ -11,16 +11,9 @@ import trio
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.versions import Progress
+from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import ProviderGone, ToolFailed, error_from
 from trimcp.agent_tools.messages.manifests import Manifest
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ToolCancel,
-    ToolProgress,
-    ToolRequest,
-    ToolResponse,
-    ToolsRegistered,
-)
 from trimcp.session.scopes import cancellation_text
 
 
@@ -36,7 +29,7 @@ class Downstream(Protocol):
         """Wait until there is room, or the stream has ended."""
         ...
 
-    def post(self, message: AgentMessage, /) -> None:
+    def post(self, message: messages.AgentMessage, /) -> None:
         """Enqueue now; never blocks. Dropped if the stream has ended."""
         ...
 
@@ -47,7 +40,7 @@ class _CallDown:
 
     progress: Progress
     answered: trio.Event = attrs.field(factory=trio.Event)
-    response: ToolResponse | None = None
+    response: messages.ToolResponse | None = None
 
 
 @attrs.define(eq=False, repr=False)
@@ -75,7 +68,7 @@ class StreamProvider:
     def name(self) -> str:
         return self.caller.agent
 
-    async def offer(self, manifests: Sequence[Any]) -> ToolsRegistered:
+    async def offer(self, manifests: Sequence[Any]) -> messages.ToolsRegistered:
         """Register tools, all of them or none, and say what became of each.
 
         Raises:
@@ -84,14 +77,14 @@ class StreamProvider:
         if self._lost is not None:
             raise ProviderGone(f"the provider has disconnected: {self._lost}")
         registered = await self.catalog.register_all(manifests, self.caller, self)
-        return ToolsRegistered(tools=[each.to_json() for each in registered])
+        return messages.ToolsRegistered(tools=[each.to_json() for each in registered])
 
-    def take(self, message: ToolResponse | ToolProgress) -> None:
+    def take(self, message: messages.ToolResponse | messages.ToolProgress) -> None:
         """Take what the provider sends of a call. What belongs to no call is dropped: it was cancelled."""
         call = self.calls.get(message.request_id or "")
         if call is None or call.answered.is_set():
             return
-        if isinstance(message, ToolProgress):
+        if isinstance(message, messages.ToolProgress):
             call.progress(message.progress, message.total, message.message)
         else:
             call.response = message
@@ -118,7 +111,7 @@ class StreamProvider:
             if self.down.full:
                 await self.down.room()
             if self._lost is None:
-                request = ToolRequest(
+                request = messages.ToolRequest(
                     tool_name=manifest.name,
                     version=manifest.version,
                     arguments=dict(arguments),
@@ -131,7 +124,7 @@ class StreamProvider:
             await call.answered.wait() if self._lost is None else await trio.lowlevel.checkpoint()
         except trio.Cancelled as cancelled:
             if sent and not call.answered.is_set():
-                self.down.post(ToolCancel(request_id=request_id, reason=cancellation_text(cancelled)))
+                self.down.post(messages.ToolCancel(request_id=request_id, reason=cancellation_text(cancelled)))
             raise
         finally:
             del self.calls[request_id]

@@ -18,24 +18,8 @@ import attrs
 import trio
 
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Progressed
+from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, DeadlinePassed, NotAllowed, RequestCancelled, error_from
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ContextCreate,
-    ContextDestroy,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUpdate,
-    ListTools,
-    RegisterTool,
-    RemoveTool,
-    ToolList,
-    ToolProgress,
-    ToolRequest,
-    ToolResponse,
-    ToolsRegistered,
-)
 from trimcp.bounds import check_number
 from trimcp.channel import require_trio
 from trimcp.cleaning import one_line
@@ -51,7 +35,7 @@ if TYPE_CHECKING:
 
     from trimcp.transports.http.client.exchanges import ClientAuth
 
-OnProgress: TypeAlias = Callable[[ToolProgress], Awaitable[object] | object]
+OnProgress: TypeAlias = Callable[[messages.ToolProgress], Awaitable[object] | object]
 """Called with the progress of a call, one message after another, in the task that calls."""
 
 OnInput: TypeAlias = Callable[[dict[str, Any]], Awaitable[Mapping[str, JSON]] | Mapping[str, JSON]]
@@ -251,8 +235,8 @@ class AgentConnection:
             name: only the versions of this tool.
             version: only this version.
         """
-        answer = await self.ask(ListTools(name=name, version=version))
-        assert isinstance(answer, ToolList)
+        answer = await self.ask(messages.ListTools(name=name, version=version))
+        assert isinstance(answer, messages.ToolList)
         return answer.tools
 
     async def register(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -260,15 +244,15 @@ class AgentConnection:
 
         The status is "registered", or "pending" while somebody has to approve it.
         """
-        answer = await self.ask(RegisterTool(tool=dict(manifest)))
-        assert isinstance(answer, ToolsRegistered)
+        answer = await self.ask(messages.RegisterTool(tool=dict(manifest)))
+        assert isinstance(answer, messages.ToolsRegistered)
         if len(answer.tools) != 1:
             raise InvalidReply("the service's answer to one manifest is about another number of tools")
         return answer.tools[0]
 
     async def remove(self, name: str, version: str | None = None) -> None:
         """Remove a tool that this agent registered, or one version of it."""
-        await self.ask(RemoveTool(name=name, version=version))
+        await self.ask(messages.RemoveTool(name=name, version=version))
 
     # Contexts
 
@@ -293,8 +277,8 @@ class AgentConnection:
             session: the user's session that it belongs to; `end_session` ends all contexts of one.
         """
         first = None if state is None else dict(state)
-        created = await self.ask(ContextCreate(context_id=id, state=first, ttl=ttl, session_id=session))
-        assert isinstance(created, ContextState)
+        created = await self.ask(messages.ContextCreate(context_id=id, state=first, ttl=ttl, session_id=session))
+        assert isinstance(created, messages.ContextState)
         context = ContextHandle(self, created.context_id)
         reason = "its block was left"
         try:
@@ -316,16 +300,16 @@ class AgentConnection:
 
     async def end_session(self, id: str, reason: str | None = None) -> None:
         """End all contexts of this agent that belong to a session. Raises `UnknownContext` if there is none."""
-        await self.ask(ContextDestroy(session_id=id, reason=reason))
+        await self.ask(messages.ContextDestroy(session_id=id, reason=reason))
 
     # Messages
 
-    async def ask(self, message: AgentMessage) -> AgentMessage:
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """Send a message that is no call, and return its answer."""
         self._check()
         return await self._wire.ask(message)
 
-    def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[AgentMessage]]:
+    def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         """See `ContextHandle.watch`."""
         self._check()
         return self._wire.watching(context_id)
@@ -344,9 +328,9 @@ class AgentConnection:
         input_responses: Mapping[str, JSON] | None,
         request_state: str | None,
         request_id: str | None,
-    ) -> ToolRequest:
+    ) -> messages.ToolRequest:
         check_number("timeout", timeout, optional=True)
-        return ToolRequest(
+        return messages.ToolRequest(
             tool_name=name,
             arguments=dict(arguments or {}),
             request_id=request_id or f"{self._prefix}{next(self._numbers)}",
@@ -361,7 +345,7 @@ class AgentConnection:
     # Calls
 
     @asynccontextmanager
-    async def _calling(self, request: ToolRequest, on_input: OnInput | None) -> AsyncIterator[ToolCalling]:
+    async def _calling(self, request: messages.ToolRequest, on_input: OnInput | None) -> AsyncIterator[ToolCalling]:
         call = ToolCalling(self, request.request_id)
         async with open_service_nursery() as nursery:
             nursery.start_soon(call.run, request, on_input)
@@ -370,7 +354,9 @@ class AgentConnection:
             finally:
                 call.leave()
 
-    async def settle(self, request: ToolRequest, progressed: Progressed | None, on_input: OnInput | None) -> Any:
+    async def settle(
+        self, request: messages.ToolRequest, progressed: Progressed | None, on_input: OnInput | None
+    ) -> Any:
         """Send a call and return its result; answer its questions meanwhile."""
         answering = on_input or self._on_input
         left = self._max_rounds
@@ -395,7 +381,7 @@ class AgentConnection:
                 request_id=f"{self._prefix}{next(self._numbers)}",
             )
 
-    async def _response(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+    async def _response(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         self._check()
         if request.timeout is None:
             return await self._wire.call(request, progressed)
@@ -416,15 +402,15 @@ class ToolCalling:
 
     _agent: AgentConnection
     request_id: str
-    progress: trio.MemoryReceiveChannel[ToolProgress] = attrs.field(init=False)
-    _keep: trio.MemorySendChannel[ToolProgress] = attrs.field(init=False)
+    progress: trio.MemoryReceiveChannel[messages.ToolProgress] = attrs.field(init=False)
+    _keep: trio.MemorySendChannel[messages.ToolProgress] = attrs.field(init=False)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _settled: trio.Event = attrs.field(init=False, factory=trio.Event)
     _outcome: Any = attrs.field(init=False, default=None)
     _error: Exception | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self._keep, self.progress = trio.open_memory_channel[ToolProgress](_PROGRESS_KEPT)
+        self._keep, self.progress = trio.open_memory_channel[messages.ToolProgress](_PROGRESS_KEPT)
 
     async def result(self) -> Any:
         """Wait for the answer and return the result; may be called more than once. Raises as `AgentConnection.call`.
@@ -436,7 +422,7 @@ class ToolCalling:
             raise self._error
         return self._outcome
 
-    async def run(self, request: ToolRequest, on_input: OnInput | None) -> None:
+    async def run(self, request: messages.ToolRequest, on_input: OnInput | None) -> None:
         """Make the call."""
         self._error = LocalError("the block of this call was left before the result was there")
         try:
@@ -453,7 +439,7 @@ class ToolCalling:
         """Cancel the call unless its answer is there."""
         self._scope.cancel(reason="the caller left before the result was there")
 
-    def _progressed(self, progress: ToolProgress) -> None:
+    def _progressed(self, progress: messages.ToolProgress) -> None:
         """Keep progress for the reader; if there is no room, the oldest is dropped."""
         try:
             try:
@@ -477,13 +463,13 @@ class ContextHandle:
     _agent: AgentConnection = attrs.field(repr=False)
     id: str
 
-    async def read(self) -> ContextState:
+    async def read(self) -> messages.ContextState:
         """Return its `state` and `version`."""
-        answer = await self._agent.ask(ContextRead(context_id=self.id))
-        assert isinstance(answer, ContextState)
+        answer = await self._agent.ask(messages.ContextRead(context_id=self.id))
+        assert isinstance(answer, messages.ContextState)
         return answer
 
-    async def update(self, updates: Mapping[str, JSON], version: int | None = None) -> ContextUpdate:
+    async def update(self, updates: Mapping[str, JSON], version: int | None = None) -> messages.ContextUpdate:
         """Change its state by a JSON merge patch (RFC 7396), and return the update as applied with its new `version`.
 
         Args:
@@ -493,8 +479,10 @@ class ContextHandle:
         Raises:
             VersionConflict: the context has another version.
         """
-        answer = await self._agent.ask(ContextUpdate(context_id=self.id, updates=dict(updates), version=version))
-        assert isinstance(answer, ContextUpdate)
+        answer = await self._agent.ask(
+            messages.ContextUpdate(context_id=self.id, updates=dict(updates), version=version)
+        )
+        assert isinstance(answer, messages.ContextUpdate)
         return answer
 
     @asynccontextmanager
@@ -505,8 +493,8 @@ class ContextHandle:
         last, "destroyed". A slow reader never makes anything grow: it gets a state in place of what it missed. The
         iteration raises `ConnectionLost` when the connection is lost.
         """
-        async with self._agent.watching(self.id) as messages:
-            yield ContextEvents(messages)
+        async with self._agent.watching(self.id) as watched:
+            yield ContextEvents(watched)
 
     async def call(self, name: str, arguments: Mapping[str, JSON] | None = None, **options: Any) -> Any:
         """Call a tool in this context. See `AgentConnection.call`."""
@@ -520,7 +508,7 @@ class ContextHandle:
 
     async def destroy(self, reason: str | None = None) -> None:
         """End it: calls under way in it are cancelled with the reason, watchers are told, the state is forgotten."""
-        await self._agent.ask(ContextDestroy(context_id=self.id, reason=reason))
+        await self._agent.ask(messages.ContextDestroy(context_id=self.id, reason=reason))
 
     async def leave(self, reason: str) -> None:
         """Destroy it unless it has ended, or the service is gone."""
@@ -534,19 +522,19 @@ class ContextHandle:
 class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
     """The events of a context that is watched."""
 
-    _messages: trio.abc.ReceiveChannel[AgentMessage]
+    _messages: trio.abc.ReceiveChannel[messages.AgentMessage]
     _version: int = attrs.field(init=False, default=0)
 
     async def receive(self) -> ContextEvent:
         """Wait for the next event. Cancelling this loses nothing."""
         message = await self._messages.receive()
-        if isinstance(message, ContextState):
+        if isinstance(message, messages.ContextState):
             self._version = message.version
             return ContextEvent("state", message.context_id, message.version, message.state)
-        if isinstance(message, ContextUpdate):
+        if isinstance(message, messages.ContextUpdate):
             self._version = self._version if message.version is None else message.version
             return ContextEvent("update", message.context_id, self._version, message.updates)
-        assert isinstance(message, ContextDestroyed)
+        assert isinstance(message, messages.ContextDestroyed)
         return ContextEvent("destroyed", message.context_id or "", self._version, reason=message.reason)
 
     async def aclose(self) -> None:
@@ -554,7 +542,7 @@ class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
         await self._messages.aclose()
 
 
-def _failure(response: ToolResponse) -> Exception:
+def _failure(response: messages.ToolResponse) -> Exception:
     """Return the exception for an answer that is no result."""
     if response.error is not None:
         return error_from(response.error)
@@ -570,7 +558,7 @@ _OF_STATUS: Final[dict[str, type[AgentToolsError]]] = {
 }
 
 
-def _questions(response: ToolResponse) -> InputRequired:
+def _questions(response: messages.ToolResponse) -> InputRequired:
     result = response.result
     if type(result) is not dict:
         raise InvalidReply("the tool wants more input but does not say what")

@@ -25,39 +25,7 @@ from trimcp.agent_tools.client.wire import (
     event_in,
     response_in,
 )
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    DeadlinePassed,
-    Draining,
-    MalformedMessage,
-    NotAllowed,
-    NothingHere,
-    RequestCancelled,
-    TooMuch,
-    Unauthenticated,
-    error_from,
-)
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ContextCreate,
-    ContextDestroy,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUpdate,
-    ListTools,
-    ProvideTools,
-    RegisterTool,
-    RemoveTool,
-    ToolCancel,
-    ToolList,
-    ToolProgress,
-    ToolRemoved,
-    ToolRequest,
-    ToolResponse,
-    ToolsRegistered,
-    as_json,
-)
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.struct_values import at_once
 from trimcp.channel import Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
@@ -71,37 +39,12 @@ from trimcp.transports.grpc.http2 import Http2Client
 try:
     from google.protobuf.message import DecodeError
 
-    from trimcp.agent_tools.messages.protobuf import ERROR_TRAILER, PB, SERVICE, fill, members_of
+    from trimcp.agent_tools.messages.protobuf import ERROR_TRAILER, METHODS, PB, SERVICE, fill, members_of
 except ImportError as _error:
     raise LocalError("agent tools through gRPC need another package: pip install protobuf") from _error
 
 _OUTBOX_MESSAGES: Final = 1_024
 _OUTBOX_BYTES: Final = 1024 * 1024
-
-_METHODS: Final[dict[type[AgentMessage], tuple[str, str, str, type[AgentMessage]]]] = {
-    ListTools: ("ListTools", "ListToolsRequest", "ToolList", ToolList),
-    RegisterTool: ("RegisterTool", "RegisterToolRequest", "ToolsRegistered", ToolsRegistered),
-    RemoveTool: ("RemoveTool", "RemoveToolRequest", "ToolRemoved", ToolRemoved),
-    ContextCreate: ("CreateContext", "ContextCreate", "ContextState", ContextState),
-    ContextRead: ("ReadContext", "ContextRead", "ContextState", ContextState),
-    ContextUpdate: ("UpdateContext", "ContextUpdate", "ContextUpdate", ContextUpdate),
-    ContextDestroy: ("DestroyContext", "ContextDestroy", "ContextDestroyed", ContextDestroyed),
-}
-"""The method of a message that is no call, with the classes of its request and answer."""
-
-_EVENTS: Final = {"state": ContextState, "update": ContextUpdate, "destroyed": ContextDestroyed}
-
-_OF_STATUS: Final[dict[GrpcStatus, type[AgentToolsError]]] = {
-    GrpcStatus.UNAUTHENTICATED: Unauthenticated,
-    GrpcStatus.PERMISSION_DENIED: NotAllowed,
-    GrpcStatus.UNIMPLEMENTED: NothingHere,
-    GrpcStatus.DEADLINE_EXCEEDED: DeadlinePassed,
-    GrpcStatus.RESOURCE_EXHAUSTED: TooMuch,
-    GrpcStatus.INVALID_ARGUMENT: MalformedMessage,
-    GrpcStatus.CANCELLED: RequestCancelled,
-    GrpcStatus.UNAVAILABLE: Draining,
-}
-"""What a status means without the error's own text, as from a proxy in between."""
 
 
 @asynccontextmanager
@@ -127,44 +70,43 @@ class GrpcWire:
     _metadata: tuple[tuple[str, str], ...]
     _max_message: int
 
-    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`."""
-        asked = at_once(fill(PB.ToolRequest(), as_json(request), both=False)).SerializeToString()
+        asked = at_once(fill(PB.ToolRequest(), messages.as_json(request), both=False)).SerializeToString()
         try:
             if progressed is None:
-                return response_in(_tagged(ToolResponse, await self._unary("Call", asked, PB.ToolResponse)))
+                return response_in(_tagged(messages.ToolResponse, await self._unary("Call", asked, PB.ToolResponse)))
             return await self._stream_call(asked, progressed)
         except CallFailed as failure:
             raise self.error(failure) from failure
 
-    async def _stream_call(self, asked: bytes, progressed: Progressed) -> ToolResponse:
+    async def _stream_call(self, asked: bytes, progressed: Progressed) -> messages.ToolResponse:
         decoder = GrpcDecoder(self._max_message)
         async with self._connection.call(f"{SERVICE}CallStream", self._metadata) as call:
             await call.send(message_frame(asked), end=True)
             while (payload := await call.next_message(decoder)) is not None:
                 event = _decoded(PB.CallEvent, payload)
                 if event.HasField("response"):
-                    response = response_in(_tagged(ToolResponse, event.response))
+                    response = response_in(_tagged(messages.ToolResponse, event.response))
                     await call.next_message(decoder)  # its end, with the status
                     return response
                 if event.HasField("progress"):
-                    message = event_in(_tagged(ToolProgress, event.progress), (ToolProgress,))
-                    assert isinstance(message, ToolProgress)
+                    message = event_in(_tagged(messages.ToolProgress, event.progress), (messages.ToolProgress,))
+                    assert isinstance(message, messages.ToolProgress)
                     progressed(message)
         raise InvalidReply("the service ended the call without an answer")
 
-    async def ask(self, message: AgentMessage) -> AgentMessage:
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
-        method = _METHODS.get(type(message))
-        if method is None:
+        if not message.method:
             raise LocalError(f"{message.type} has no method of gRPC")
-        name, asked, answer, cls = method
-        request = at_once(fill(getattr(PB, asked)(), as_json(message), both=False)).SerializeToString()
+        asked, answer = METHODS[message.method]
+        request = at_once(fill(asked(), messages.as_json(message), both=False)).SerializeToString()
         try:
-            reply = await self._unary(name, request, getattr(PB, answer))
+            reply = await self._unary(message.method, request, answer)
         except CallFailed as failure:
             raise self.error(failure) from failure
-        return answer_in(_tagged(cls, reply), message)
+        return answer_in(_tagged(messages.MESSAGES[message.answer], reply), message)
 
     async def _unary(self, name: str, request: bytes, cls: Any) -> Any:
         path = SERVICE + name
@@ -172,7 +114,7 @@ class GrpcWire:
         return _decoded(cls, answer)
 
     @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[AgentMessage]]:
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         """See `AgentWire.watching`. A slow reader makes the service wait, which then sends a state instead."""
         request = PB.ContextWatch(context_id=context_id).SerializeToString()
         try:
@@ -185,7 +127,7 @@ class GrpcWire:
             raise self.error(failure) from failure
 
     @asynccontextmanager
-    async def providing(self, offer: ProvideTools) -> AsyncIterator[GrpcProviderStream]:
+    async def providing(self, offer: messages.ProvideTools) -> AsyncIterator[GrpcProviderStream]:
         """See `AgentWire.providing`. The tools are withdrawn when the block is left."""
         try:
             async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
@@ -206,14 +148,14 @@ class GrpcWire:
         said = failure.trailers.get(ERROR_TRAILER)
         if said is not None:
             try:
-                return error_from(orjson.loads(base64.b64decode(said + "=" * (-len(said) % 4))))
+                return errors.error_from(orjson.loads(base64.b64decode(said + "=" * (-len(said) % 4))))
             except (binascii.Error, ValueError):
                 return InvalidReply("the service's error cannot be read")
         if self._connection.lost is not None or not failure.begun:
             return (ConnectionLost if failure.begun else NotSent)(self._connection.lost or failure.message)
         if not failure.trailers and failure.status is GrpcStatus.RESOURCE_EXHAUSTED:
             return InvalidReply(f"the service's answer has more than {self._max_message} bytes, the limit here")
-        cls = _OF_STATUS.get(failure.status)
+        cls = errors.ERRORS_BY_GRPC_STATUS.get(failure.status.name)
         return InvalidReply(f"the service failed: {failure}") if cls is None else cls(failure.message)
 
 
@@ -224,29 +166,29 @@ def _decoded(cls: Any, payload: bytes) -> Any:
         raise InvalidReply("the service's answer is no message of protobuf") from None
 
 
-def _tagged(cls: type[AgentMessage], message: Any) -> dict[str, Any]:
+def _tagged(cls: type[messages.AgentMessage], message: Any) -> dict[str, Any]:
     """Return a protobuf message as the JSON message that it is."""
     try:
         return {"type": cls.type, **at_once(members_of(message))}
-    except MalformedMessage as error:
+    except errors.MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
 
 
 @attrs.define(eq=False, repr=False)
-class GrpcWatch(trio.abc.ReceiveChannel[AgentMessage]):
+class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
     """The events of one context. What is not received makes the service wait."""
 
     _wire: GrpcWire
     _call: Http2Call
     _decoder: GrpcDecoder
-    _first: AgentMessage | None = attrs.field(init=False, default=None)
+    _first: messages.AgentMessage | None = attrs.field(init=False, default=None)
     _over: bool = attrs.field(init=False, default=False)
 
     async def begin(self) -> None:
         """Wait for the first event, which shows that the context can be watched."""
         self._first = await self._next()
 
-    async def receive(self) -> AgentMessage:
+    async def receive(self) -> messages.AgentMessage:
         """Wait for the next event. Cancelling this loses nothing."""
         first, self._first = self._first, None
         if first is not None:
@@ -264,7 +206,7 @@ class GrpcWatch(trio.abc.ReceiveChannel[AgentMessage]):
         except CallFailed as failure:
             raise self._wire.error(failure) from failure
 
-    async def _next(self) -> AgentMessage:
+    async def _next(self) -> messages.AgentMessage:
         payload = await self._call.next_message(self._decoder)
         if payload is None:
             raise ConnectionLost("the service ended the watch")
@@ -272,9 +214,9 @@ class GrpcWatch(trio.abc.ReceiveChannel[AgentMessage]):
         name = event.WhichOneof("event")
         if name is None:
             raise InvalidReply("the service sent an event of another kind")
-        cls = _EVENTS[name]
+        cls = messages.MESSAGES[f"context_{name}"]
         message = event_in(_tagged(cls, getattr(event, name)), (cls,))
-        self._over = isinstance(message, ContextDestroyed)
+        self._over = isinstance(message, messages.ContextDestroyed)
         return message
 
     async def aclose(self) -> None:
@@ -290,10 +232,10 @@ class GrpcProviderStream(ProviderStream):
     _wire: GrpcWire
     _call: Http2Call
     _decoder: GrpcDecoder
-    registered: ToolsRegistered = attrs.field(init=False)
+    registered: messages.ToolsRegistered = attrs.field(init=False)
     _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
 
-    async def offer(self, offer: ProvideTools) -> None:
+    async def offer(self, offer: messages.ProvideTools) -> None:
         """Offer the tools, and wait for what the service makes of it.
 
         Raises:
@@ -301,16 +243,16 @@ class GrpcProviderStream(ProviderStream):
         """
         message = PB.FromProvider()
         message.provide_tools.SetInParent()
-        at_once(fill(message.provide_tools, as_json(offer), both=False))
+        at_once(fill(message.provide_tools, messages.as_json(offer), both=False))
         await self._call.send(message_frame(message.SerializeToString()))
         found: Any = await self._next()
         name = found and found.WhichOneof("message")
         if name == "refused":
-            raise error_from(at_once(members_of(found.refused)).get("error"))
+            raise errors.error_from(at_once(members_of(found.refused)).get("error"))
         if name != "tools_registered":
             raise InvalidReply("the service does not say what it makes of the tools")
-        answer = answer_in(_tagged(ToolsRegistered, found.tools_registered), offer)
-        assert isinstance(answer, ToolsRegistered)
+        answer = answer_in(_tagged(messages.ToolsRegistered, found.tools_registered), offer)
+        assert isinstance(answer, messages.ToolsRegistered)
         self.registered = answer
 
     async def _next(self) -> Any:
@@ -318,7 +260,7 @@ class GrpcProviderStream(ProviderStream):
         payload = await self._call.next_message(self._decoder)
         return None if payload is None else _decoded(PB.ToProvider, payload)
 
-    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
+    async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
         """See `ProviderStream.receive`."""
         while True:
             try:
@@ -327,10 +269,10 @@ class GrpcProviderStream(ProviderStream):
                 raise self._wire.error(failure) from failure
             if found is None:
                 raise trio.EndOfChannel("the service has ended the stream")
-            for name, cls in (("tool_request", ToolRequest), ("tool_cancel", ToolCancel)):
+            for name, cls in (("tool_request", messages.ToolRequest), ("tool_cancel", messages.ToolCancel)):
                 if found.HasField(name):
-                    message = event_in(_tagged(cls, getattr(found, name)), (ToolRequest, ToolCancel))
-                    assert isinstance(message, ToolRequest | ToolCancel)
+                    message = event_in(_tagged(cls, getattr(found, name)), (messages.ToolRequest, messages.ToolCancel))
+                    assert isinstance(message, messages.ToolRequest | messages.ToolCancel)
                     return message, found.ByteSize()
 
     async def write(self) -> None:
@@ -365,7 +307,9 @@ def _from_provider(text: bytes) -> bytes:
     """Return the frame of the `FromProvider` that a JSON message is; nothing for one of another kind."""
     members = orjson.loads(text)
     message = PB.FromProvider()
-    field = {ToolResponse.type: message.tool_response, ToolProgress.type: message.tool_progress}.get(members["type"])
+    field = {messages.ToolResponse.type: message.tool_response, messages.ToolProgress.type: message.tool_progress}.get(
+        members["type"]
+    )
     if field is None:
         return b""
     field.SetInParent()

@@ -21,36 +21,7 @@ from trimcp.agent_tools.client.wire import (
     event_in,
     response_in,
 )
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    DeadlinePassed,
-    Draining,
-    MalformedMessage,
-    NotAllowed,
-    NothingHere,
-    TooLargeMessage,
-    TooMuch,
-    Unauthenticated,
-)
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ContextCreate,
-    ContextDestroy,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUpdate,
-    ErrorMessage,
-    ListTools,
-    ProvideTools,
-    RegisterTool,
-    RemoveTool,
-    ToolProgress,
-    ToolRequest,
-    ToolResponse,
-    as_json,
-    read_value,
-)
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
 from trimcp.nurseries import open_service_nursery
@@ -72,22 +43,6 @@ AnswerT = TypeVar("AnswerT")
 
 _MERGE_PATCH: Final = "application/merge-patch+json"
 _LAST: Final = 1.0  # seconds that a stream may go on after its last event, so that the connection can be used again
-_EVENTS: Final = (ContextState, ContextUpdate, ContextDestroyed)
-
-_OF_STATUS: Final[dict[int, type[AgentToolsError]]] = {
-    cls.http_status: cls
-    for cls in (
-        MalformedMessage,
-        Unauthenticated,
-        NotAllowed,
-        NothingHere,
-        TooLargeMessage,
-        TooMuch,
-        Draining,
-        DeadlinePassed,
-    )
-}
-"""What a status means without a message of the protocol in the body, as from a proxy in between."""
 
 
 @asynccontextmanager
@@ -127,31 +82,31 @@ class HttpWire:
     _backoff: Backoff
     _sizes: Inbox
 
-    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`."""
-        body = encode(as_json(attrs.evolve(request, progress=None)))
+        body = encode(messages.as_json(attrs.evolve(request, progress=None)))
         accept = JSON_TEXT if progressed is None else f"{EVENT_STREAM}, {JSON_TEXT}"
         sent = _Sent("POST", "/tools/call", body, {"accept": accept, "accept-encoding": "identity"})
 
-        async def read(reply: OpenReply) -> ToolResponse:
+        async def read(reply: OpenReply) -> messages.ToolResponse:
             if reply.content_type == EVENT_STREAM and reply.status < 300:
                 return await self._read_call(reply, progressed)
             return response_in(await self._value(reply))
 
         return await self._exchange(sent, read)
 
-    async def ask(self, message: AgentMessage) -> AgentMessage:
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
 
-        async def read(reply: OpenReply) -> AgentMessage:
+        async def read(reply: OpenReply) -> messages.AgentMessage:
             return answer_in(await self._value(reply), message)
 
         return await self._exchange(_sent(message), read)
 
     @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[AgentMessage]]:
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         """See `AgentWire.watching`. A slow reader makes the service wait, which then sends a state instead."""
-        keep, events = trio.open_memory_channel[AgentMessage](0)
+        keep, events = trio.open_memory_channel[messages.AgentMessage](0)
         watched = HttpWatch(events)
         async with open_service_nursery() as nursery:
             refused = await nursery.start(self._watch, context_id, keep, watched)
@@ -159,7 +114,7 @@ class HttpWire:
                 raise refused
             yield watched
 
-    def providing(self, offer: ProvideTools) -> NoReturn:
+    def providing(self, offer: messages.ProvideTools) -> NoReturn:
         """Raise: HTTP has no stream on which a service could ask."""
         raise LocalError("tools cannot be provided over HTTP; use a URL with ws:// or grpc://")
 
@@ -183,7 +138,7 @@ class HttpWire:
                 async with self._open(sent) as reply:
                     try:
                         return await read(reply)
-                    except (AgentToolsError, InvalidReply) as error:
+                    except (errors.AgentToolsError, InvalidReply) as error:
                         why = error
                         later = reply.status in PASSING and reply.status != 504
                         trouble = Trouble(str(error), untouched=False, passing=later, after=reply.retry_after)
@@ -218,13 +173,16 @@ class HttpWire:
             limit = self._sizes.max_message
             raise InvalidReply(f"the service's answer has more than {limit} bytes, the limit of this client") from None
         try:
-            value = read_value(body)
-        except MalformedMessage as error:
+            value = messages.read_value(body)
+        except errors.MalformedMessage as error:
             if reply.status >= 300:
                 raise _refused(reply) from None
             raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
         if reply.status >= 300:
-            if type(value) is not dict or value.get("type") not in (ErrorMessage.type, ToolResponse.type):
+            if type(value) is not dict or value.get("type") not in (
+                messages.ErrorMessage.type,
+                messages.ToolResponse.type,
+            ):
                 raise _refused(reply)
             failure = value.get("error")
             if reply.retry_after is not None and type(failure) is dict:
@@ -233,9 +191,9 @@ class HttpWire:
 
     # Streams
 
-    async def _read_call(self, reply: OpenReply, progressed: Progressed | None) -> ToolResponse:
+    async def _read_call(self, reply: OpenReply, progressed: Progressed | None) -> messages.ToolResponse:
         """Return the answer to a call from its stream of events."""
-        answers: list[ToolResponse] = []
+        answers: list[messages.ToolResponse] = []
         failure: Exception | None = None
         broken: ExchangeBroken | None = None
         scope = trio.CancelScope()
@@ -246,9 +204,9 @@ class HttpWire:
                 return
             try:
                 value = self._event(event)
-                if type(value) is dict and value.get("type") == ToolProgress.type:
-                    message = event_in(value, (ToolProgress,))
-                    if progressed is not None and isinstance(message, ToolProgress):
+                if type(value) is dict and value.get("type") == messages.ToolProgress.type:
+                    message = event_in(value, (messages.ToolProgress,))
+                    if progressed is not None and isinstance(message, messages.ToolProgress):
                         progressed(message)
                     return
                 answers.append(response_in(value))
@@ -267,7 +225,7 @@ class HttpWire:
     async def _watch(
         self,
         context_id: str,
-        keep: trio.MemorySendChannel[AgentMessage],
+        keep: trio.MemorySendChannel[messages.AgentMessage],
         watched: HttpWatch,
         task_status: trio.TaskStatus[Exception | None],
     ) -> None:
@@ -277,7 +235,7 @@ class HttpWire:
 
         async def take(event: Event) -> None:
             if event.data or event.oversize:
-                await keep.send(event_in(self._event(event), _EVENTS))
+                await keep.send(event_in(self._event(event), messages.EVENTS))
 
         async def read(reply: OpenReply) -> None:
             nonlocal opened
@@ -290,7 +248,7 @@ class HttpWire:
 
         try:
             await self._exchange(sent, read)
-        except (AgentToolsError, InvalidReply, ConnectionLost, AuthorizationError) as error:
+        except (errors.AgentToolsError, InvalidReply, ConnectionLost, AuthorizationError) as error:
             if not opened:
                 task_status.started(error)
             watched.failure = error
@@ -301,24 +259,24 @@ class HttpWire:
         if event.oversize is not None:
             raise InvalidReply(f"the service sent an event of more than {self._sizes.max_message} bytes")
         try:
-            return read_value(event.data)
-        except MalformedMessage as error:
+            return messages.read_value(event.data)
+        except errors.MalformedMessage as error:
             raise InvalidReply(f"the service sent an event that cannot be read: {error.message}") from None
 
 
 @attrs.define(eq=False)
-class HttpWatch(trio.abc.ReceiveChannel[AgentMessage]):
+class HttpWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
     """The events of one context. Nothing is read ahead but one event.
 
     Attributes:
         failure: raised after the last event, unless that is a `ContextDestroyed`; None while more may arrive.
     """
 
-    _events: trio.MemoryReceiveChannel[AgentMessage]
+    _events: trio.MemoryReceiveChannel[messages.AgentMessage]
     failure: Exception | None = attrs.field(init=False, default=None)
     _destroyed: bool = attrs.field(init=False, default=False)
 
-    async def receive(self) -> AgentMessage:
+    async def receive(self) -> messages.AgentMessage:
         """Wait for the next event. Cancelling this loses nothing."""
         if self._destroyed:
             await trio.lowlevel.checkpoint()
@@ -329,7 +287,7 @@ class HttpWatch(trio.abc.ReceiveChannel[AgentMessage]):
             if self.failure is not None:
                 raise self.failure from None
             raise
-        self._destroyed = isinstance(event, ContextDestroyed)
+        self._destroyed = isinstance(event, messages.ContextDestroyed)
         return event
 
     async def aclose(self) -> None:
@@ -337,34 +295,34 @@ class HttpWatch(trio.abc.ReceiveChannel[AgentMessage]):
         await self._events.aclose()
 
 
-def _sent(message: AgentMessage) -> _Sent:
+def _sent(message: messages.AgentMessage) -> _Sent:
     """Return the request of HTTP that a message is."""
     match message:
-        case ContextCreate():
+        case messages.ContextCreate():
             return _Sent("POST", "/contexts", _body(message))
-        case ContextRead():
+        case messages.ContextRead():
             return _Sent("GET", f"/contexts/{_part(message.context_id)}", repeatable=True)
-        case ContextUpdate():
+        case messages.ContextUpdate():
             headers = {"content-type": _MERGE_PATCH}
             if message.version is not None:
                 headers["if-match"] = f'"{message.version}"'
             return _Sent("PATCH", f"/contexts/{_part(message.context_id)}", encode(message.updates), headers)
-        case ContextDestroy():
+        case messages.ContextDestroy():
             path = "/contexts" if message.context_id is None else f"/contexts/{_part(message.context_id)}"
             query = _query(session_id=message.session_id, reason=message.reason)
             return _Sent("DELETE", path + query, repeatable=True)
-        case ListTools():
+        case messages.ListTools():
             path = "/tools" if message.name is None else f"/tools/{_part(message.name)}"
             return _Sent("GET", path + _query(version=message.version), repeatable=True)
-        case RegisterTool():
+        case messages.RegisterTool():
             return _Sent("POST", "/tools/register", encode(message.tool))
-        case RemoveTool():
+        case messages.RemoveTool():
             return _Sent("DELETE", f"/tools/{_part(message.name)}{_query(version=message.version)}")
     raise LocalError(f"{message.type} has no request over HTTP")
 
 
-def _body(message: AgentMessage) -> bytes:
-    value = as_json(message)
+def _body(message: messages.AgentMessage) -> bytes:
+    value = messages.as_json(message)
     del value["type"]
     return encode(value)
 
@@ -383,7 +341,7 @@ def _query(**members: str | None) -> str:
 
 def _refused(reply: OpenReply) -> Exception:
     """Return the error for a reply without a message of the protocol."""
-    cls = _OF_STATUS.get(reply.status)
+    cls = errors.ERRORS_BY_HTTP_STATUS.get(reply.status)
     return InvalidReply(reply.refusal()) if cls is None else cls(reply.refusal(), retry_after=reply.retry_after)
 
 

@@ -15,15 +15,8 @@ import trio
 
 from trimcp.agent_tools.client.connection import MAX_ROUNDS, AgentConnection, OnInput, opened_wire, target_of
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, NotSent, Progressed, ProviderStream
+from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ContextRead,
-    ListTools,
-    ProvideTools,
-    ToolRequest,
-    ToolResponse,
-)
 from trimcp.cleaning import one_line
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.nurseries import open_service_nursery
@@ -37,7 +30,7 @@ PASSING: Final = (ConnectionLost, InvalidReply, Draining, TooMuch, ProviderGone)
 
 _LONGEST_WAIT: Final = 60.0  # seconds that a service may ask us to wait
 _LONGEST: Final = 500
-_REPEATED: Final = (ListTools, ContextRead)
+_REPEATED: Final = (messages.ListTools, messages.ContextRead)
 
 _log = logging.getLogger("trimcp.agent_tools")
 
@@ -167,8 +160,8 @@ class SupervisedWire:
 
     # The AgentWire
 
-    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
-        async def ask(wire: AgentWire) -> ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
+        async def ask(wire: AgentWire) -> messages.ToolResponse:
             response = await wire.call(request, progressed)
             error = None if response.error is None else error_from(response.error)
             if isinstance(error, Draining) and error.not_started:
@@ -177,15 +170,15 @@ class SupervisedWire:
 
         return await self._asked(ask, again=False)
 
-    async def ask(self, message: AgentMessage) -> AgentMessage:
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         return await self._asked(lambda wire: wire.ask(message), again=isinstance(message, _REPEATED))
 
     @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[AgentMessage]]:
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         async with (await self._connected()).watching(context_id) as events:
             yield events
 
-    def providing(self, offer: ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
+    def providing(self, offer: messages.ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
         raise LocalError("tools are provided by provide(), which opens its connection again by itself")
 
     async def wait_lost(self) -> None:

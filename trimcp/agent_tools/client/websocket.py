@@ -27,32 +27,7 @@ from trimcp.agent_tools.client.wire import (
     event_in,
     response_in,
 )
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    Draining,
-    MalformedMessage,
-    NotAllowed,
-    TooMuch,
-    Unauthenticated,
-    error_from,
-)
-from trimcp.agent_tools.messages.messages import (
-    AgentMessage,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUnwatch,
-    ContextUpdate,
-    ContextWatch,
-    ErrorMessage,
-    ProvideTools,
-    ToolCancel,
-    ToolProgress,
-    ToolRequest,
-    ToolResponse,
-    ToolsRegistered,
-    encode_message,
-)
+from trimcp.agent_tools.messages import errors, messages
 from trimcp.channel import Kind, Outgoing
 from trimcp.cleaning import one_line
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
@@ -77,11 +52,9 @@ _WATCH_BYTES: Final = 1024 * 1024
 _REQUESTS: Final = 1_024  # tool requests and bytes of them that wait for a provider, before more are refused
 _REQUEST_BYTES: Final = 16 * 1024 * 1024
 _LONGEST: Final = 200
-_EVENTS: Final = (ContextState, ContextUpdate, ContextDestroyed)
 
-_OF_STATUS: Final[dict[int, type[AgentToolsError]]] = {
-    cls.http_status: cls for cls in (Unauthenticated, NotAllowed, TooMuch, Draining)
-}
+_REFUSALS: Final = (errors.Unauthenticated, errors.NotAllowed, errors.TooMuch, errors.Draining)
+"""What a service answers to a handshake; any other status may be that of a proxy while it is away."""
 
 _log = logging.getLogger("trimcp.agent_tools")
 
@@ -141,13 +114,13 @@ def _refused(error: ConnectionLost) -> Exception:
         return error
     head, _, body = failure.answer.partition(b"\r\n\r\n")
     status = head.split(b" ", 2)[1] if head.startswith(b"HTTP/1.1 ") else b""
-    cls = _OF_STATUS.get(int(status)) if status.isdigit() else None
+    cls = next((each for each in _REFUSALS if b"%d" % each.http_status == status), None)
     try:
         value = orjson.loads(body)
     except ValueError:
         value = None
-    if type(value) is dict and value.get("type") == ErrorMessage.type:
-        return error_from(value.get("error"))
+    if type(value) is dict and value.get("type") == messages.ErrorMessage.type:
+        return errors.error_from(value.get("error"))
     return error if cls is None else cls(str(error))
 
 
@@ -200,7 +173,7 @@ class WebSocketWire:
 
     # The AgentWire
 
-    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`. If cancelled, a request that was not sent yet is withdrawn."""
         request = attrs.evolve(request, progress=None if progressed is None else True)
         asked = _Asked(progressed)
@@ -210,7 +183,7 @@ class WebSocketWire:
             waits = asked.sent and not asked.settled.is_set()
             if waits and not self._outbox.withdraw(request.request_id):
                 self.post(
-                    ToolCancel(
+                    messages.ToolCancel(
                         request_id=request.request_id,
                         context_id=request.context_id,
                         reason=cancellation_text(cancelled),
@@ -219,12 +192,12 @@ class WebSocketWire:
             raise
         return response_in(value)
 
-    async def ask(self, message: AgentMessage) -> AgentMessage:
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
         return answer_in(await self._answer(message, self._new_id(message), _Asked()), message)
 
     @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[AgentMessage]]:
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         """See `AgentWire.watching`. A slow reader gets a state, asked for when it reads, in place of what it missed."""
         watch = WebSocketWatch(self, context_id)
         watches = self._watches.setdefault(context_id, [])
@@ -232,9 +205,9 @@ class WebSocketWire:
         watches.append(watch)
         try:
             if first:
-                message = ContextWatch(context_id=context_id)
+                message = messages.ContextWatch(context_id=context_id)
                 value = await self._answer(message, self._new_id(message), _Asked(watch=watch))
-                event_in(value, (ContextState,))
+                event_in(value, (messages.ContextState,))
             else:
                 watch.begun = watch.missed = True
             yield watch
@@ -243,18 +216,18 @@ class WebSocketWire:
             if not watches:
                 self._watches.pop(context_id, None)
                 if not watch.over:
-                    self.post(ContextUnwatch(context_id=context_id))
+                    self.post(messages.ContextUnwatch(context_id=context_id))
             watch.end(trio.ClosedResourceError("the block of this watch was left"))
 
     @asynccontextmanager
-    async def providing(self, offer: ProvideTools) -> AsyncIterator[WebSocketProviderStream]:
+    async def providing(self, offer: messages.ProvideTools) -> AsyncIterator[WebSocketProviderStream]:
         """See `AgentWire.providing`. The tools are withdrawn when the connection is closed."""
         if self._stream is not None:
             raise LocalError("this connection provides tools already")
         stream = self._stream = WebSocketProviderStream(self._outbox)
         try:
             registered = await self.ask(offer)
-            assert isinstance(registered, ToolsRegistered)
+            assert isinstance(registered, messages.ToolsRegistered)
             stream.registered = registered
             yield stream
         finally:
@@ -264,14 +237,14 @@ class WebSocketWire:
         """Wait until the connection is lost."""
         await self._ended.wait()
 
-    def _new_id(self, message: AgentMessage) -> str:
+    def _new_id(self, message: messages.AgentMessage) -> str:
         id = f"ask-{next(self._numbers)}"
         message.request_id = id
         return id
 
-    async def _answer(self, message: AgentMessage, id: str, asked: _Asked) -> Any:
+    async def _answer(self, message: messages.AgentMessage, id: str, asked: _Asked) -> Any:
         """Send a message, and wait for the JSON value that answers it."""
-        data = encode_message(message)
+        data = messages.encode_message(message)
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._outbox.room()
         if self.lost is not None:
@@ -286,10 +259,10 @@ class WebSocketWire:
         finally:
             del self._asked[id]
 
-    def post(self, message: AgentMessage) -> None:
+    def post(self, message: messages.AgentMessage) -> None:
         """Send a message without an answer; never waits."""
-        kind = Kind.REPLY if isinstance(message, ToolResponse | ErrorMessage) else Kind.NOTIFICATION
-        self._outbox.post(Outgoing(encode_message(message), kind))
+        kind = Kind.REPLY if isinstance(message, messages.ToolResponse | messages.ErrorMessage) else Kind.NOTIFICATION
+        self._outbox.post(Outgoing(messages.encode_message(message), kind))
 
     def check(self) -> None:
         """Raise if the connection is lost."""
@@ -346,33 +319,35 @@ class WebSocketWire:
             raise InvalidReply(value.message if isinstance(value, Malformed) else "a message is a JSON object")
         kind, id = value.get("type"), value.get("request_id")
         asked = self._asked.get(id) if type(id) is str else None
-        if kind in (ToolRequest.type, ToolCancel.type):
+        if kind in (messages.ToolRequest.type, messages.ToolCancel.type):
             self._take_request(value, size)
-        elif kind == ToolProgress.type:
+        elif kind == messages.ToolProgress.type:
             self._take_progress(value, asked)
         elif asked is not None and not asked.settled.is_set():
             asked.settle(value)
-            if asked.watch is not None and kind == ContextState.type:
+            if asked.watch is not None and kind == messages.ContextState.type:
                 self._take_event(value, size, [asked.watch])
-        elif kind in (ContextState.type, ContextUpdate.type, ContextDestroyed.type):
+        elif kind in (messages.ContextState.type, messages.ContextUpdate.type, messages.ContextDestroyed.type):
             context = value.get("context_id")
             self._take_event(value, size, self._watches.get(context, []) if type(context) is str else [])
-        elif kind == ErrorMessage.type:
-            _log.warning("the service reports an error: %s", one_line(str(error_from(value.get("error"))), _LONGEST))
+        elif kind == messages.ErrorMessage.type:
+            _log.warning(
+                "the service reports an error: %s", one_line(str(errors.error_from(value.get("error"))), _LONGEST)
+            )
 
     def _take_progress(self, value: dict[str, Any], asked: _Asked | None) -> None:
         if asked is None or asked.progressed is None or asked.settled.is_set():
             return
         try:
-            progress = event_in(value, (ToolProgress,))
-            assert isinstance(progress, ToolProgress)
+            progress = event_in(value, (messages.ToolProgress,))
+            assert isinstance(progress, messages.ToolProgress)
             asked.progressed(progress)
         except Exception as error:  # it is malformed, or the callback failed: the call's failure
             asked.settle(None, error)
 
     def _take_event(self, value: dict[str, Any], size: int, watches: list[WebSocketWatch]) -> None:
         try:
-            event = event_in(value, _EVENTS)
+            event = event_in(value, messages.EVENTS)
         except InvalidReply as error:
             for watch in watches:
                 watch.end(error)
@@ -383,22 +358,22 @@ class WebSocketWire:
     def _take_request(self, value: dict[str, Any], size: int) -> None:
         """Queue a request for the provider's tools; one that cannot be taken is answered."""
         try:
-            message = event_in(value, (ToolRequest, ToolCancel))
+            message = event_in(value, (messages.ToolRequest, messages.ToolCancel))
         except InvalidReply as error:
             id = value.get("request_id")
-            refused = MalformedMessage(str(error)).body()
-            self.post(ErrorMessage(request_id=id if type(id) is str and id else None, error=refused))
+            refused = errors.MalformedMessage(str(error)).body()
+            self.post(messages.ErrorMessage(request_id=id if type(id) is str and id else None, error=refused))
             return
-        assert isinstance(message, ToolRequest | ToolCancel)
+        assert isinstance(message, messages.ToolRequest | messages.ToolCancel)
         if self._stream is not None and self._stream.put(message, size):
             return
-        if isinstance(message, ToolRequest):
-            full = TooMuch("too many requests wait for this provider").body()
-            self.post(ToolResponse(request_id=message.request_id, status="error", error=full))
+        if isinstance(message, messages.ToolRequest):
+            full = errors.TooMuch("too many requests wait for this provider").body()
+            self.post(messages.ToolResponse(request_id=message.request_id, status="error", error=full))
 
 
 @attrs.define(eq=False, repr=False)
-class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
+class WebSocketWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
     """The events of one context.
 
     When 256 events or a mebibyte of them wait they are dropped. The reader, when it comes, asks for the state instead.
@@ -414,18 +389,18 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
     begun: bool = attrs.field(init=False, default=False)
     missed: bool = attrs.field(init=False, default=False)
     over: bool = attrs.field(init=False, default=False)
-    _events: deque[tuple[AgentMessage, int]] = attrs.field(init=False, factory=deque)
+    _events: deque[tuple[messages.AgentMessage, int]] = attrs.field(init=False, factory=deque)
     _bytes: int = attrs.field(init=False, default=0)
     _end: Exception | None = attrs.field(init=False, default=None)
     _known: int = attrs.field(init=False, default=-1)
     _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
-    def put(self, event: AgentMessage, size: int) -> None:
+    def put(self, event: messages.AgentMessage, size: int) -> None:
         """Queue an event that arrived."""
-        self.begun = self.begun or not isinstance(event, ContextUpdate)
+        self.begun = self.begun or not isinstance(event, messages.ContextUpdate)
         if self._end is not None or not self.begun:
             return
-        if isinstance(event, ContextDestroyed):
+        if isinstance(event, messages.ContextDestroyed):
             self.over, self.missed = True, False  # there is no state any more that could be asked for
             self._end = trio.EndOfChannel()
         elif self._events and (len(self._events) >= _WATCH_EVENTS or self._bytes + size > _WATCH_BYTES):
@@ -443,7 +418,7 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
             self._end = error
             self._reader.unpark_all()
 
-    async def receive(self) -> AgentMessage:
+    async def receive(self) -> messages.AgentMessage:
         """Wait for the next event. Cancelling this loses nothing."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
@@ -462,12 +437,12 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 raise self._end
 
-    async def _state(self) -> AgentMessage | None:
+    async def _state(self) -> messages.AgentMessage | None:
         """Ask for the state in place of what was missed; None if the context was destroyed meanwhile."""
         self.missed = False  # updates after it are queued again
         try:
-            return await self._wire.ask(ContextRead(context_id=self._context_id))
-        except AgentToolsError:
+            return await self._wire.ask(messages.ContextRead(context_id=self._context_id))
+        except errors.AgentToolsError:
             if self.over:
                 return None
             raise
@@ -475,12 +450,12 @@ class WebSocketWatch(trio.abc.ReceiveChannel[AgentMessage]):
             self.missed = not self.over
             raise
 
-    def _is_news(self, event: AgentMessage) -> bool:
+    def _is_news(self, event: messages.AgentMessage) -> bool:
         """Whether an update is not part of a state that the reader was given already."""
-        return not isinstance(event, ContextUpdate) or event.version is None or event.version > self._known
+        return not isinstance(event, messages.ContextUpdate) or event.version is None or event.version > self._known
 
-    def _given(self, event: AgentMessage) -> AgentMessage:
-        if isinstance(event, ContextState | ContextUpdate) and event.version is not None:
+    def _given(self, event: messages.AgentMessage) -> messages.AgentMessage:
+        if isinstance(event, messages.ContextState | messages.ContextUpdate) and event.version is not None:
             self._known = event.version
         return event
 
@@ -496,19 +471,19 @@ class WebSocketProviderStream(ProviderStream):
     """A `ProviderStream` over the connection. Requests beyond 1,024 that wait, or 16 MiB of them, are refused."""
 
     _outbox: Outbox
-    registered: ToolsRegistered = attrs.field(init=False)
-    _requests: deque[tuple[ToolRequest | ToolCancel, int]] = attrs.field(init=False, factory=deque)
+    registered: messages.ToolsRegistered = attrs.field(init=False)
+    _requests: deque[tuple[messages.ToolRequest | messages.ToolCancel, int]] = attrs.field(init=False, factory=deque)
     _bytes: int = attrs.field(init=False, default=0)
     _end: Exception | None = attrs.field(init=False, default=None)
     _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
-    def put(self, message: ToolRequest | ToolCancel, size: int) -> bool:
+    def put(self, message: messages.ToolRequest | messages.ToolCancel, size: int) -> bool:
         """Queue a message; return False if there are too many. A cancellation of a waiting request drops that."""
         if self._end is not None:
             return False
-        if isinstance(message, ToolCancel):
+        if isinstance(message, messages.ToolCancel):
             for waiting in self._requests:
-                if isinstance(waiting[0], ToolRequest) and waiting[0].request_id == message.request_id:
+                if isinstance(waiting[0], messages.ToolRequest) and waiting[0].request_id == message.request_id:
                     self._requests.remove(waiting)
                     self._bytes -= waiting[1]
                     return True
@@ -526,7 +501,7 @@ class WebSocketProviderStream(ProviderStream):
             self._requests.clear()
             self._reader.unpark_all()
 
-    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
+    async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
         """See `ProviderStream.receive`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while not self._requests:

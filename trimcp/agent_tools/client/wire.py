@@ -16,31 +16,8 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
+from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
-from trimcp.agent_tools.messages.messages import (
-    MESSAGES,
-    AgentMessage,
-    ContextCreate,
-    ContextDestroy,
-    ContextDestroyed,
-    ContextRead,
-    ContextState,
-    ContextUpdate,
-    ErrorMessage,
-    ListTools,
-    MessageT,
-    ProvideTools,
-    RegisterTool,
-    RemoveTool,
-    ToolCancel,
-    ToolList,
-    ToolProgress,
-    ToolRemoved,
-    ToolRequest,
-    ToolResponse,
-    ToolsRegistered,
-    read_as,
-)
 from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
@@ -54,19 +31,8 @@ if TYPE_CHECKING:
 SCHEMES: Final = ("http", "https", "http+unix", "ws", "wss", "ws+unix", "grpc", "grpcs")
 """Of the URL of a service."""
 
-Progressed: TypeAlias = Callable[[ToolProgress], object]
+Progressed: TypeAlias = Callable[[messages.ToolProgress], object]
 """Called with the progress of a call. It never waits."""
-
-_ANSWERS: Final[Mapping[type[AgentMessage], type[AgentMessage]]] = {
-    ContextCreate: ContextState,
-    ContextRead: ContextState,
-    ContextUpdate: ContextUpdate,
-    ContextDestroy: ContextDestroyed,
-    ListTools: ToolList,
-    RegisterTool: ToolsRegistered,
-    RemoveTool: ToolRemoved,
-    ProvideTools: ToolsRegistered,
-}
 
 
 class NotSent(ConnectionLost):
@@ -85,7 +51,7 @@ class AgentWire(Protocol):
         LocalError: the message cannot be sent over this transport; nothing was sent.
     """
 
-    async def call(self, request: ToolRequest, progressed: Progressed | None) -> ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """Call a tool and return the answer, whatever its status, also one that no specification has.
 
         The request's `request_id` is unique among the calls under way over this wire in its context.
@@ -96,14 +62,14 @@ class AgentWire(Protocol):
         """
         ...
 
-    async def ask(self, message: AgentMessage) -> AgentMessage:
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """Send a message that is no call and opens no stream; return its answer, as `answer_in` has it.
 
         A `request_id` is the wire's own: the message has none.
         """
         ...
 
-    def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[AgentMessage]]:
+    def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         """Watch a context: a `ContextState` first, then `ContextUpdate`, or `ContextState` in place of several updates.
 
         The channel ends after `ContextDestroyed`. A slow reader makes the service wait, or gets a state in place
@@ -111,7 +77,7 @@ class AgentWire(Protocol):
         """
         ...
 
-    def providing(self, offer: ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
+    def providing(self, offer: messages.ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
         """Offer tools and yield the stream on which they are called.
 
         They are withdrawn when the connection is closed at the latest: a wire that provides is left with its stream.
@@ -132,10 +98,10 @@ class ProviderStream(Sink):
         registered: what the service made of the offer.
     """
 
-    registered: ToolsRegistered
+    registered: messages.ToolsRegistered
 
     @abstractmethod
-    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
+    async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
         """Wait for the next message; return it and its bytes.
 
         Raises:
@@ -208,50 +174,50 @@ class AgentTarget:
 # Reading answers
 
 
-def response_in(value: Any) -> ToolResponse:
+def response_in(value: Any) -> messages.ToolResponse:
     """Return the answer to a call, from its JSON value. A status that no specification has is left as it is.
 
     Raises:
         AgentToolsError: it is an error without a status.
         InvalidReply: it is no answer to a call.
     """
-    if type(value) is dict and value.get("type") == ToolResponse.type and type(value.get("status")) is str:
+    if type(value) is dict and value.get("type") == messages.ToolResponse.type and type(value.get("status")) is str:
         status = value["status"]
-        response = _read(ToolResponse, {**value, "status": "success"})
+        response = _read(messages.ToolResponse, {**value, "status": "success"})
         response.status = status
         return response
     raise _failure(value)
 
 
-def answer_in(value: Any, asked: AgentMessage) -> AgentMessage:
+def answer_in(value: Any, asked: messages.AgentMessage) -> messages.AgentMessage:
     """Return the answer to a message that is no call, from its JSON value.
 
     Raises:
         AgentToolsError: the answer is an error.
         InvalidReply: it is no answer to such a message.
     """
-    wanted = _ANSWERS[type(asked)]
+    wanted = messages.MESSAGES[asked.answer]
     if type(value) is dict and value.get("type") == wanted.type:
         return _read(wanted, value)
     raise _failure(value)
 
 
-def event_in(value: Any, wanted: tuple[type[AgentMessage], ...]) -> AgentMessage:
+def event_in(value: Any, wanted: tuple[type[messages.AgentMessage], ...]) -> messages.AgentMessage:
     """Return a message that is one of these, from its JSON value. Raises as `answer_in`."""
-    found = MESSAGES.get(value["type"]) if type(value) is dict and type(value.get("type")) is str else None
+    found = messages.MESSAGES.get(value["type"]) if type(value) is dict and type(value.get("type")) is str else None
     if found in wanted and found is not None:
         return _read(found, value)
     raise _failure(value)
 
 
 def _failure(value: Any) -> Exception:
-    if type(value) is dict and value.get("type") in (ErrorMessage.type, ToolResponse.type):
+    if type(value) is dict and value.get("type") in (messages.ErrorMessage.type, messages.ToolResponse.type):
         return error_from(value.get("error"))
     return InvalidReply("the service's answer is none of the protocol's messages, or not the one that was asked for")
 
 
-def _read(cls: type[MessageT], value: dict[str, Any]) -> MessageT:
+def _read(cls: type[messages.MessageT], value: dict[str, Any]) -> messages.MessageT:
     try:
-        return read_as(cls, value)
+        return messages.read_as(cls, value)
     except MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None

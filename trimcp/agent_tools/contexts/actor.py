@@ -27,14 +27,7 @@ from trimcp.agent_tools.contexts.saving import Applied, Saver, UnsavedUpdate
 from trimcp.agent_tools.contexts.shares import ContextShare
 from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext
 from trimcp.agent_tools.contexts.watching import WatchChannel
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    ContextGone,
-    Draining,
-    RequestUnderWay,
-    TooMuch,
-    VersionConflict,
-)
+from trimcp.agent_tools.messages import errors
 from trimcp.containment import named
 from trimcp.errors import LocalError
 from trimcp.session.agent_context import ContextEvent
@@ -252,7 +245,7 @@ class ContextActor:
     def _change_soon(self, updates: Mapping[str, Any], version: int | None) -> UnsavedUpdate:
         unsaved, before = self._unsaved or (), self._newest_size
         if len(unsaved) >= self._shared.limits.max_unsaved:
-            raise TooMuch(f"{len(unsaved):,} updates of the context wait for the store", retry_after=1)
+            raise errors.TooMuch(f"{len(unsaved):,} updates of the context wait for the store", retry_after=1)
         result = self._merged(self._state if self._newest is None else self._newest, before, updates, version)
         memory = _OF_UNSAVED + result.patch + OF_MEMBER * result.patch_members
         copied = _COPIES * OF_MEMBER * (result.members - (0 if self._newest is None else before.members))
@@ -286,7 +279,7 @@ class ContextActor:
             raise self._gone()
         if version is not None and version != self.newest_version:
             newest = self.newest_version
-            raise VersionConflict(f"the context has version {newest}", {"version": newest})
+            raise errors.VersionConflict(f"the context has version {newest}", {"version": newest})
         return patched(state, size, updates, self._shared.bounds)
 
     def _admit(self, result: Patched, before: StateSize, more: int = 0) -> None:
@@ -294,7 +287,7 @@ class ContextActor:
         growth = result.size - before.size + OF_MEMBER * (result.members - before.members) + more
         if growth > 0 and not self.share.holding.fits(growth):
             self.share.holding.refuse("context")
-            raise TooMuch("the server has no memory for a larger state", retry_after=self._shared.limits.idle)
+            raise errors.TooMuch("the server has no memory for a larger state", retry_after=self._shared.limits.idle)
         self.hold(growth)
         self.used()
 
@@ -348,7 +341,7 @@ class ContextActor:
         if self._ended is not None:
             raise self._gone()
         if request_id in self.calls:
-            raise RequestUnderWay("a request with this request_id is under way in the context")
+            raise errors.RequestUnderWay("a request with this request_id is under way in the context")
         self.calls[request_id] = call  # while it is under way, the context is in use
         if self.fresh:
             self._begin_use()
@@ -386,7 +379,7 @@ class ContextActor:
         if watches is None:
             watches = self._watches = []
         if len(watches) >= self._shared.limits.max_watchers:
-            raise TooMuch(f"the context has {len(watches)} watchers")
+            raise errors.TooMuch(f"the context has {len(watches)} watchers")
         watches.append(watch)
         if self.fresh:
             self._begin_use()
@@ -474,10 +467,10 @@ class ContextActor:
         assert self._over is not None
         self._over.set()
 
-    def _gone(self) -> AgentToolsError:
+    def _gone(self) -> errors.AgentToolsError:
         if self._kept_on:
-            return Draining("the service is shutting down")
-        return ContextGone("the context has ended", {"reason": self._ended})
+            return errors.Draining("the service is shutting down")
+        return errors.ContextGone("the context has ended", {"reason": self._ended})
 
     def _time_passed(self) -> None:
         now = trio.current_time()
@@ -581,10 +574,10 @@ class ContextActor:
 
     def not_kept(self) -> bool:
         """Forget the updates that the store does not have: it failed. Return whether to write the context again."""
-        self._fail_unsaved(lambda: AgentToolsError("the service could not keep the update; nothing was changed"))
+        self._fail_unsaved(lambda: errors.AgentToolsError("the service could not keep the update; nothing was changed"))
         return self._ended is None
 
-    def _fail_unsaved(self, error: Callable[[], AgentToolsError]) -> None:
+    def _fail_unsaved(self, error: Callable[[], errors.AgentToolsError]) -> None:
         newest, unsaved = self._newest_size, self._unsaved
         self._none_waits()
         self.hold(self._size.size - newest.size + OF_MEMBER * (self._size.members - newest.members))

@@ -20,15 +20,7 @@ from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, MAX_DEPTH, StateBo
 from trimcp.agent_tools.contexts.saving import Saver
 from trimcp.agent_tools.contexts.shares import ContextShare, ShareKey, share_of
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    ContextGone,
-    Draining,
-    MalformedMessage,
-    NameTaken,
-    TooMuch,
-    UnknownContext,
-)
+from trimcp.agent_tools.messages import errors
 from trimcp.budget import Budget
 from trimcp.cleaning import log_crash
 from trimcp.nurseries import open_service_nursery
@@ -201,7 +193,7 @@ class ContextTable:
         await trio.lowlevel.checkpoint_if_cancelled()
         actor = self.get(owner, id) or await self._seek(owner, id, address)
         if actor is None:
-            raise UnknownContext("there is no such context")
+            raise errors.UnknownContext("there is no such context")
         return actor
 
     async def find_or_make(
@@ -226,7 +218,7 @@ class ContextTable:
         actor = self.get(owner, id) or await self._seek(owner, id, address)
         if actor is None:
             if is_minted(id):
-                raise UnknownContext("there is no such context")
+                raise errors.UnknownContext("there is no such context")
             actor = self._make(owner, checked_id(id), None, None, None, permissions, address)
         return actor
 
@@ -263,18 +255,18 @@ class ContextTable:
         if id is None:
             id = _MINTED + secrets.token_urlsafe(_RANDOM)
         elif is_minted(checked_id(id)):
-            raise MalformedMessage(f"ids that begin with {_MINTED} are given by the service")
+            raise errors.MalformedMessage(f"ids that begin with {_MINTED} are given by the service")
         else:
             while (ending := self._ending.get((owner, id))) is not None:
                 await ending.wait_over()
             self._forget_gone((owner, id))
             if (self._find(owner, id) or await self._seek(owner, id, address)) is not None:
-                raise NameTaken("there is a context with this id")
+                raise errors.NameTaken("there is a context with this id")
         actor = self._make(owner, id, state, ttl, session, permissions, address)
         if self.durable:
             try:
                 await actor.save()
-            except AgentToolsError:
+            except errors.AgentToolsError:
                 self._end(actor, "the service could not keep it")
                 raise
         return actor
@@ -287,9 +279,9 @@ class ContextTable:
             if actor is not None:
                 return actor
             if not self._open:
-                raise Draining("the service is shutting down")
+                raise errors.Draining("the service is shutting down")
             if key in self._gone or key in self._ending:
-                raise ContextGone("the context has ended", {"reason": self._why_gone(key)})
+                raise errors.ContextGone("the context has ended", {"reason": self._why_gone(key)})
             loading = self._loading.get(key)
             if loading is not None:
                 await loading.wait()
@@ -311,14 +303,14 @@ class ContextTable:
         try:
             async with turns, self._reads:
                 if not self._open:
-                    raise Draining("the service is shutting down")
+                    raise errors.Draining("the service is shutting down")
                 try:
                     yield
                 except Exception as error:  # whatever the store raises
                     if not self._unreadable:
                         self._unreadable = True
                         log_crash(log, error, "the store of contexts cannot be read")
-                    raise AgentToolsError("the service could not read the context") from error
+                    raise errors.AgentToolsError("the service could not read the context") from error
                 self._unreadable = False
         finally:
             if not turns.locked():
@@ -340,7 +332,7 @@ class ContextTable:
     def _revive(self, kept: KeptContext) -> ContextActor:
         """Make an actor of what the store had."""
         if not self._open:
-            raise Draining("the service is shutting down")
+            raise errors.Draining("the service is shutting down")
         state = dict(kept.state)
         # Larger bounds than those of now may have held when it was written: it is kept, and may only shrink.
         size = size_of(state, StateBounds(self._bounds.size * 64, MAX_DEPTH, self._bounds.members * 64))
@@ -369,11 +361,11 @@ class ContextTable:
     ) -> ContextActor:
         """Make a new context, after all checks. Nothing waits between these and the end of this."""
         if not self._open:
-            raise Draining("the service is shutting down")
+            raise errors.Draining("the service is shutting down")
         if self._find(owner, id) is not None:
-            raise NameTaken("there is a context with this id")
+            raise errors.NameTaken("there is a context with this id")
         if ttl is not None and (not ttl > 0):
-            raise MalformedMessage("`ttl` is a number of seconds greater than 0")
+            raise errors.MalformedMessage("`ttl` is a number of seconds greater than 0")
         share = share_of(owner, address)
         self._check_room(owner, share)
         first: dict[str, Any] = {}
@@ -399,13 +391,13 @@ class ContextTable:
         # Of what a store kept of callers without a principal nobody knows the addresses.
         own = (0 if share is None else share.live) + (self._stored.get(owner, 0) if owner[0] else 0)
         if own >= limits.max_per_owner:
-            raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
+            raise errors.TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
         if self._count + sum(self._stored.values()) < limits.max_contexts:
             return
         found = self._shared.shares.make_way(key[0], "context")
         if found is None:
             security_event("flood_refused", what="context", owner=key[0], why="contexts")
-            raise TooMuch("there are too many contexts", retry_after=_LATER)
+            raise errors.TooMuch("there are too many contexts", retry_after=_LATER)
         self._end(found, "its place is needed: it was never used" if found.fresh else "its place is needed by others")
 
     def _add(
@@ -427,7 +419,7 @@ class ContextTable:
             holding.refuse("context")
             if share is None:
                 holding.close()
-            raise TooMuch("the server has no memory for another context", retry_after=_LATER)
+            raise errors.TooMuch("the server has no memory for another context", retry_after=_LATER)
         if share is None:
             share = self._shares[key] = ContextShare(key, holding)
         contexts = self._owners.get(owner)
@@ -456,7 +448,7 @@ class ContextTable:
         contexts = self._owners.get(owner)
         found = [] if contexts is None else [each for each in contexts.actors.values() if each.session == session]
         if not found:
-            raise UnknownContext("there is no context of such a session")
+            raise errors.UnknownContext("there is no context of such a session")
         for actor in found:
             self._end(actor, reason)
         for actor in found:
@@ -472,7 +464,7 @@ class ContextTable:
                 async with self._reading(account):
                     kept = await self._store.load(owner, id)
                 if kept is not None and kept.state.get("session_id", id) == session:
-                    with suppress(ContextGone):  # it has ended, and the store has yet to forget it
+                    with suppress(errors.ContextGone):  # it has ended, and the store has yet to forget it
                         await self._seek(owner, id, address)
 
     def _end(self, actor: ContextActor, reason: str, *, keep: bool = False) -> None:
@@ -584,7 +576,7 @@ def checked_id(id: str) -> str:
         MalformedMessage: it is empty, too long, or has characters that cannot be printed.
     """
     if not _is_id(id):
-        raise MalformedMessage(f"a context's id is 1 to {_LONGEST_ID} printable characters")
+        raise errors.MalformedMessage(f"a context's id is 1 to {_LONGEST_ID} printable characters")
     return id
 
 

@@ -9,19 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import orjson
 
-from trimcp.agent_tools.messages.errors import (
-    AgentToolsError,
-    DeadlinePassed,
-    Draining,
-    InvalidArguments,
-    MalformedMessage,
-    NotAllowed,
-    ProviderGone,
-    RequestCancelled,
-    ToolCrashed,
-    ToolFailed,
-    TooMuch,
-)
+from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.messages import ToolRequest
 from trimcp.channel import Outgoing
 from trimcp.server.media import json_text
@@ -44,12 +32,12 @@ if TYPE_CHECKING:
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
 _dumps: Final[Callable[..., bytes]] = orjson.dumps
 
-_ELSEWHERE: Final[dict[str, type[AgentToolsError]]] = {
-    cls.code: cls for cls in (DeadlinePassed, Draining, ProviderGone)
+_ELSEWHERE: Final[dict[str, type[errors.AgentToolsError]]] = {
+    cls.code: cls for cls in (errors.DeadlinePassed, errors.Draining, errors.ProviderGone)
 }
 """What may have become of a call that another program carries out, by the reason that `entries` gives."""
 
-_ITS_OWN: Final = (ToolFailed, ToolCrashed)
+_ITS_OWN: Final = (errors.ToolFailed, errors.ToolCrashed)
 _SHORT: Final = 256  # bytes of a text that is kept as it is, rather than as its digest
 _OBJECT: Final = 600  # bytes of memory that an answer takes beside its text
 
@@ -67,7 +55,7 @@ class CallAnswer:
     """
 
     result: bytes | None = None
-    error: AgentToolsError | None = None
+    error: errors.AgentToolsError | None = None
     asks: bool = False
 
     @property
@@ -117,12 +105,12 @@ def asked_by(request: ToolRequest) -> bytes:
 def answer_to(outgoing: Outgoing, entry: ToolEntry, cancelled: str | None) -> CallAnswer:
     """Return the answer that a reply to `tools/call` is; `cancelled` is why the call was cancelled, or None."""
     if cancelled is not None:
-        return CallAnswer(error=RequestCancelled(cancelled))
+        return CallAnswer(error=errors.RequestCancelled(cancelled))
     if outgoing.error is not None:
         return CallAnswer(error=_error(outgoing))
     result: dict[str, Any] = _loads(outgoing.data)["result"]
     if result.get("isError"):
-        return CallAnswer(error=ToolFailed(_text(result.get("content", ()))))
+        return CallAnswer(error=errors.ToolFailed(_text(result.get("content", ()))))
     if result.get("resultType") == RESULT_INPUT_REQUIRED:
         asked = {"input_requests": result.get("inputRequests", {}), "request_state": result.get("requestState")}
         return CallAnswer(_dumps(asked), asks=True)
@@ -148,31 +136,33 @@ def _value_of(text: str) -> bytes:
     return _dumps(text)
 
 
-_KINDS: Final[dict[int, type[AgentToolsError]]] = {
-    FORBIDDEN: NotAllowed,
-    CANCELLED_BY_DRAIN: Draining,
-    TIMED_OUT: DeadlinePassed,
+_KINDS: Final[dict[int, type[errors.AgentToolsError]]] = {
+    FORBIDDEN: errors.NotAllowed,
+    CANCELLED_BY_DRAIN: errors.Draining,
+    TIMED_OUT: errors.DeadlinePassed,
 }
 """The errors of codes; every other one is what the tool itself answered."""
 
 
-def _error(outgoing: Outgoing) -> AgentToolsError:
+def _error(outgoing: Outgoing) -> errors.AgentToolsError:
     body = _loads(outgoing.data)["error"]
     code, message, data = outgoing.error, body["message"], body.get("data")
     facts = data if isinstance(data, dict) else {}
     if code == INVALID_PARAMS:
-        return (InvalidArguments if "problems" in facts else MalformedMessage)(message, data)
+        return (errors.InvalidArguments if "problems" in facts else errors.MalformedMessage)(message, data)
     if code == OVERLOADED:
         after = (outgoing.headers or {}).get("retry-after")
-        return TooMuch(message, retry_after=float(after) if after else 1)
+        return errors.TooMuch(message, retry_after=float(after) if after else 1)
     if code == INTERNAL_ERROR:
         kind = _ELSEWHERE.get(str(facts.get("reason")))
-        return ToolCrashed(message, data) if kind is None else kind(message)
+        return errors.ToolCrashed(message, data) if kind is None else kind(message)
     if code == MISSING_CAPABILITY:
-        return ToolFailed('the tool has a question: ask with `"statuses": "extended"` to get it as `input_required`')
+        return errors.ToolFailed(
+            'the tool has a question: ask with `"statuses": "extended"` to get it as `input_required`'
+        )
     if code == INVALID_REQUEST:
-        return ToolFailed(message)
-    return _KINDS.get(code or 0, ToolFailed)(message, data)
+        return errors.ToolFailed(message)
+    return _KINDS.get(code or 0, errors.ToolFailed)(message, data)
 
 
 def _text(content: Any) -> str:

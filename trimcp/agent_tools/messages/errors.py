@@ -244,6 +244,28 @@ ERRORS_BY_CODE: Final[dict[str, type[AgentToolsError]]] = {
 """The class of each code, in the order of the table."""
 
 
+_BY_STATUS: Final = (
+    MalformedMessage,
+    Unauthenticated,
+    NotAllowed,
+    NothingHere,
+    TooLargeMessage,
+    TooMuch,
+    DeadlinePassed,
+    RequestCancelled,
+    Draining,
+)
+
+ERRORS_BY_HTTP_STATUS: Final[dict[int, type[AgentToolsError]]] = {
+    **{cls.http_status: cls for cls in _BY_STATUS},
+    408: DeadlinePassed,
+}
+"""What a status means without the error's own text, as from a proxy in between."""
+
+ERRORS_BY_GRPC_STATUS: Final[dict[str, type[AgentToolsError]]] = {cls.grpc_status: cls for cls in _BY_STATUS}
+"""The same of gRPC."""
+
+
 def error_from(body: Any) -> AgentToolsError:
     """Return the exception for an `error` member that a service sent, whatever it holds."""
     if not isinstance(body, dict):

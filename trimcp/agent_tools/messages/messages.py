@@ -122,10 +122,14 @@ class AgentMessage:
     Attributes:
         type: the value of its member `type`.
         asks: whether it comes from the agent (or provider) and asks for something.
+        answer: the `type` of what answers it.
+        method: its method of gRPC.
     """
 
     type: ClassVar[str]
     asks: ClassVar[bool] = False
+    answer: ClassVar[str] = ""
+    method: ClassVar[str] = ""
 
     request_id: str | None
 
@@ -152,6 +156,8 @@ class ToolRequest(AgentMessage):
 
     type = "tool_request"
     asks = True
+    answer = "tool_response"
+    method = "Call"
     tool_name: str = _text("the tool's name", required=True)
     arguments: dict[str, Any] | None = _object("the tool's arguments")
     request_id: str = _text("chosen by the agent, unique among those under way in the context", required=True)
@@ -182,6 +188,8 @@ class ContextCreate(AgentMessage):
 
     type = "context_create"
     asks = True
+    answer = "context_state"
+    method = "CreateContext"
     request_id: str | None = _id()
     context_id: str | None = _context(required=False)
     state: dict[str, Any] | None = _object("its first state")
@@ -196,6 +204,8 @@ class ContextRead(AgentMessage):
 
     type = "context_read"
     asks = True
+    answer = "context_state"
+    method = "ReadContext"
     request_id: str | None = _id()
     context_id: str = _context()
 
@@ -207,6 +217,8 @@ class ContextUpdate(AgentMessage):
 
     type = "context_update"
     asks = True
+    answer = "context_update"
+    method = "UpdateContext"
     request_id: str | None = _id()
     context_id: str = _context()
     updates: dict[str, Any] = _object("a JSON merge patch (RFC 7396)", required=True)
@@ -220,6 +232,8 @@ class ContextWatch(AgentMessage):
 
     type = "context_watch"
     asks = True
+    answer = "context_state"
+    method = "WatchContext"
     request_id: str | None = _id()
     context_id: str = _context()
 
@@ -242,6 +256,8 @@ class ContextDestroy(AgentMessage):
 
     type = "context_destroy"
     asks = True
+    answer = "context_destroyed"
+    method = "DestroyContext"
     request_id: str | None = _id()
     context_id: str | None = _context(required=False)
     session_id: str | None = _text("in place of `context_id`: the session whose contexts end")
@@ -255,6 +271,8 @@ class ListTools(AgentMessage):
 
     type = "list_tools"
     asks = True
+    answer = "tools"
+    method = "ListTools"
     request_id: str | None = _id()
     name: str | None = _text("only the tools of this name, in all versions")
     version: str | None = _text("only this version")
@@ -267,6 +285,8 @@ class RegisterTool(AgentMessage):
 
     type = "register_tool"
     asks = True
+    answer = "tools_registered"
+    method = "RegisterTool"
     request_id: str | None = _id()
     tool: dict[str, Any] = _object("its manifest", required=True)
 
@@ -278,6 +298,8 @@ class RemoveTool(AgentMessage):
 
     type = "remove_tool"
     asks = True
+    answer = "tool_removed"
+    method = "RemoveTool"
     request_id: str | None = _id()
     name: str = _text("the tool's name", required=True)
     version: str | None = _text("only this version")
@@ -290,6 +312,7 @@ class ProvideTools(AgentMessage):
 
     type = "provide_tools"
     asks = True
+    answer = "tools_registered"
     request_id: str | None = _id()
     tools: list[dict[str, Any]] = _objects("their manifests", required=True)
 
@@ -388,6 +411,10 @@ class ErrorMessage(AgentMessage):
     type = "error"
     request_id: str | None = _id()
     error: dict[str, Any] = _object("`code`, `message` and perhaps `data`", required=True)
+
+
+EVENTS: Final = (ContextState, ContextUpdate, ContextDestroyed)
+"""What watchers of a context are told."""
 
 
 # Reading and writing

@@ -48,8 +48,8 @@ _OBJECT, _ANY = ".google.protobuf.Struct", ".google.protobuf.Value"
 _loads: Final = orjson.loads
 
 
-def _own_classes() -> tuple[Any, dict[str, str]]:
-    """Return the messages' classes by name, and the fields that are Struct or Value by their full names."""
+def _own_classes() -> tuple[Any, dict[str, str], dict[str, tuple[Any, Any]]]:
+    """Return the messages' classes by name, the fields that are Struct or Value by their full names, and `METHODS`."""
     file = descriptor_pb2.FileDescriptorProto.FromString(generated().DESCRIPTOR.serialized_pb)
     values: dict[str, str] = {}
     for message in file.message_type:
@@ -61,6 +61,7 @@ def _own_classes() -> tuple[Any, dict[str, str]]:
                 field.proto3_optional = True  # so that an empty one differs from none, as it does for a message
                 field.oneof_index = len(message.oneof_decl)
                 message.oneof_decl.add(name=f"_{field.name}")
+    methods = {each.name: (each.input_type, each.output_type) for each in file.service[0].method}
     del file.dependency[:], file.service[:]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -68,7 +69,8 @@ def _own_classes() -> tuple[Any, dict[str, str]]:
         message.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{message.name}"))
         for message in file.message_type
     }
-    return SimpleNamespace(**classes), values
+    named = {f".{file.package}.{name}": cls for name, cls in classes.items()}
+    return SimpleNamespace(**classes), values, {name: (named[a], named[b]) for name, (a, b) in methods.items()}
 
 
 def generated() -> Any:
@@ -76,7 +78,8 @@ def generated() -> Any:
     return import_module("trimcp.agent_tools.proto.agent_tools_pb2")
 
 
-PB, _VALUES = _own_classes()
+PB, _VALUES, METHODS = _own_classes()
+"""The classes by name; and of each method of the service the classes of a request and an answer."""
 
 
 def decode(cls: Any, payload: bytes) -> Any:
