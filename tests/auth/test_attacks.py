@@ -29,6 +29,73 @@ from trimcp.testing import ToyIssuer
 BOTH = "application/json, text/event-stream"
 
 
+# Replies of an authorization server
+
+ODD: list[Any] = [
+    *(None, True, 0, -1, 2**64, 10**400, 1e308, float("nan"), float("inf")),
+    *("", "\ud800", "a\ud800b", "\x00", "\x1b[31m", "\u00e9", "x" * 5_000),
+    *("http://[", "http://x:99999/", "https://a:b@c/", "https://\u2100.example/", "https://auth.example/\ud800"),
+    *([], {}, [[]], [None], ["S256", "\ud800"], {"a": 1}),
+]
+MEMBERS = {
+    "resource": ("resource", "authorization_servers", "scopes_supported"),
+    "metadata": (
+        *("issuer", "authorization_endpoint", "token_endpoint", "registration_endpoint", "scopes_supported"),
+        *("token_endpoint_auth_methods_supported", "code_challenge_methods_supported"),
+        *("authorization_response_iss_parameter_supported", "dpop_signing_alg_values_supported"),
+    ),
+    "registers": ("client_id", "client_secret", "client_secret_expires_at", "token_endpoint_auth_method", "scope"),
+    "tokens": ("access_token", "token_type", "scope", "refresh_token", "expires_in", "error", "error_description"),
+}
+
+
+@pytest.mark.parametrize(("where", "name"), [(where, name) for where, names in MEMBERS.items() for name in names])
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18"])
+async def test_a_reply_of_any_members_is_used_or_an_error_and_crashes_nothing(
+    where: str, name: str, revision: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for value in ODD:
+        world = World()
+        world.person.says_yes.set()
+        authority = world.authority
+        if revision == "2025-03-26":  # no metadata of the server
+            authority.resource_at, authority.issuer = None, "https://mcp.example"
+            authority.metadata_at = f"{authority.issuer}/.well-known/oauth-authorization-server"
+        authority.metadata = {"token_endpoint_auth_methods_supported": ["client_secret_basic"]}
+        authority.tokens = {"refresh_token": "r"}
+        getattr(authority, where)[name] = value
+        errors: list[str] = []
+        try:
+            async with world.oauth.connected(SERVER) as authorizer:
+                await ask(authorizer)
+                world.clock.now += 10_000
+                await ask(authorizer)
+        except AuthorizationError as error:
+            errors.append(str(error))
+        assert all(text.isprintable() for text in errors), value
+        for key in await world.oauth.store.keys():
+            kept = await world.oauth.store.load(key)
+            assert kept is not None
+            assert Credentials.from_json(kept.to_json()) == kept, value
+        assert "Traceback" not in caplog.text, value
+
+
+@pytest.mark.parametrize("where", ["tokens", "registers"])
+async def test_truth_is_no_number_of_seconds(where: str) -> None:
+    world = World()
+    world.person.says_yes.set()
+    world.authority.tokens = {"refresh_token": "r"}
+    ends = {"tokens": "expires_in", "registers": "client_secret_expires_at"}[where]
+    getattr(world.authority, where)[ends] = True
+    async with world.oauth.connected(SERVER) as authorizer:
+        await ask(authorizer)
+        world.clock.now += 100
+        assert (await authorizer.headers("POST", SERVER)) == {"authorization": "Bearer token-1"}
+        kept = await world.oauth.store.load(KEY)
+        assert kept is not None
+        assert kept.registration.expires_at is None
+
+
 # Heads
 
 

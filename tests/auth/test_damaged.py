@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from click.testing import CliRunner, Result
@@ -19,6 +22,7 @@ from hypothesis import strategies as st
 
 from tests.auth.authority import ISSUER, REDIRECT, SERVER
 from tests.auth.test_oauth import KEY, World, ask
+from trimcp.auth.browser import Browser
 from trimcp.auth.credentials import Credentials, Registration, StoreKey, Tokens
 from trimcp.auth.jose import ProofKey
 from trimcp.auth.stores import FileStore, KeyringStore
@@ -90,7 +94,20 @@ ENTRIES: dict[str, bytes] = {
     "a client as number": changed(registration={"client_id": 5}),
     "an issuer as number": changed(issuer=5),
     "a key as text": changed(proof_key="k"),
+    "half a character in what renews": tokens(refresh_token="\ud800"),
+    "half a character in the client": changed(registration={"client_id": "\ud800"}),
+    "half a character in the scopes": changed(asked=["\ud800"]),
 }
+STRANGE = [
+    "",
+    "\x00",
+    "http://[",
+    "http://x:99999/",
+    "https://\u2100.example/",
+    "https://a:b@c/",
+    "\x1b[2J",
+    "x" * 5_000,
+]
 
 
 def run(home: Path, *words: str) -> Result:
@@ -150,6 +167,37 @@ def test_one_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
     shown = run(tmp_path, "whoami")
     assert "https://other.example/mcp" in shown.output
     assert f"trimcp login {NOBODY}" in shown.output
+
+
+def test_a_token_nested_beyond_all_reading_is_listed(tmp_path: Path) -> None:
+    payload = base64.urlsafe_b64encode(b'{"sub":' + b"[" * 100_000).decode()
+    stand(tmp_path, tokens(access_token=f"e30.{payload}.x"))
+    for words in (("whoami",), ("whoami", "--json")):
+        shown = run(tmp_path, *words)
+        assert shown.exit_code == 0
+        assert NOBODY in shown.output
+
+
+@pytest.mark.parametrize("name", ["resource", "issuer", "found_at", "redirect_uri"])
+@pytest.mark.parametrize("text", STRANGE)
+async def test_an_address_that_is_none_crashes_nothing(name: str, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    whole = json.loads(GOOD.to_json())
+    whole["tokens"] = {"access_token": "old", "refresh_token": "r", "expires_at": 5.0}
+    (whole["registration"] if name == "redirect_uri" else whole)[name] = text
+    found = Credentials.from_json(json.dumps(whole))
+
+    def refuse(url: str) -> None:
+        raise AuthorizationError("nobody logs in")
+
+    for refresh_token in ("r", None):
+        world = World()
+        kept = attrs.evolve(found, tokens=attrs.evolve(found.tokens, refresh_token=refresh_token))
+        await world.oauth.store.save(KEY, kept)
+        world.oauth.user_agent = Browser(open=refuse, notify=lambda text: None)
+        async with world.oauth.connected(SERVER) as authorizer:
+            with suppress(AuthorizationError):
+                await authorizer.refused(401, {}, await authorizer.headers("POST", SERVER), 0)
+    assert "Traceback" not in caplog.text
 
 
 def test_a_machine_without_a_home_keeps_no_logins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,20 +70,38 @@ class World:
     clock: Clock = attrs.field(factory=Clock)
     person: Person = attrs.field(init=False)
     oauth: OAuth = attrs.field(init=False)
+    refused: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.person = Person(self.authority)
         self.oauth = self.make()
 
     def make(self, **more: Any) -> OAuth:
+        return OAuth(user_agent=self.person, http_client=self.web(), now=self.clock, **more)
+
+    def web(self, *, refusing: bool = False) -> httpx2.AsyncClient:
+        """Return a way to all pages, and perhaps to a server that refuses every token."""
+
         async def answer(request: httpx2.Request) -> httpx2.Response:
             await trio.lowlevel.checkpoint()
+            if refusing and str(request.url) == SERVER:
+                self.refused += 1
+                return reply(401, b"", UNAUTHORIZED)
             fetch = Fetch(str(request.url), request.method, dict(request.headers), request.content or None)
             answer = self.authority.answer(fetch)
             return reply(answer.status, answer.body, answer.headers)
 
-        web = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-        return OAuth(user_agent=self.person, http_client=web, now=self.clock, **more)
+        return httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
+
+    async def ask_who_refuses(self, requests: int) -> None:
+        """Make requests over HTTP to a server that refuses every token, each by a connection of its own."""
+        self.person.says_yes.set()
+        web = self.web(refusing=True)
+        oauth = OAuth(user_agent=self.person, http_client=web, now=self.clock)
+        for _ in range(requests):
+            with pytest.raises(AuthorizationError, match="refuses the token"):
+                async with trimcp.Client("host").connect(trimcp.http(SERVER, auth=oauth, client=web, retries=0)):
+                    pass
 
     def of(self, path: str) -> int:
         return sum(url.endswith(path) for url in self.authority.urls)

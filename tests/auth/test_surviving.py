@@ -16,7 +16,6 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-import trimcp
 from tests.auth.authority import ISSUER, SERVER, Authority, reply
 from tests.auth.test_oauth import KEY, UNAUTHORIZED, World, ask
 from trimcp.auth.credentials import Credentials, Registration, StoreKey, Tokens
@@ -466,24 +465,6 @@ def world() -> World:
 
 async def test_over_http_a_server_that_refuses_every_token_opens_two_pages(world: World) -> None:
     """The issue's own numbers: 40 requests, of which each opened two pages."""
-    world.person.says_yes.set()
-    requests = 0
-
-    async def answer(request: httpx2.Request) -> httpx2.Response:
-        nonlocal requests
-        await trio.lowlevel.checkpoint()
-        if str(request.url) == SERVER:
-            requests += 1
-            return reply(401, b"", UNAUTHORIZED)
-        fetch = Fetch(str(request.url), request.method, dict(request.headers), request.content or None)
-        answer = world.authority.answer(fetch)
-        return reply(answer.status, answer.body, answer.headers)
-
-    web = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    oauth = OAuth(user_agent=world.person, http_client=web, now=world.clock)
-    for _ in range(40):
-        with pytest.raises(AuthorizationError, match="refuses the token"):
-            async with trimcp.Client("host").connect(trimcp.http(SERVER, auth=oauth, client=web, retries=0)):
-                pass
-    assert requests >= 40
+    await world.ask_who_refuses(40)
+    assert world.refused >= 40
     assert len(world.authority.visited) == 2

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import logging
 import sys
+import weakref
 from typing import Any
 
 import attrs
@@ -122,6 +124,60 @@ async def test_no_more_refusals_are_remembered_than_tokens(published: Published)
         assert len(server._refused) == 5
 
 
+class Watched:
+    """Something that a request holds, of which it can be seen whether it is still there."""
+
+
+@pytest.mark.parametrize("status", [200, 503])
+async def test_a_refusal_keeps_nothing_of_its_request(published: Published, status: int) -> None:
+    async def show() -> weakref.ref[Watched]:
+        held = Watched()
+        await ask(server, "opaque", headers={"x-held": held})
+        return weakref.ref(held)
+
+    published.status = status
+    async with serving(published, introspection=ASKING) as server:
+        await show()
+        gc.collect()
+        gc.disable()
+        try:
+            assert (await show())() is None  # asked about, or remembered
+            server._refused.clear()
+            assert (await show())() is None
+        finally:
+            gc.enable()
+
+
+async def test_a_clock_that_is_set_back_prolongs_no_answer_about_a_token(published: Published) -> None:
+    now = Now()
+    async with serving(published, introspection=ASKING, now=now) as server:
+        assert isinstance(await ask(server, "bad"), Refused)
+        published.introspected = {**GOOD, "iat": NOW - 86_400}
+        assert isinstance(await ask(server, "good"), Principal)
+        now.now -= 3_600
+        assert isinstance(await ask(server, "bad"), Principal)  # its issuer says so by now
+        published.introspected = {"active": False}
+        now.now -= 3_600
+        assert isinstance(await ask(server, "good"), Refused)
+
+
+@pytest.mark.parametrize("name", ["sub", "client_id", "azp", "scope", "scp"])
+async def test_half_a_character_in_a_token_reaches_nobody(published: Published, name: str) -> None:
+    async with serving(published) as server:
+        said = {**PLAIN, name: ["a", "\ud800"] if name == "scp" else "a \ud800"}
+        found = await ask(server, _made({"alg": "ES256", "typ": "at+jwt", "kid": "k1"}, said, KEY))
+        if name == "sub":
+            assert isinstance(found, Refused)
+            assert found.status == 401
+        else:
+            assert isinstance(found, Principal)
+            assert found.client_id is None
+            assert found.scopes <= {"a"}
+        with_name = {**PLAIN, "name": "cut \ud83d"}  # an issuer's fault, and of no use here
+        found = await ask(server, _made({"alg": "ES256", "typ": "at+jwt", "kid": "k1"}, with_name, KEY))
+        assert isinstance(found, Principal)
+
+
 async def test_an_issuer_that_is_away_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
     slow = Slow(status=0)
     slow.may.set()
@@ -172,12 +228,13 @@ async def test_who_asked_first_may_leave_at_any_moment() -> None:
             assert (server._questions, server._asking) == ({}, {})
 
 
-async def test_a_storm_of_unknown_tokens_of_one_address_keeps_nobody_else_waiting() -> None:
+@pytest.mark.parametrize("peer", ["192.0.2.1:{}", "[2001:db8::{:x}]:1000", "[2001:db8::1:{:x}:2]:{}"])
+async def test_a_storm_of_unknown_tokens_of_one_address_keeps_nobody_else_waiting(peer: str) -> None:
     slow = Slow()
     async with serving(slow, introspection=ASKING) as server, trio.open_nursery() as nursery:
 
         async def show(number: int) -> None:
-            await ask(server, f"guess{number}", peer="192.0.2.1:1000")
+            await ask(server, f"guess{number}", peer=peer.format(number + 1, number))
 
         for number in range(200):
             nursery.start_soon(show, number)

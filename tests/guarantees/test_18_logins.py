@@ -7,22 +7,19 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 import trio
 
-import trimcp
-from tests.auth.authority import SERVER, reply
+from tests.auth.authority import SERVER
 from tests.auth.test_damaged import GOOD
 from tests.auth.test_discovery import SECRETS, Authority, login
-from tests.auth.test_oauth import KEY, UNAUTHORIZED, World
+from tests.auth.test_oauth import KEY, World
 from tests.auth.test_resource_server import NOW, Published, ask, proof, serving, token
 from tests.auth.test_surviving import Failing, Rotating, full, keep, rotating
 from tests.auth.test_tokens import ASKING, Slow
 from tests.guarantees.report import figure
 from trimcp.auth import AuthorizationError, FileStore, OAuth
 from trimcp.auth.jose import ProofKey
-from trimcp.auth.steps import Fetch
 from trimcp.auth.verifying import Replays
 from trimcp.principal import Principal
 from trimcp.transports.http.identity import Refused
@@ -136,22 +133,7 @@ async def _is_lost(world: World, oauth: OAuth) -> bool:
 
 async def test_a_server_that_refuses_every_token_opens_few_pages() -> None:
     world = World()
-    world.person.says_yes.set()
-
-    async def answer(request: httpx2.Request) -> httpx2.Response:
-        await trio.lowlevel.checkpoint()
-        if str(request.url) == SERVER:
-            return reply(401, b"", UNAUTHORIZED)
-        fetch = Fetch(str(request.url), request.method, dict(request.headers), request.content or None)
-        answer = world.authority.answer(fetch)
-        return reply(answer.status, answer.body, answer.headers)
-
-    web = httpx2.AsyncClient(transport=httpx2.MockTransport(answer))
-    oauth = OAuth(user_agent=world.person, http_client=web, now=world.clock)
-    for _ in range(40):
-        with pytest.raises(AuthorizationError):
-            async with trimcp.Client("host").connect(trimcp.http(SERVER, auth=oauth, client=web, retries=0)):
-                pass
+    await world.ask_who_refuses(40)
     pages = len(world.authority.visited)
     figure(18, "pages opened for 40 requests that are all refused", pages, 2, "", "Streamable HTTP")
     assert pages == 2

@@ -8,7 +8,7 @@ import sys
 import webbrowser
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
@@ -78,8 +78,9 @@ class Browser(UserAgent):
         """Listen on a port of this machine for as long as the block runs."""
         port = self.port
         if not port and preferred is not None:
-            parts = urlsplit(preferred)
-            port = (parts.port or 0) if (parts.hostname, parts.path) == (self.host, _PATH) else 0
+            with suppress(ValueError):  # of a damaged file
+                parts = urlsplit(preferred)
+                port = (parts.port or 0) if (parts.hostname, parts.path) == (self.host, _PATH) else 0
         try:
             listeners = await trio.open_tcp_listeners(port, host=self.host)
         except OSError:

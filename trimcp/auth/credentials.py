@@ -9,7 +9,7 @@ from typing import Any, Final
 import attrs
 import cattrs
 
-from trimcp.auth.metadata import canonical_url
+from trimcp.auth.metadata import canonical_url, is_text
 
 _LATEST: Final = 1e12  # seconds since 1970
 _KINDS: Final = ("bearer", "dpop")
@@ -21,6 +21,8 @@ def _strictly(kind: type[Any]) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise TypeError
+        if kind is str and not is_text(value):
+            raise ValueError
         if kind is float and not abs(value) < _LATEST:  # no infinity, and no number that is none
             raise ValueError
         return kind(value)
@@ -29,7 +31,7 @@ def _strictly(kind: type[Any]) -> Callable[[Any, Any], Any]:
 
 
 def _texts(value: Any, _: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+    if not isinstance(value, list) or not all(map(is_text, value)):
         raise TypeError
     return tuple(value)
 

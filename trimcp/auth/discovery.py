@@ -125,6 +125,7 @@ class Discovery:
         resource = canonical_url(self.server)
         if found is not None:
             server, _ = found
+            check_url(server.issuer, "the authorization server")
             if origin_of(server.issuer) != origin:
                 raise AuthorizationError(f"the metadata of {shown(origin)} says that it is of {shown(server.issuer)}")
             return TokenSource(resource, self._checked(server, pkce=False))
@@ -141,6 +142,8 @@ class Discovery:
             at: where that lies, if not at its own address.
         """
         check_url(issuer, "the authorization server")
+        if at is not None:
+            check_url(at, "its metadata")
         found = yield from self._first(issuer_metadata_urls(issuer) if at is None else (at,))
         if found is None:
             notes = f" ({'; '.join(self.notes)})" if self.notes else ""

@@ -27,7 +27,7 @@ from trimcp.auth.credentials import Credentials, Registration, Tokens, sendable
 from trimcp.auth.discovery import Discovery, Flow, TokenSource, check_url
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import ProofKey
-from trimcp.auth.metadata import AuthorizationServer, origin_of, same_issuer, secure_url
+from trimcp.auth.metadata import AuthorizationServer, is_text, origin_of, same_issuer, secure_url, texts_in
 from trimcp.auth.replies import code_of, failed, hint, object_in, refusal, shown
 from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit
 from trimcp.errors import AuthorizationError
@@ -295,16 +295,16 @@ class Login:
         client_id, secret = said.get("client_id"), said.get("client_secret")
         ends, named = said.get("client_secret_expires_at"), said.get("token_endpoint_auth_method")
         limit = said.get("scope")  # RFC 7591 section 2: the client may ask for no others
-        if not isinstance(client_id, str) or not client_id or not (secret is None or isinstance(secret, str)):
+        if not is_text(client_id) or not client_id or not (secret is None or is_text(secret)):
             raise AuthorizationError(f"what {shown(server.issuer)} registered has no client_id")
         return Registration(
             client_id,
             secret,
-            named if isinstance(named, str) else None,
+            named if is_text(named) else None,
             redirect_uri,
-            float(ends) if isinstance(ends, int | float) and 0 < ends < _LONGEST_LIFE else None,
+            _seconds(ends),
             # With those it was asked for and left out: to ask again would bring nothing.
-            tuple(dict.fromkeys((*asked, *limit.split()))) if isinstance(limit, str) else None,
+            tuple(dict.fromkeys((*asked, *texts_in(limit)))) if isinstance(limit, str) else None,
         )
 
     # The enterprise's identity provider
@@ -414,14 +414,14 @@ class Login:
             wanted = "bound to our key (DPoP)" if bound else "a bearer token"
             raise AuthorizationError(f"{shown(issuer)} gave a token that is not {wanted}")
         scope, refresh, ends = said.get("scope"), said.get("refresh_token"), said.get("expires_in")
-        seconds = float(ends) if isinstance(ends, int | float) and 0 < ends < _LONGEST_LIFE else None
+        seconds = _seconds(ends)
         return Tokens(
             token,
             kind,
-            tuple(scope.split()) if isinstance(scope, str) else scopes,
+            texts_in(scope) if isinstance(scope, str) else scopes,
             None if seconds is None else self.now() + seconds,
             seconds,
-            refresh if isinstance(refresh, str) and refresh else None,
+            refresh if is_text(refresh) and refresh else None,
         )
 
     def _bound(self, server: AuthorizationServer) -> bool:
@@ -477,6 +477,11 @@ def authorization_code(came: str, state: str, server: AuthorizationServer) -> st
 def _shows_secret(grant: Grant) -> bool:
     """Return whether a grant shows what was given for one authorization server, and would be good for another too."""
     return isinstance(grant, JwtBearer) or grant.client_secret is not None
+
+
+def _seconds(value: Any) -> float | None:
+    """Return a number of seconds that somebody said, or None where that is none."""
+    return float(value) if type(value) in (int, float) and 0 < value < _LONGEST_LIFE else None
 
 
 def _native(redirect_uri: str) -> bool:

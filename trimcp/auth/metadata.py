@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from ipaddress import ip_address
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeGuard, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
@@ -93,9 +93,9 @@ def read_json(cls: type[T], body: bytes, where: str) -> T:
         kind = str(field.type)
         if kind.startswith("tuple"):
             fits = isinstance(value, list) and all(isinstance(item, str) for item in value)
-            value = tuple(value) if fits else value
+            value = texts_in(value) if fits else value
         else:
-            fits = isinstance(value, bool if kind == "bool" else str)
+            fits = isinstance(value, bool) if kind == "bool" else is_text(value)
         if not fits:
             raise AuthorizationError(f"{field.name!r} of {where} has the wrong type")
         members[field.name] = value
@@ -103,6 +103,23 @@ def read_json(cls: type[T], body: bytes, where: str) -> T:
     if not members.get(required):
         raise AuthorizationError(f"{where} has no {required!r}")
     return cls(**members)
+
+
+def is_text(value: object) -> TypeGuard[str]:
+    """Return whether a value is text that can be sent: JSON can also hold half of a character (a lone surrogate)."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def texts_in(value: object) -> tuple[str, ...]:
+    """Return the words of a text, or what is text in a list; what cannot be sent is left out."""
+    said = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
+    return tuple(filter(is_text, said))
 
 
 # URLs

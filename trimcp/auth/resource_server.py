@@ -37,6 +37,7 @@ from trimcp.auth.verifying import (
     unverified,
 )
 from trimcp.bounds import checked
+from trimcp.budget import owner_of
 from trimcp.channel import require_trio
 from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
@@ -59,7 +60,7 @@ TokenBinding: TypeAlias = Literal["off", "allowed", "required"]
 _MAX_CREDENTIALS: Final = 16 * 1024
 _NONCE_SECONDS: Final = 300.0
 _REFUSED_SECONDS: Final = 5.0  # for which an issuer is not asked again about a token that it does not know
-_AT_ONCE: Final = 8  # tokens of one address that issuers are asked about at a time; the others wait
+_AT_ONCE: Final = 8  # tokens of one address or IPv6 network that issuers are asked about at a time; the others wait
 _PRINTABLE: Final = frozenset(map(chr, range(0x21, 0x7F)))
 
 
@@ -89,13 +90,17 @@ class Introspection:
 class _Verified:
     token: AccessToken
     principal: Principal
+    since: float  # a clock that is set back prolongs nothing
     until: float
     settled: bool  # shown as a bearer token it is good for every request, with nothing more to judge
 
 
 @attrs.define(eq=False)
 class _Question:
-    """A token that its issuer is being asked about, for all who show it meanwhile."""
+    """A token that its issuer is being asked about, for all who show it meanwhile.
+
+    An error in it is one that nobody raises: a raised one keeps the frames of the request.
+    """
 
     done: trio.Event = attrs.field(factory=trio.Event)
     answer: AccessToken | BadToken | AuthorizationError | None = None  # None: whoever asked has left
@@ -245,7 +250,7 @@ class ResourceServer:
             return self._other(head, bool(said))
         digest = hashlib.sha256(token.encode("latin-1", "replace")).digest()
         found = self._verified.get(digest)
-        if found is None or found.until <= self.now():
+        if found is None or not found.since <= self.now() < found.until:
             return self._verify(head, scheme, token, digest)
         self._verified.move_to_end(digest)
         if found.settled and scheme == "bearer":
@@ -316,11 +321,11 @@ class ResourceServer:
 
     def _remembered(self, good: AccessToken, until: float) -> _Verified:
         free = good.key is None and good.certificate is None and self.binding != "required"
-        return _Verified(good, _principal(good), until, free and set(self.scopes) <= set(good.scopes))
+        return _Verified(good, _principal(good), self.now(), until, free and set(self.scopes) <= set(good.scopes))
 
     async def _asked(self, settings: Introspection, head: Head, token: str, digest: bytes) -> AccessToken:
         """Ask the issuer about a token: once for all who show it now, and not again soon if it is not good."""
-        if (refused := self._refused.get(digest)) is not None and self.now() < refused[0]:
+        if (refused := self._refused.get(digest)) is not None and 0 <= self.now() - refused[0] < _REFUSED_SECONDS:
             raise BadToken(str(refused[1]), refused[1].error)
         while (question := self._questions.get(digest)) is not None:
             await question.done.wait()
@@ -333,32 +338,32 @@ class ResourceServer:
                 raise AuthorizationError(str(answer))
         question = self._questions[digest] = _Question()
         try:
-            async with self._turn(head.peer.rpartition(":")[0]):
+            async with self._turn(owner_of(None, head.peer)):
                 question.answer = good = await self._introspect(settings, token)
             return good
         except BadToken as bad:
-            question.answer = bad
-            self._refused[digest] = self.now() + _REFUSED_SECONDS, bad.with_traceback(None)
+            question.answer = BadToken(str(bad), bad.error)
+            self._refused[digest] = self.now(), question.answer
             while len(self._refused) > self.max_tokens:
                 self._refused.popitem(last=False)
             raise
         except AuthorizationError as error:
-            question.answer = error
+            question.answer = AuthorizationError(str(error))
             raise
         finally:
             del self._questions[digest]
             question.done.set()
 
     @asynccontextmanager
-    async def _turn(self, address: str) -> AsyncIterator[None]:
-        """Wait until few tokens of an address are asked about: nobody keeps the issuer from others' tokens."""
-        room = self._asking.setdefault(address, trio.Semaphore(_AT_ONCE))
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait until few tokens of an owner are asked about: nobody keeps the issuer from others' tokens."""
+        room = self._asking.setdefault(owner, trio.Semaphore(_AT_ONCE))
         try:
             async with room:
                 yield
         finally:
-            if room.value == _AT_ONCE and self._asking.get(address) is room:
-                del self._asking[address]
+            if room.value == _AT_ONCE and self._asking.get(owner) is room:
+                del self._asking[owner]
 
     async def _introspect(self, settings: Introspection, token: str) -> AccessToken:
         if self._fetcher is None:

@@ -22,7 +22,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from trimcp.auth.jose import access_token_hash
-from trimcp.auth.metadata import canonical_url, same_issuer
+from trimcp.auth.metadata import canonical_url, is_text, same_issuer, texts_in
 
 ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Algorithms whose keys can be published: who checks a signature could not have made it."""
@@ -217,7 +217,7 @@ class TokenRules:
                 raise BadToken(why)
         client = claims.get("client_id", claims.get("azp"))
         subject = client if subject is None else subject  # a program that is a user of its own
-        if not isinstance(subject, str) or not subject:
+        if not is_text(subject) or not subject:
             raise BadToken("the token does not say for whom it acts")
         bound = claims.get("cnf")
         bound = bound if isinstance(bound, dict) else {}
@@ -226,7 +226,7 @@ class TokenRules:
         return AccessToken(
             issuer,
             subject,
-            client if isinstance(client, str) else None,
+            client if is_text(client) else None,
             scopes_in(claims),
             expires,
             _text(bound, "jkt"),
@@ -237,10 +237,7 @@ class TokenRules:
 
 def scopes_in(claims: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the scopes that claims name: `scope` as text (RFC 8693), or a list, which some call `scp`."""
-    said = claims.get("scope", claims.get("scp"))
-    if isinstance(said, str):
-        return tuple(said.split())
-    return tuple(one for one in said if isinstance(one, str)) if isinstance(said, list) else ()
+    return texts_in(claims.get("scope", claims.get("scp")))
 
 
 def _seconds(claims: Mapping[str, Any], name: str) -> float | None:
