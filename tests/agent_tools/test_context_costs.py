@@ -112,7 +112,7 @@ async def test_an_update_takes_at_most_15_microseconds() -> None:
             for owner, id in owners:
                 actor = table.get(owner, id)
                 assert actor is not None
-                actor.update_now({"last_query_time": "2025-12-12T10:00:00Z", "user_verified": True})
+                actor.apply({"last_query_time": "2025-12-12T10:00:00Z", "user_verified": True})
 
         assert_costs(update_all, at_most=15)  # of a millisecond, for a thousand
         assert table.statistics().updates >= 1_000
@@ -126,7 +126,7 @@ async def test_an_update_costs_its_patch_and_not_the_state() -> None:
 
         def update(actor: Any) -> None:
             for n in range(500):
-                actor.update_now({"a": n})
+                actor.apply({"a": n})
 
         assert_costs(lambda: update(large), at_most=2, times=lambda: update(small))
 

@@ -109,7 +109,7 @@ async def test_members_of_the_server_cannot_be_written(name: str) -> None:
             with pytest.raises(MalformedMessage, match=name):
                 await actor.update({"a": 1, name: value})
             with pytest.raises(MalformedMessage, match=name):
-                actor.update_now({"a": 1, name: value})
+                actor.apply({"a": 1, name: value})
         assert (actor.snapshot(), actor.version) == ({**EMPTY, "session_id": actor.id}, 0)
 
 
@@ -146,7 +146,7 @@ async def test_a_context_that_was_never_used_gives_way_where_there_are_too_many(
     async with open_table(max_contexts=6, max_per_owner=5) as table, AsyncExitStack() as stack:
         used, *others = [await table.create(ADA) for _ in range(5)]
         if use == "update":
-            used.update_now({"a": 1})
+            used.apply({"a": 1})
         elif use == "read":
             assert table.get(ADA, used.id) is used
         elif use == "call":
@@ -210,9 +210,11 @@ async def test_callers_without_a_principal_have_a_share_by_address() -> None:
 async def test_updates_are_merge_patches_with_versions() -> None:
     async with open_table() as table:
         actor = await table.create(ADA)
-        assert await actor.update({"a": {"b": 1, "c": 2}}) == ({"a": {"b": 1, "c": 2}}, 1)
-        assert await actor.update({"a": {"b": None, "d": 3}}, version=1) == ({"a": {"b": None, "d": 3}}, 2)
-        assert actor.update_now({"intermediate_results": {"step": 1}}).version == 3
+        first = await actor.update({"a": {"b": 1, "c": 2}})
+        assert (first.updates, first.version) == ({"a": {"b": 1, "c": 2}}, 1)
+        second = await actor.update({"a": {"b": None, "d": 3}}, version=1)
+        assert (second.updates, second.version) == ({"a": {"b": None, "d": 3}}, 2)
+        assert actor.apply({"intermediate_results": {"step": 1}}).version == 3
         assert actor.snapshot()["a"] == {"c": 2, "d": 3}
         assert actor.snapshot()["intermediate_results"] == {"step": 1}
         for version in (0, 2, 4):
@@ -568,7 +570,7 @@ async def test_an_ended_context_takes_nothing_more() -> None:
         async def work() -> None: ...
 
         for attempt in (
-            lambda: actor.update_now({"a": 2}),
+            lambda: actor.apply({"a": 2}),
             lambda: begin(actor),
             lambda: actor.start_soon(work),
             lambda: actor.on_destroy(work),

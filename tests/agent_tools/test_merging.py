@@ -13,7 +13,6 @@ from trimcp.agent_tools.contexts.merging import (
     EMPTY_OBJECT,
     MAX_DEPTH,
     StateBounds,
-    StateSize,
     merge_patch,
     patched,
     size_of,
@@ -80,7 +79,7 @@ def test_the_size_is_kept_up_to_date(patches: list[dict[str, Any]]) -> None:
     size = EMPTY_OBJECT
     for patch in patches:
         result = patched(state, size, patch, WIDE)
-        state, size = result.value, StateSize(result.size, result.members)
+        state, size = result.value, result.size
         assert size == size_of(state, WIDE)
 
 
@@ -88,7 +87,7 @@ def test_what_is_removed_or_replaced_counts_no_more() -> None:
     state = {"a": {"b": [1, [2, 3]], "c": {"d": "text"}}, "e": 1}
     for patch in ({"a": None}, {"a": {"b": None}}, {"a": {"c": 1}}, {"a": [1]}, {"a": 1}, {"e": {"f": {"g": None}}}):
         result = patched(state, size_of(state, WIDE), patch, WIDE)
-        assert StateSize(result.size, result.members) == size_of(result.value, WIDE), patch
+        assert result.size == size_of(result.value, WIDE), patch
 
 
 @given(OBJECTS)
@@ -103,8 +102,8 @@ def test_a_size_is_about_that_of_the_text(value: dict[str, Any]) -> None:
 def test_a_patch_to_an_empty_state_is_as_large_as_the_state(value: dict[str, Any]) -> None:
     state = without_nulls(value)
     result = patched({}, EMPTY_OBJECT, state, WIDE)
-    assert result.patch <= result.size
-    assert result.members == size_of(state, WIDE).members
+    assert result.patch.size <= result.size.size
+    assert result.size.members == size_of(state, WIDE).members
 
 
 def nested(levels: int, of: str) -> Any:
@@ -135,11 +134,11 @@ def test_a_patch_that_only_removes_is_bounded_in_depth_too() -> None:
 def test_members_are_bounded(value: Any) -> None:
     bounds = StateBounds(members=9)
     state = patched({}, EMPTY_OBJECT, {"a": value}, bounds)
-    assert state.members == 9
+    assert state.size.members == 9
     with pytest.raises(TooLargeMessage, match="9 members"):
-        patched(state.value, StateSize(state.size, state.members), {"b": 1}, bounds)
+        patched(state.value, state.size, {"b": 1}, bounds)
     # In place of another one it fits.
-    assert patched(state.value, StateSize(state.size, state.members), {"a": 1, "b": 1}, bounds).members == 2
+    assert patched(state.value, state.size, {"a": 1, "b": 1}, bounds).size.members == 2
 
 
 def test_a_value_with_too_many_members_is_not_read_to_its_end() -> None:
@@ -155,12 +154,12 @@ def test_a_value_with_too_many_members_is_not_read_to_its_end() -> None:
 def test_bytes_are_bounded() -> None:
     bounds = StateBounds(size=100)
     state = patched({}, EMPTY_OBJECT, {"a": "x" * 91}, bounds)  # 2 for the object, 5 for the key, 2 quotes
-    assert state.size == 100
+    assert state.size.size == 100
     with pytest.raises(TooLargeMessage, match="100 bytes"):
         patched({}, EMPTY_OBJECT, {"a": "x" * 92}, bounds)
     with pytest.raises(TooLargeMessage, match="100 bytes"):
-        patched(state.value, StateSize(state.size, state.members), {"b": 1}, bounds)
-    assert patched(state.value, StateSize(state.size, state.members), {"a": "y", "b": 1}, bounds).size < 100
+        patched(state.value, state.size, {"b": 1}, bounds)
+    assert patched(state.value, state.size, {"a": "y", "b": 1}, bounds).size.size < 100
 
 
 def test_a_patch_is_bounded_even_if_it_adds_nothing() -> None:
@@ -204,6 +203,6 @@ def test_the_deepest_state_that_a_bound_allows_is_merged_and_written() -> None:
     patch = nested(MAX_DEPTH, "objects")
     bounds = StateBounds(depth=MAX_DEPTH)
     state = patched({}, EMPTY_OBJECT, patch, bounds)
-    again = patched(state.value, StateSize(state.size, state.members), patch, bounds)
+    again = patched(state.value, state.size, patch, bounds)
     assert again.value == patch
     assert encode(again.value)

@@ -30,7 +30,6 @@ from trimcp.agent_tools.messages.errors import (
     VersionConflict,
 )
 from trimcp.budget import Budget
-from trimcp.errors import LocalError
 
 FAILED = OSError("the disk is full")
 
@@ -191,13 +190,27 @@ async def test_versions_are_judged_by_updates_that_wait() -> None:
         assert store.rows[actor.key].state == {"a": "x" * 100, "b": 1}
 
 
-async def test_updates_cannot_be_made_without_waiting() -> None:
-    async with open_table(ScriptedStore()) as table:
+async def test_an_update_that_nobody_waits_for_is_no_state_before_the_store_has_it() -> None:
+    async with open_table(store := ScriptedStore()) as table:
         assert table.durable
         actor = await table.create(ADA)
-        with pytest.raises(LocalError, match="await"):
-            actor.update_now({"a": 1})
-        assert await ActorContext(actor).update({"a": 1}) == 1
+        with store.hold():
+            first, second = actor.apply({"a": 1}), actor.apply({"b": 2}, 1)
+            await wait_all_tasks_blocked()
+            assert (first.version, second.version) == (1, 2)
+            assert (actor.version, actor.newest_version, actor.snapshot().get("a")) == (0, 2, None)
+            with pytest.raises(trio.TooSlowError), trio.fail_after(0):
+                await first.stored()
+        assert await second.stored() is second
+        assert (actor.version, actor.snapshot()["b"]) == (2, 2)
+        store.broken = FAILED
+        third = actor.apply({"a": 3})
+        for _ in range(2):
+            with pytest.raises(AgentToolsError, match="nothing was changed"):
+                await third.stored()
+        assert actor.snapshot()["a"] == 1
+        store.broken = None
+        assert await ActorContext(actor).update({"a": 4}) == 3
 
 
 async def test_cancelling_an_update_that_waits_does_not_undo_it() -> None:

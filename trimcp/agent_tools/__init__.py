@@ -10,7 +10,7 @@ _NAMES = {
     "trimcp.agent_tools.contexts.limits": "ContextLimits",
     "trimcp.agent_tools.contexts.actor": "ContextActor",
     "trimcp.agent_tools.contexts.handler": "ActorContext",
-    "trimcp.agent_tools.contexts.saving": "Applied",
+    "trimcp.agent_tools.contexts.state": "Applied",
     "trimcp.agent_tools.contexts.stores": "ContextStore KeptContext MemoryContexts",
     "trimcp.agent_tools.contexts.stores_sqlite": "SqliteContexts",
     "trimcp.agent_tools.providing": "provide",

@@ -17,7 +17,7 @@ from trimcp.agent_tools.client.wire import AgentTarget as AgentTarget
 from trimcp.agent_tools.contexts.actor import ContextActor as ContextActor
 from trimcp.agent_tools.contexts.handler import ActorContext as ActorContext
 from trimcp.agent_tools.contexts.limits import ContextLimits as ContextLimits
-from trimcp.agent_tools.contexts.saving import Applied as Applied
+from trimcp.agent_tools.contexts.state import Applied as Applied
 from trimcp.agent_tools.contexts.stores import ContextStore as ContextStore
 from trimcp.agent_tools.contexts.stores import KeptContext as KeptContext
 from trimcp.agent_tools.contexts.stores import MemoryContexts as MemoryContexts

@@ -77,7 +77,7 @@ class StreamWatches:
             raise MalformedMessage("this connection watches the context already")
         if len(self._open) >= _MAX_WATCHES:
             raise TooMuch(f"a connection watches at most {_MAX_WATCHES} contexts")
-        watch = _StreamWatch(context, context=context, request_id=request_id, watches=self)
+        watch = _StreamWatch(context.whole, context=context, request_id=request_id, watches=self)
         context.attach(watch)
         self._open[context.id] = watch
         self.tell(watch)

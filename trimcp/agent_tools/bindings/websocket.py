@@ -21,7 +21,7 @@ from trimcp.agent_tools.bindings.watches import StreamWatches
 from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.catalog.providers import StreamProvider
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.saving import UnsavedUpdate
+from trimcp.agent_tools.contexts.state import Applied
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
@@ -75,7 +75,7 @@ class AgentChannel(WrappedChannel):
     _batch: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
     _batch_bytes: int = attrs.field(init=False, default=0)  # and their memory
     _watches: StreamWatches = attrs.field(init=False)
-    _unsaved: deque[tuple[UnsavedUpdate, messages.ContextUpdate, int]] = attrs.field(init=False, factory=deque)
+    _unsaved: deque[tuple[Applied, messages.ContextUpdate, int]] = attrs.field(init=False, factory=deque)
     _unsaved_bytes: int = attrs.field(init=False, default=0)
     _held: bool = attrs.field(init=False, default=False)  # whether the next message waits for them
     _beside: int = attrs.field(init=False, default=0)
@@ -191,14 +191,15 @@ class AgentChannel(WrappedChannel):
         context = contexts.get(self._owner, message.context_id)
         if context is None:
             self._in_turn(self._answer, message)
-        elif contexts.durable:
-            unsaved = context.update_soon(message.updates, message.version)
-            self._unsaved.append((unsaved, message, incoming.size))
+            return
+        applied = context.apply(message.updates, message.version)
+        if contexts.durable:
+            self._unsaved.append((applied, message, incoming.size))
             self._unsaved_bytes += incoming.size
             if len(self._unsaved) == 1:
                 self.session.background.start_soon(self._answer_unsaved)
         else:
-            message.version = context.update_now(message.updates, message.version).version
+            message.version = applied.version
             self._reply(message)
 
     def _waits_for_updates(self, message: messages.AgentMessage) -> bool:
@@ -210,16 +211,16 @@ class AgentChannel(WrappedChannel):
     async def _answer_unsaved(self) -> None:
         """Answer updates in their order, each once the store has it. Then what waits for them goes on."""
         while self._unsaved:
-            unsaved, message, size = self._unsaved[0]
-            await self._carried_out(self._answer_kept, unsaved, message)
+            applied, message, size = self._unsaved[0]
+            await self._carried_out(self._answer_kept, applied, message)
             self._unsaved.popleft()
             self._unsaved_bytes -= size
         if self._held:
             self._held = False
             self._go_on()
 
-    async def _answer_kept(self, unsaved: UnsavedUpdate, message: messages.ContextUpdate) -> None:
-        message.version = (await unsaved.kept()).version
+    async def _answer_kept(self, applied: Applied, message: messages.ContextUpdate) -> None:
+        message.version = (await applied.stored()).version
         self._reply(message)
 
     def _read(self, message: messages.ContextRead, incoming: Incoming) -> None:

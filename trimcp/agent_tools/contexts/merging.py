@@ -75,15 +75,13 @@ class Patched(NamedTuple):
 
     Attributes:
         value: the new state.
-        size, members: its size.
-        patch, patch_members: bytes and members of the patch.
+        size: its size.
+        patch: the size of the patch.
     """
 
     value: dict[str, Any]
-    size: int
-    members: int
-    patch: int
-    patch_members: int
+    size: StateSize
+    patch: StateSize
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -135,7 +133,7 @@ def patched(state: Mapping[str, Any], kept: StateSize, patch: Mapping[str, Any],
         raise too_large("size", bounds.size)
     if members > bounds.members:
         raise too_large("members", bounds.members)
-    return Patched(value, size, members, merge.patch, merge.seen)
+    return Patched(value, StateSize(size, members), StateSize(merge.patch, merge.seen))
 
 
 def too_large(what: str, most: int) -> TooLargeMessage:

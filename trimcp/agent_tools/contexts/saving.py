@@ -3,75 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final
 
 import attrs
 import trio
 
-from trimcp.agent_tools.contexts.merging import StateSize
-from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
-from trimcp.agent_tools.messages.errors import AgentToolsError
+from trimcp.agent_tools.contexts.state import StoredState
+from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore
 from trimcp.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _AT_ONCE: Final = 16 * 1024 * 1024  # bytes of text from which the rest waits for the next write
-
-
-class Applied(NamedTuple):
-    """An update that was applied: the patch, and the context's version after it."""
-
-    updates: Mapping[str, Any]
-    version: int
-
-
-@attrs.define(eq=False, repr=False)
-class UnsavedUpdate:
-    """An update that the store does not have yet. It keeps no state: that with all of them is the context's newest.
-
-    Attributes:
-        size: of the state that it leads to.
-        patch: bytes of its patch.
-        memory: bytes counted for it while it waits.
-        done: set once the store has it, or has failed.
-        error: why it is not kept, or None.
-    """
-
-    applied: Applied
-    size: StateSize
-    patch: int
-    memory: int
-    done: trio.Event = attrs.field(init=False, factory=trio.Event)
-    error: AgentToolsError | None = attrs.field(init=False, default=None)
-
-    async def kept(self) -> Applied:
-        """Wait until the store has it. Raises as `ContextActor.update`."""
-        await self.done.wait()
-        if self.error is not None:
-            raise self.error
-        return self.applied
-
-
-class Saved(Protocol):
-    """A context that is written."""
-
-    @property
-    def text_size(self) -> int:
-        """About how many bytes it takes as text."""
-        ...
-
-    def to_keep(self) -> KeptContext:
-        """Return its newest state."""
-        ...
-
-    def kept(self, one: KeptContext) -> None:
-        """Note that the store has this. Must not raise."""
-        ...
-
-    def not_kept(self) -> bool:
-        """Note that the store failed, and return whether to write it with the next write. Must not raise."""
-        ...
 
 
 @attrs.define(eq=False, repr=False)
@@ -84,7 +27,7 @@ class Saver:
 
     _store: ContextStore
     writes: int = attrs.field(init=False, default=0)
-    _changed: dict[Saved, None] = attrs.field(init=False, factory=dict)
+    _changed: dict[StoredState, None] = attrs.field(init=False, factory=dict)
     _deleted: dict[ContextKey, trio.Event] = attrs.field(init=False, factory=dict)
     _wanted: bool = attrs.field(init=False, default=False)
     _closing: bool = attrs.field(init=False, default=False)
@@ -94,15 +37,15 @@ class Saver:
     _scope: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
     _done: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    def save(self, context: Saved) -> None:
+    def save(self, context: StoredState) -> None:
         """Write a context's newest state soon."""
         if self._done.is_set():
-            context.not_kept()
+            context.note_failed()
             return
         self._changed[context] = None
         self._want()
 
-    def delete(self, context: Saved, key: ContextKey) -> trio.Event:
+    def delete(self, context: StoredState, key: ContextKey) -> trio.Event:
         """Delete a context soon; the event is set once that was tried. If it failed, later writes try again."""
         self._changed.pop(context, None)
         event = self._deleted[key] = trio.Event()
@@ -128,7 +71,7 @@ class Saver:
         finally:
             self._done.set()
             for context in self._changed:
-                context.not_kept()
+                context.note_failed()
             for event in self._deleted.values():
                 event.set()
 
@@ -152,14 +95,14 @@ class Saver:
         rest = list(self._changed)  # with the next write
         self._wanted = False
         deleted, self._deleted = self._deleted, {}
-        kept = [context.to_keep() for context in changed]
+        kept = [context.to_store() for context in changed]
         # A context that is made again under the id of one that was deleted: the new one takes its row.
         made_again = {one.key for one in kept}
         try:
             await self._store.write(kept, [key for key in deleted if key not in made_again])
         except BaseException as error:  # whatever the store raises, or the end
             for context in (*changed, *rest):
-                if context.not_kept():
+                if context.note_failed():
                     self._changed.setdefault(context)
                 else:
                     self._changed.pop(context, None)
@@ -176,7 +119,7 @@ class Saver:
             self._failing = False
             log.warning("the store of contexts works again")
         for context, one in zip(changed, kept, strict=True):
-            context.kept(one)
+            context.note_stored(one)
         for event in deleted.values():
             event.set()
 

@@ -13,12 +13,13 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts.actor import OF_MEMBER, ContextActor, ContextsShared
+from trimcp.agent_tools.contexts.actor import ContextActor, ContextsShared
 from trimcp.agent_tools.contexts.history import ToolHistory
 from trimcp.agent_tools.contexts.limits import ContextLimits, refuse_server_members
 from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, MAX_DEPTH, StateBounds, StateSize, patched, size_of
 from trimcp.agent_tools.contexts.saving import Saver
 from trimcp.agent_tools.contexts.shares import ContextShare, ShareKey, share_of
+from trimcp.agent_tools.contexts.state import StatesShared, memory_of
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.agent_tools.messages import errors
 from trimcp.budget import Budget
@@ -104,7 +105,7 @@ class ContextTable:
 
     Attributes:
         limits: as given.
-        durable: whether the store outlives the process: then `ContextActor.update_now` cannot be used.
+        durable: whether the store outlives the process, so that an update has to wait for it.
     """
 
     def __init__(self, limits: ContextLimits, store: ContextStore, budget: Budget) -> None:
@@ -113,7 +114,9 @@ class ContextTable:
         self._store = store
         self._budget = budget
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
-        self._shared = ContextsShared(limits, self._bounds, store.durable, self._end, Saver(store))
+        self._saver = Saver(store)
+        self._states = StatesShared(limits, self._bounds, store.durable, self._saver.save)
+        self._shared = ContextsShared(limits, self._end)
         self._owners: dict[Owner, _OwnerContexts] = {}
         self._shares: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
         self._count = 0
@@ -142,7 +145,7 @@ class ContextTable:
                 shared.nursery = nursery
                 nursery.start_soon(shared.deadlines.run)
                 if self.durable:
-                    nursery.start_soon(shared.saver.run)
+                    nursery.start_soon(self._saver.run)
                     nursery.start_soon(self._sweep)
                 self._open = True
                 try:
@@ -159,7 +162,7 @@ class ContextTable:
             while self._ending:
                 await next(iter(self._ending.values())).wait_over()
             if self.durable:
-                await self._shared.saver.close(_LAST_WRITE)
+                await self._saver.close(_LAST_WRITE)
         self._gone.clear()
         self._stored.clear()
 
@@ -279,9 +282,9 @@ class ContextTable:
             if actor is not None:
                 return actor
             if not self._open:
-                raise errors.Draining("the service is shutting down")
+                raise errors.draining()
             if key in self._gone or key in self._ending:
-                raise errors.ContextGone("the context has ended", {"reason": self._why_gone(key)})
+                raise errors.context_gone(self._why_gone(key))
             loading = self._loading.get(key)
             if loading is not None:
                 await loading.wait()
@@ -303,7 +306,7 @@ class ContextTable:
         try:
             async with turns, self._reads:
                 if not self._open:
-                    raise errors.Draining("the service is shutting down")
+                    raise errors.draining()
                 try:
                     yield
                 except Exception as error:  # whatever the store raises
@@ -332,7 +335,7 @@ class ContextTable:
     def _revive(self, kept: KeptContext) -> ContextActor:
         """Make an actor of what the store had."""
         if not self._open:
-            raise errors.Draining("the service is shutting down")
+            raise errors.draining()
         state = dict(kept.state)
         # Larger bounds than those of now may have held when it was written: it is kept, and may only shrink.
         size = size_of(state, StateBounds(self._bounds.size * 64, MAX_DEPTH, self._bounds.members * 64))
@@ -346,7 +349,7 @@ class ContextTable:
             self._stored[kept.owner] = left
         else:
             self._stored.pop(kept.owner, None)
-        self._shared.saver.save(actor)  # the store learns that it is in use
+        self._saver.save(actor)  # the store learns that it is in use
         return actor
 
     def _make(
@@ -361,7 +364,7 @@ class ContextTable:
     ) -> ContextActor:
         """Make a new context, after all checks. Nothing waits between these and the end of this."""
         if not self._open:
-            raise errors.Draining("the service is shutting down")
+            raise errors.draining()
         if self._find(owner, id) is not None:
             raise errors.NameTaken("there is a context with this id")
         if ttl is not None and (not ttl > 0):
@@ -378,12 +381,11 @@ class ContextTable:
         if session is not None:
             patch["session_id"] = session
         if patch:
-            result = patched(first, size, patch, self._bounds)
-            first, size = result.value, StateSize(result.size, result.members)
+            first, size, _ = patched(first, size, patch, self._bounds)
         lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
         actor = self._add(owner, id, first, size, share, trio.current_time() + lifetime, time.time(), 0, None)
         if self.durable:
-            self._shared.saver.save(actor)
+            self._saver.save(actor)
         return actor
 
     def _check_room(self, owner: Owner, key: ShareKey) -> None:
@@ -414,7 +416,7 @@ class ContextTable:
     ) -> ContextActor:
         share = self._shares.get(key)
         holding = self._budget.holding(key[0]) if share is None else share.holding
-        memory = _EACH + size.size + OF_MEMBER * size.members + (0 if history is None else history.held)
+        memory = _EACH + memory_of(size) + (0 if history is None else history.held)
         if not holding.fits(memory):
             holding.refuse("context")
             if share is None:
@@ -425,7 +427,7 @@ class ContextTable:
         contexts = self._owners.get(owner)
         if contexts is None:
             contexts = self._owners[owner] = _OwnerContexts()
-        actor = ContextActor(owner, id, self._shared, share, state, size, ends, created, version, history)
+        actor = ContextActor(owner, id, self._states, share, state, size, ends, created, version, history, self._shared)
         actor.hold(memory)
         contexts.actors[id] = actor
         share.live += 1
@@ -491,7 +493,7 @@ class ContextTable:
         try:
             await actor.unwind(self.limits.cleanup)
             if self.durable and not keep:
-                deleted = self._shared.saver.delete(actor, actor.key)
+                deleted = self._saver.delete(actor, actor.key)
                 with trio.move_on_after(_LAST_WRITE, shield=True):  # or it would come back at the next start
                     await deleted.wait()
         finally:  # an interrupt ends a clean-up, too, and somebody waits
@@ -539,7 +541,7 @@ class ContextTable:
     def _expired(self, owner: Owner, id: str) -> None:
         actor = self._find(owner, id)
         if actor is not None:  # used again just now
-            self._shared.saver.save(actor)
+            self._saver.save(actor)
         elif left := self._stored.get(owner, 0):
             self._stored[owner] = left - 1
             if left == 1:
@@ -558,9 +560,9 @@ class ContextTable:
             ending=len(self._ending),
             gone=len(self._gone),
             bytes=sum(share.holding.held for share in self._shares.values()),
-            updates=self._shared.updates,
-            replaced=self._shared.replaced,
-            writes=self._shared.saver.writes,
+            updates=self._states.updates,
+            replaced=self._states.replaced,
+            writes=self._saver.writes,
         )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import attrs
 import trio
@@ -13,17 +13,6 @@ from trimcp.session.agent_context import ContextEvent
 
 _MOST: Final = 64  # updates that wait for a watcher,
 _MOST_BYTES: Final = 64 * 1024  # and their bytes; beyond either, the whole state takes their place
-
-
-class WatchedState(Protocol):
-    """What is watched."""
-
-    id: str
-    version: int
-
-    def snapshot(self) -> Mapping[str, Any]:
-        """Return the whole state."""
-        ...
 
 
 @attrs.define(eq=False, repr=False)
@@ -37,7 +26,7 @@ class WatchChannel(trio.abc.ReceiveChannel[ContextEvent]):
         replaced: updates that were replaced by the whole state.
     """
 
-    _watched: WatchedState
+    _whole: Callable[[], ContextEvent]  # returns the state as it is
     replaced: int = attrs.field(init=False, default=0)
     _behind: bool = attrs.field(init=False, default=True)  # whether the next event is the whole state
     _updates: deque[ContextEvent] | None = attrs.field(init=False, default=None)
@@ -100,8 +89,7 @@ class WatchChannel(trio.abc.ReceiveChannel[ContextEvent]):
         """Return the next event, or None if none waits."""
         if self._behind:
             self._behind = False
-            watched = self._watched
-            return ContextEvent("state", watched.id, watched.version, watched.snapshot())
+            return self._whole()
         if self._updates:
             event = self._updates.popleft()
             if not self._updates:

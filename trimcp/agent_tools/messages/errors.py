@@ -208,6 +208,16 @@ class Draining(AgentToolsError):
         return isinstance(self.data, dict) and self.data.get("started") is False
 
 
+def draining(*, started: bool | None = None) -> Draining:
+    """Return the error while the server ends; `started` is False where nothing was done, None if that is unknown."""
+    return Draining("the server is shutting down", NOT_STARTED if started is False else None)
+
+
+def context_gone(reason: str | None) -> ContextGone:
+    """Return the error for a context that has ended for a reason."""
+    return ContextGone("the context has ended", {"reason": reason})
+
+
 class ProviderGone(AgentToolsError):
     """The provider of this tool has disconnected; the call may be half done."""
 

@@ -1,0 +1,340 @@
+"""The state of a context: its value and version, what a store has yet to keep of it, and the memory of all that.
+
+A change is made between two checkpoints, so none sees another half done. With a store that outlives the process, a
+change is applied on top of those that are not stored yet, and becomes the state, for readers and watchers alike, once
+the store has it (`saving`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.contexts.history import GivenAnswers, KeptAnswer, ToolHistory, history_entry
+from trimcp.agent_tools.contexts.limits import ContextLimits, refuse_server_members
+from trimcp.agent_tools.contexts.merging import StateBounds, StateSize, patched
+from trimcp.agent_tools.contexts.shares import ContextShare
+from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext
+from trimcp.agent_tools.contexts.watching import WatchChannel
+from trimcp.agent_tools.messages import errors
+from trimcp.session.agent_context import ContextEvent
+
+OF_MEMBER: Final = 100
+"""Bytes of memory that a member of a state takes beside its text."""
+
+_COPIES: Final = 2  # of a state's objects beside it, while updates wait for the store: as it is written, and the newest
+_OF_UNSAVED: Final = 8 * 1024  # bytes that an update which waits takes beside its patch, with the request and its task
+
+
+def memory_of(size: StateSize) -> int:
+    """Return about how many bytes of memory a state of this size takes."""
+    return size.size + OF_MEMBER * size.members
+
+
+@attrs.define(eq=False, repr=False)
+class Applied:
+    """An update that was applied.
+
+    Attributes:
+        updates: the patch.
+        version: the context's version after it.
+        size: of the state that it leads to. With a store it keeps no state: that with all of them is the newest.
+        patch: the size of the patch.
+        memory: bytes counted for it while it waits for the store.
+    """
+
+    updates: Mapping[str, Any]
+    version: int
+    size: StateSize
+    patch: StateSize
+    memory: int = 0
+    _tried: trio.Event | None = attrs.field(init=False, default=None)  # None without a store to wait for
+    _error: errors.AgentToolsError | None = attrs.field(init=False, default=None)
+
+    async def stored(self) -> Applied:
+        """Wait until the store has it, and return it. Raises as `ContextActor.update`."""
+        if self._tried is not None:
+            await self._tried.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def wait_for_store(self) -> None:
+        """Have `stored` wait until this is finished."""
+        self._tried = trio.Event()
+
+    def finish(self, error: errors.AgentToolsError | None = None) -> None:
+        """Note that the store has it, or why it does not."""
+        self._error = error
+        if self._tried is not None:
+            self._tried.set()
+
+
+@attrs.define(eq=False, repr=False)
+class StatesShared:
+    """What the states of one run share.
+
+    Attributes:
+        limits, bounds: their limits; the bounds are those of a state.
+        durable: whether a store keeps them, so that an update has to wait for it.
+        save: has the store write one soon.
+        updates: how many updates were applied.
+        replaced: updates that slow watchers got as part of a whole state.
+    """
+
+    limits: ContextLimits
+    bounds: StateBounds
+    durable: bool
+    save: Callable[[StoredState], object]
+    updates: int = attrs.field(init=False, default=0)
+    replaced: int = attrs.field(init=False, default=0)
+
+
+@attrs.define(eq=False, repr=False)
+class StoredState:
+    """The state of one context, which a store may keep. `ContextActor` is the context with its life.
+
+    Attributes:
+        owner, id: whose it is, and its name.
+        share: what it counts into.
+        created: when it was made, in seconds since 1970.
+        version: the number of updates so far.
+        answers: what calls that are over were answered; None before the first that may come again.
+        ended: why it has ended, or None while it lives.
+    """
+
+    owner: Owner
+    id: str
+    _states: StatesShared
+    share: ContextShare
+    _state: dict[str, Any]
+    _size: StateSize
+    _ends: float  # when its lifetime is over, on Trio's clock
+    created: float
+    version: int
+    _history: ToolHistory | None
+    answers: GivenAnswers | None = attrs.field(init=False, default=None)
+    ended: str | None = attrs.field(init=False, default=None)
+    _kept_on: bool = attrs.field(init=False, default=False)  # it ended here, and goes on in the store
+    _held: int = attrs.field(init=False, default=0)
+    _unsaved: deque[Applied] | None = attrs.field(init=False, default=None)
+    _newest: dict[str, Any] | None = attrs.field(init=False, default=None)  # the state with all of these
+    _waiting: int = attrs.field(init=False, default=0)  # bytes of memory counted for them
+    _watches: list[WatchChannel] | None = attrs.field(init=False, default=None)
+
+    # Reading
+
+    @property
+    def key(self) -> ContextKey:
+        return self.owner, self.id
+
+    @property
+    def session(self) -> str:
+        """The session that it belongs to; without one it is one of its own."""
+        found: str = self._state.get("session_id", self.id)
+        return found
+
+    @property
+    def permissions(self) -> list[str] | None:
+        """What may be called in it, as `AgentRun` reads that; None for everything."""
+        found: list[str] | None = self._state.get("permissions")
+        return found
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state: a new object, whose values are shared. Do not change them."""
+        history = self._history
+        return {
+            "session_id": self.id,
+            "permissions": [],
+            "tool_history": [] if history is None else history.read(),
+            "intermediate_results": {},
+            **self._state,
+        }
+
+    def whole(self) -> ContextEvent:
+        """Return what a watcher is told of the state as it is."""
+        return ContextEvent("state", self.id, self.version, self.snapshot())
+
+    def check(self) -> None:
+        """Raise ContextGone if the context has ended."""
+        if self.ended is not None:
+            raise self._gone()
+
+    def _gone(self) -> errors.AgentToolsError:
+        return errors.draining() if self._kept_on else errors.context_gone(self.ended)
+
+    # Changing
+
+    def apply(self, updates: Mapping[str, Any], version: int | None = None) -> Applied:
+        """Change the state by a JSON merge patch, without waiting: `stored` waits for the store.
+
+        Args:
+            updates: the patch. It becomes part of the state: do not change it later.
+            version: the version that it changes; None for any.
+
+        Raises:
+            MalformedMessage: it writes a member of `SERVER_MEMBERS`.
+            VersionConflict: the context has another version.
+            TooLargeMessage: the patch or the new state is beyond the limits.
+            TooMuch: the server has no memory for it, or too many updates wait for the store.
+            ContextGone: the context has ended.
+        """
+        refuse_server_members(updates)
+        return self._apply(updates, version)
+
+    def _apply(self, updates: Mapping[str, Any], version: int | None) -> Applied:
+        """As `apply`, for whoever may write every member."""
+        self.check()
+        newest, before, shared = self.newest_version, self._newest_size, self._states
+        if version is not None and version != newest:
+            raise errors.VersionConflict(f"the context has version {newest}", {"version": newest})
+        if shared.durable and self._unsaved is not None and len(self._unsaved) >= shared.limits.max_unsaved:
+            raise errors.TooMuch(f"{len(self._unsaved):,} updates of the context wait for the store", retry_after=1)
+        state = self._state if self._newest is None else self._newest
+        value, size, patch = patched(state, before, updates, shared.bounds)
+        applied = Applied(updates, newest + 1, size, patch)
+        growth = size.size - before.size + OF_MEMBER * (size.members - before.members)
+        if not shared.durable:
+            self._hold_more(growth)
+            self._state = value
+            self._become(applied)
+            return applied
+        applied.memory = _OF_UNSAVED + memory_of(patch)
+        copied = _COPIES * OF_MEMBER * (size.members - (0 if self._newest is None else before.members))
+        self._hold_more(growth + applied.memory + copied)
+        self._waiting += applied.memory + copied
+        self._newest = value
+        self._store(applied)
+        return applied
+
+    @property
+    def newest_version(self) -> int:
+        """The version with the updates that the store does not have yet."""
+        return self._unsaved[-1].version if self._unsaved else self.version
+
+    @property
+    def _newest_size(self) -> StateSize:
+        return self._unsaved[-1].size if self._unsaved else self._size
+
+    def _hold_more(self, growth: int) -> None:
+        """Count so many more bytes of memory, if there are."""
+        if growth > 0 and not self.share.holding.fits(growth):
+            self.share.holding.refuse("context")
+            raise errors.TooMuch("the server has no memory for a larger state", retry_after=self._states.limits.idle)
+        self.hold(growth)
+
+    def _become(self, applied: Applied) -> None:
+        """Count an update whose result is the state from now on, and tell the watchers."""
+        self._size = applied.size
+        self.version = applied.version
+        self._states.updates += 1
+        if self._watches:
+            event = ContextEvent("update", self.id, applied.version, applied.updates)
+            for watch in self._watches:
+                watch.add(event, applied.patch.size)
+
+    def record(self, entry: Mapping[str, Any], asked: bytes | None = None, answer: KeptAnswer | None = None) -> None:
+        """Add a call to the tool history; no effect once the context has ended. The version stays.
+
+        Args:
+            entry: `{"request_id", "tool", "version", "arguments", "status", "at"}`, with the arguments as received.
+            asked: what was asked, in a form that compares.
+            answer: given again for the same request, or None.
+        """
+        limits = self._states.limits
+        if self.ended is not None:
+            return
+        grown = 0
+        if asked is not None and answer is not None:
+            if self.answers is None:
+                self.answers = GivenAnswers()
+            grown = self.answers.add(entry["request_id"], asked, answer, limits.answers)
+        if limits.history:
+            history = self._history
+            if history is None:
+                history = self._history = ToolHistory()
+            before = history.held
+            history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
+            grown += history.held - before
+            if self._states.durable:
+                self._states.save(self)
+        self.hold(grown)
+
+    def hold(self, change: int) -> None:
+        """Count so many more bytes of memory for it."""
+        if change:
+            self._held += change
+            self.share.holding.add(change)
+
+    # For the store
+
+    async def save(self) -> None:
+        """Wait until the store has the context as it is. Raises AgentToolsError: the store failed."""
+        self._waiting += _OF_UNSAVED
+        self.hold(_OF_UNSAVED)
+        now = Applied({}, self.newest_version, self._newest_size, StateSize(), _OF_UNSAVED)
+        self._store(now)
+        await now.stored()
+
+    def _store(self, applied: Applied) -> None:
+        applied.wait_for_store()
+        if self._unsaved is None:
+            self._unsaved = deque()
+        self._unsaved.append(applied)
+        self._states.save(self)
+
+    @property
+    def text_size(self) -> int:
+        """About how many bytes it takes as text."""
+        return self._newest_size.size + (0 if self._history is None else self._history.held)
+
+    def to_store(self) -> KeptContext:
+        """Return its newest state, for the store."""
+        state = self._state if self._newest is None else self._newest
+        now, trio_now = time.time(), trio.current_time()
+        ends = now + self._ends - trio_now
+        # It is saved again before half of that is over: its deadline comes after `idle` seconds at the latest.
+        until = min(ends, now + 2 * self._states.limits.idle)
+        history = () if self._history is None else tuple(self._history.entries)
+        return KeptContext(self.owner, self.id, self.newest_version, state, history, self.created, ends, until)
+
+    def note_stored(self, one: KeptContext) -> None:
+        """Make the updates up to this version the state: the store has them. Never raises."""
+        unsaved = self._unsaved
+        if not unsaved:
+            return
+        if one.version > self.version:
+            state: Any = one.state  # as `to_store` returned it
+            self._state = state
+        while unsaved and unsaved[0].version <= one.version:
+            update = unsaved.popleft()
+            if update.version > self.version:
+                self._become(update)
+            self._waiting -= update.memory
+            self.hold(-update.memory)
+            update.finish()
+        if not unsaved:
+            self._none_waits()
+
+    def note_failed(self) -> bool:
+        """Forget the updates that the store does not have: it failed. Return whether to write the context again."""
+        self._fail_unsaved(lambda: errors.AgentToolsError("the service could not keep the update; nothing was changed"))
+        return self.ended is None
+
+    def _none_waits(self) -> None:
+        self._unsaved = self._newest = None
+        self.hold(-self._waiting)
+        self._waiting = 0
+
+    def _fail_unsaved(self, error: Callable[[], errors.AgentToolsError]) -> None:
+        newest, unsaved = self._newest_size, self._unsaved
+        self._none_waits()
+        self.hold(memory_of(self._size) - memory_of(newest))
+        for one in unsaved or ():
+            one.finish(error())
