@@ -12,9 +12,9 @@ import trio
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.nurseries import open_service_nursery
 from trimcp.server.server import Server
 from trimcp.session.drive import drive
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.jsonrpc import parse
 from trimcp.wire.revisions import LATEST, Revision
 

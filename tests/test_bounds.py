@@ -12,17 +12,17 @@ import pytest
 import trimcp
 import trimcp.testing
 from trimcp import agent_tools, auth
-from trimcp.bounds import check_number, checked
 from trimcp.client.client import Client
 from trimcp.fleet.supervision import Breaker, Health
-from trimcp.restarts import Restarts
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits, Quota
+from trimcp.support.bounds import check_number, checked
+from trimcp.support.restarts import Restarts
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.client.target import HttpServer
-from trimcp.transports.http.events import MemoryEvents
-from trimcp.transports.http.events_sqlite import SqliteEvents
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
+from trimcp.transports.http.state.events import MemoryEvents
+from trimcp.transports.http.state.events_sqlite import SqliteEvents
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.stdio.ending import ShutdownTimes
 from trimcp.transports.websocket.client import WebSocketServer

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 from hypothesis import given
 
-from trimcp.budget import LITTLE, Amount, Budget, Holding
+from trimcp.budget.accounts import LITTLE, Amount, Budget, Holding
 
 MIB = 1024 * 1024
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trimcp.errors import LocalError
-from trimcp.files import UnusableFile, WrongFile, claim_file, read_file, read_text
+from trimcp.support.files import UnusableFile, WrongFile, claim_file, read_file, read_text
 
 ROOT = os.geteuid() == 0 if hasattr(os, "geteuid") else False
 

@@ -19,18 +19,26 @@ MAX_LINES = 600
 _WIRE = {
     "errors",
     "principal",
-    "lazy",
-    "values",
-    "slotted",
-    "bounds",
-    "rates",
-    "cleaning",
-    "files",
+    "support.lazy",
+    "support.values",
+    "support.slotted",
+    "support.bounds",
+    "support.rates",
+    "support.cleaning",
+    "support.files",
     "security",
     "hidden",
     "wire",
 }
-_CHANNEL = _WIRE | {"framing", "budget", "nurseries", "containment", "descendants", "restarts", "channel"}
+_CHANNEL = _WIRE | {
+    "framing",
+    "budget",
+    "support.nurseries",
+    "support.containment",
+    "support.descendants",
+    "support.restarts",
+    "channel",
+}
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
@@ -50,21 +58,22 @@ _ANYTHING = _SERVER | {
 
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
-    "lazy": {"lazy"},
-    "values": {"values"},
-    "slotted": {"slotted"},
+    "support": {"support"},
+    "support.lazy": {"support.lazy"},
+    "support.values": {"support.values"},
+    "support.slotted": {"support.slotted"},
     "principal": {"principal"},
-    "bounds": {"bounds"},
-    "rates": {"rates"},
-    "restarts": {"bounds", "values", "restarts"},
-    "cleaning": {"cleaning"},
-    "files": {"cleaning", "errors", "files"},
-    "hidden": {"hidden", "values"},
-    "security": {"cleaning", "security"},
-    "nurseries": {"nurseries"},
-    "containment": {"nurseries", "containment"},
-    "descendants": {"values", "descendants"},
-    "budget": {"values", "cleaning", "security", "budget"},
+    "support.bounds": {"support.bounds"},
+    "support.rates": {"support.rates"},
+    "support.restarts": {"support.bounds", "support.values", "support.restarts"},
+    "support.cleaning": {"support.cleaning"},
+    "support.files": {"support.cleaning", "errors", "support.files"},
+    "hidden": {"hidden", "support.values"},
+    "security": {"support.cleaning", "security"},
+    "support.nurseries": {"support.nurseries"},
+    "support.containment": {"support.nurseries", "support.containment"},
+    "support.descendants": {"support.values", "support.descendants"},
+    "budget": {"support.values", "support.cleaning", "security", "budget"},
     "wire": _WIRE,
     "framing": _WIRE | {"framing"},
     "protocol": _WIRE | {"protocol"},
@@ -89,29 +98,31 @@ LAYERS: dict[str, set[str]] = {
     "cli": _ANYTHING,
     "trimcp": _ANYTHING - {"bench", "cli"},
 }
-"""Each layer (a module or folder of the package) with the layers it may import, itself among them."""
+"""Each layer (a module or folder of the package, a module of `support`) with those it may import, itself too."""
 
 FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes", "trimcp.wire.subschemas"}
 """All of `wire` that turning bytes into messages needs; the payloads are none of its business."""
 
 HTTP_FLOORS = (
-    {"accept", "deadlines", "events", "shares"},
-    {"events_sqlite", "seams"},
-    {"access", "identity", "origins", "routing"},
-    {"settings", "streams"},
-    {"sessions"},
-    {"exchange", "sse2024"},
-    {"face"},
+    {"endpoint.accept", "state.deadlines", "state.events", "peers.shares"},
+    {"state.events_sqlite", "interfaces"},
+    {"peers.access", "peers.identity", "peers.origins", "endpoint.routing"},
+    {"settings", "state.streams"},
+    {"state.sessions"},
+    {"endpoint.exchange", "endpoint.sse2024"},
+    {"endpoint.application"},
 )
 """The modules of `transports/http`, from the lowest floor up: each may import those below its own."""
 
+_BY_HOSTS = {"interfaces", "peers.shares", "settings", "state.deadlines"}
+
 HTTP_FOLDERS = {
-    "h1": {"h1", "h2.connection", "deadlines", "seams", "settings", "shares"},
-    "h2": {"h2", "h1.hosting", "h1.parser", "h1.wires", "h1.writer", "deadlines", "seams", "settings", "shares"},
-    "asgi": {"asgi", "deadlines", "seams", "settings", "shares", "h1.sockets", "h1.wires"},
-    "client": {"client", "deadlines", "h1.replies", "h1.wires"},
+    "h1": {"h1", "h2.connection", *_BY_HOSTS},
+    "h2": {"h2", "h1.hosting", "h1.parser", "h1.wires", "h1.writer", *_BY_HOSTS},
+    "asgi": {"asgi", "h1.sockets", "h1.wires", *_BY_HOSTS},
+    "client": {"client", "state.deadlines", "h1.replies", "h1.wires"},
 }
-"""Its folders with what of `transports/http` each may import: a host knows the seams, and no route or session."""
+"""Its other folders with what of `transports/http` each may import: a host knows the interfaces, and no session."""
 
 AGENT_ROOMS = {
     "messages": set[str](),
@@ -210,8 +221,9 @@ def _http_may_know(path: str, name: str) -> bool:
     known = name.removeprefix("trimcp.transports.http.")
     if not path.startswith(HTTP) or known == name:
         return True
-    folder, _, module = path.removeprefix(HTTP).removesuffix(".py").rpartition("/")
-    if folder:
+    module = path.removeprefix(HTTP).removesuffix(".py").replace("/", ".")
+    folder = module.split(".")[0]
+    if folder in HTTP_FOLDERS:
         return bool({known, known.split(".")[0]} & HTTP_FOLDERS[folder])
     floor = next((number for number, names in enumerate(HTTP_FLOORS) if module in names), 0)
     return any(known in names for names in HTTP_FLOORS[:floor])
@@ -235,7 +247,11 @@ def _dotted(path: str) -> str:
 
 
 def _layer(module: str) -> str:
-    return module.split(".")[1] if "." in module else "trimcp"
+    """The layer of a module. Each module of `support` is one of its own: some use Trio, which `wire` must not know."""
+    names = module.split(".")
+    if len(names) == 1:
+        return "trimcp"
+    return ".".join(names[1:3]) if names[1] == "support" else names[1]
 
 
 def _imports(tree: ast.Module, path: str, modules: set[str]) -> Iterator[tuple[int, str]]:
@@ -303,7 +319,7 @@ def test_a_sound_tree_has_no_problems() -> None:
         ("framing/lines.py", "trimcp.channel"),
         ("protocol/connection.py", "trimcp.framing.lines"),
         ("protocol/connection.py", "trimcp.channel"),
-        ("cleaning.py", "trimcp.wire.jsonrpc"),
+        ("support/cleaning.py", "trimcp.wire.jsonrpc"),
         ("schema/validator.py", "trimcp.protocol.connection"),
         ("schema/validator.py", "trimcp.client.client"),
         ("schema/forms.py", "trimcp.session.session"),
@@ -338,7 +354,8 @@ def test_a_sound_tree_has_no_problems() -> None:
     ],
 )
 def test_an_import_upward_or_sideways_is_found(path: str, imported: str) -> None:
-    layer = path.split("/")[0].removesuffix(".py").replace("__init__", "trimcp")
+    layer = path.removesuffix(".py").replace("/", ".")
+    layer = layer if layer.startswith("support.") else layer.split(".")[0].replace("__init__", "trimcp")
     assert complaints_about(path, f"import {imported}") == [f"line 1: {layer} must not know {imported}"]
 
 
@@ -368,17 +385,17 @@ def test_framing_knows_messages_and_no_payloads() -> None:
 @pytest.mark.parametrize(
     ("module", "imported"),
     [
-        ("routing", "exchange"),
-        ("sessions", "exchange"),
-        ("exchange", "face"),
-        ("exchange", "sse2024"),
-        ("exchange", "h1.connection"),
-        ("face", "client.target"),
-        ("h1/connection", "face"),
+        ("endpoint/routing", "endpoint.exchange"),
+        ("state/sessions", "endpoint.exchange"),
+        ("endpoint/exchange", "endpoint.application"),
+        ("endpoint/exchange", "endpoint.sse2024"),
+        ("endpoint/exchange", "h1.connection"),
+        ("endpoint/application", "client.target"),
+        ("h1/connection", "endpoint.application"),
         ("h1/connection", "asgi.app"),
-        ("asgi/request", "sessions"),
+        ("asgi/request", "state.sessions"),
         ("asgi/guards", "h1.connection"),
-        ("client/target", "seams"),
+        ("client/target", "interfaces"),
     ],
 )
 def test_http_keeps_to_its_floors_and_folders(module: str, imported: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import trimcp
 from tests.yardsticks import assert_costs
-from trimcp.cleaning import digest, harmless, log_crash, mask, mask_text, shapes, traceback_text
+from trimcp.support.cleaning import digest, harmless, log_crash, mask, mask_text, shapes, traceback_text
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 import trimcp
 from trimcp.net import Software
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
 

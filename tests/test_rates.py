@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.rates import TokenBucket
+from trimcp.support.rates import TokenBucket
 
 
 def test_it_begins_full_and_fills_at_its_rate() -> None:

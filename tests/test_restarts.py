@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from trimcp.restarts import RestartCount, Restarts
+from trimcp.support.restarts import RestartCount, Restarts
 
 
 def test_pauses_are_drawn_below_a_ceiling_that_doubles() -> None:

@@ -6,7 +6,7 @@ Most programs need only the names in this package. The rest is in the packages `
 at first use.
 """
 
-from trimcp.lazy import lazy_names as _lazy_names
+from trimcp.support.lazy import lazy_names as _lazy_names
 
 # The only list of names. The stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {
@@ -45,15 +45,15 @@ _NAMES = {
     "trimcp.session.listening": "PromptsChanged ResourceUpdated ResourcesChanged Subscription ToolsChanged",
     "trimcp.testing": "testing=.",
     "trimcp.transports.grpc.client": "GrpcServer",
-    "trimcp.transports.http.access": "AccessLog JsonFormatter",
+    "trimcp.transports.http.peers.access": "AccessLog JsonFormatter",
     "trimcp.transports.http.asgi.hypercorn": "serve_hypercorn",
     "trimcp.transports.http.client.policy": "HttpTimeouts=Timeouts",
     "trimcp.transports.http.client.target": "HttpServer",
-    "trimcp.transports.http.events_sqlite": "SqliteEvents",
-    "trimcp.transports.http.events": "EventStore MemoryEvents",
+    "trimcp.transports.http.state.events_sqlite": "SqliteEvents",
+    "trimcp.transports.http.state.events": "EventStore MemoryEvents",
     "trimcp.principal": "Principal",
-    "trimcp.transports.http.identity": "Refused bearer_tokens",
-    "trimcp.transports.http.origins": "Origins",
+    "trimcp.transports.http.peers.identity": "Refused bearer_tokens",
+    "trimcp.transports.http.peers.origins": "Origins",
     "trimcp.transports.http.settings": "HttpLimits HttpSettings",
     "trimcp.transports.memory": "memory_channels",
     "trimcp.transports.stdio.server": "claim_stdio",

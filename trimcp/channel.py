@@ -18,11 +18,11 @@ from typing import Any, ClassVar, Final, Protocol, Self
 import attrs
 import trio
 
-from trimcp.budget import Holding
+from trimcp.budget.accounts import Holding
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
-from trimcp.slotted import slotted
-from trimcp.values import shown, valued
+from trimcp.support.slotted import slotted
+from trimcp.support.values import shown, valued
 from trimcp.wire.jsonrpc import Message, RequestId
 
 LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")

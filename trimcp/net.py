@@ -18,10 +18,10 @@ import trio
 
 from trimcp.channel import run_trio
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery
 from trimcp.run import Served, run_of, signals
-from trimcp.transports.http.face import HttpFace
-from trimcp.transports.http.identity import TokenAuth
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.transports.http.endpoint.application import HttpFace
+from trimcp.transports.http.peers.identity import TokenAuth
 from trimcp.transports.http.settings import Companion, HttpLimits, HttpSettings
 from trimcp.transports.trace import Write, trace_from_environment
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.exchanges import ClientAuth
     from trimcp.transports.http.client.policy import Mode, Timeouts
     from trimcp.transports.http.client.target import HttpServer
-    from trimcp.transports.http.seams import Head, Upgrade
+    from trimcp.transports.http.interfaces import Head, Upgrade
     from trimcp.transports.websocket.client import WebSocketServer
     from trimcp.transports.websocket.frames import KeepAlive
 

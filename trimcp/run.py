@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from trimcp.channel import MessageChannel, run_trio
-from trimcp.nurseries import open_service_nursery
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.session import Session
-from trimcp.slotted import slotted
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import slotted
+from trimcp.support.values import valued
 from trimcp.transports.stdio.server import claim_stdio
-from trimcp.values import valued
 
 if TYPE_CHECKING:
     from trimcp.client.hosts import ServerEntry

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from trimcp.cleaning import harmless, mask
+from trimcp.support.cleaning import harmless, mask
 
 SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -16,8 +16,8 @@ from trimcp.agent_tools import AgentCaller, AgentRun, AgentTools
 from trimcp.agent_tools.bindings.websocket import serve_agent
 from trimcp.agent_tools.messages.schemas import schemas
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.nurseries import open_service_nursery
 from trimcp.server.running import Running
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.jsonrpc import parse_value, too_large
 
 ADA = AgentCaller(trimcp.Principal("ada", scopes={"tools:register"}), "agent-a")

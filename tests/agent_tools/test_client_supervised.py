@@ -30,7 +30,7 @@ from trimcp.agent_tools.messages.messages import (
 )
 from trimcp.errors import ConnectionLost
 from trimcp.framing.grpc import GrpcStatus
-from trimcp.restarts import Restarts
+from trimcp.support.restarts import Restarts
 from trimcp.transports.grpc.calls import CallFailed
 
 QUICK = Restarts(first_pause=0.01, longest_pause=0.05, most=1_000)

@@ -28,7 +28,8 @@ from trimcp.agent_tools.messages.errors import (
     UnknownContext,
     VersionConflict,
 )
-from trimcp.budget import LITTLE, NOWHERE_KNOWN, Budget
+from trimcp.budget.accounts import LITTLE, Budget
+from trimcp.budget.owners import NOWHERE_KNOWN
 
 
 def own(actor: ContextActor) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere
-from trimcp.cleaning import digest
+from trimcp.support.cleaning import digest
 
 HOSTS = pytest.mark.parametrize("host", ["http", "http on hypercorn", "http/2"])
 EVENTS = {"accept": "text/event-stream, application/json"}

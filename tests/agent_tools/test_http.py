@@ -19,7 +19,7 @@ from tests.transports.http.face import Answer, Visitor, visiting
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.contexts.limits import ContextLimits
 from trimcp.errors import LocalError
-from trimcp.transports.http.seams import Head, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Head, HttpResponse, Upgrade
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.revisions import LATEST_LEGACY
 

@@ -23,7 +23,7 @@ from trimcp.agent_tools.client.wire import AgentTarget, ProviderStream
 from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
 from trimcp.channel import Outgoing
 from trimcp.errors import ConnectionLost, LocalError
-from trimcp.restarts import Restarts
+from trimcp.support.restarts import Restarts
 
 TRANSPORTS = ("websocket", "websocket on hypercorn", "grpc")
 QUICK = Restarts(first_pause=0.01, longest_pause=0.05)

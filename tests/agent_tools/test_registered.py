@@ -26,7 +26,7 @@ from trimcp.agent_tools import (
     ToolFailed,
     TooMuch,
 )
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Get current weather for a city", "parameters": SCHEMA}

@@ -29,7 +29,7 @@ from trimcp.agent_tools.messages.errors import (
     UnknownContext,
     VersionConflict,
 )
-from trimcp.budget import Budget
+from trimcp.budget.accounts import Budget
 
 FAILED = OSError("the disk is full")
 

@@ -26,8 +26,8 @@ from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.bindings.websocket import AgentChannel
 from trimcp.principal import Principal
 from trimcp.session.session import Session
-from trimcp.transports.http.identity import Refused
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
+from trimcp.transports.http.peers.identity import Refused
 from trimcp.transports.websocket.channel import WebSocketChannel
 
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)

@@ -16,7 +16,7 @@ import trimcp
 from trimcp.agent_tools import AgentTools, RegistrationRules
 from trimcp.agent_tools.messages.schemas import published
 from trimcp.session.scopes import cancellation_text
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
 
 TOKENS = {"demo-token": "demo", "other-token": "other", "weak-token": "weak", "short-token": "demo"}
 """Static tokens, and whose they are. `weak` lacks every scope; the short one ends in a minute."""

@@ -26,8 +26,8 @@ from trimcp.auth.resource_server import Introspection, ResourceServer
 from trimcp.auth.steps import Fetch
 from trimcp.principal import Principal
 from trimcp.security import security_event
-from trimcp.transports.http.identity import Refused, bearer_tokens
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
+from trimcp.transports.http.peers.identity import Refused, bearer_tokens
 
 RESOURCE = "https://mcp.example/mcp"
 ISSUER = "https://auth.example"

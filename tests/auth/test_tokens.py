@@ -37,7 +37,7 @@ from trimcp.auth.jose import ProofKey
 from trimcp.auth.resource_server import Introspection
 from trimcp.auth.verifying import Replays
 from trimcp.principal import Principal
-from trimcp.transports.http.identity import Refused, bearer_tokens
+from trimcp.transports.http.peers.identity import Refused, bearer_tokens
 
 ASKING = Introspection(f"{ISSUER}/introspect", "me", "s3cret", ISSUER)
 GOOD = {"active": True, "sub": "ann", "aud": RESOURCE, "exp": NOW + 600}

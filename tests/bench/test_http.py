@@ -23,7 +23,7 @@ from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.transports.http.client.target import HttpServer
-from trimcp.transports.http.identity import bearer_tokens
+from trimcp.transports.http.peers.identity import bearer_tokens
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 

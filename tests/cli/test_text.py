@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from trimcp.cleaning import clean, one_line
 from trimcp.cli.text import describe_content, describe_resource
+from trimcp.support.cleaning import clean, one_line
 from trimcp.wire.content import (
     BlobResourceContents,
     EmbeddedResource,

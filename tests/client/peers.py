@@ -14,7 +14,6 @@ from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import ErrorReply
-from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Profile, Role
@@ -23,6 +22,7 @@ from trimcp.session.drive import driving
 from trimcp.session.job import Job
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.capabilities import (

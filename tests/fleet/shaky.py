@@ -11,7 +11,7 @@ import trio
 
 import trimcp
 from trimcp.channel import Incoming, MessageChannel
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.wrapped import WrappedChannel
 

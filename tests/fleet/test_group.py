@@ -13,7 +13,7 @@ from tests.client.peers import HandMade, Scripted, text
 from trimcp.client.client import Client
 from trimcp.errors import ConnectionLost, ErrorReply, LocalError
 from trimcp.fleet.group import Group
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.revisions import V2025_06_18
 from trimcp.wire.tools import ListToolsResult, Tool

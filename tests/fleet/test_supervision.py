@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from trimcp.cleaning import one_line
 from trimcp.fleet import Breaker, Health, UpstreamState, UpstreamStatistics
+from trimcp.support.cleaning import one_line
 
 
 @pytest.mark.parametrize("value", [0, -1.0])

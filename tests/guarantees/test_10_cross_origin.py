@@ -9,7 +9,7 @@ import pytest
 from tests.guarantees.near import BINDS, doors, near
 from tests.guarantees.report import figure
 from tests.peers.serving import SOFTWARE
-from trimcp.transports.http.origins import Origins
+from trimcp.transports.http.peers.origins import Origins
 from trimcp.transports.http.settings import HttpSettings
 
 pytestmark = pytest.mark.slow

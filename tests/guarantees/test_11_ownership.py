@@ -16,8 +16,8 @@ from tests.peers.http1 import http_request, post
 from tests.peers.messages import modern_request, request
 from tests.peers.serving import SOFTWARE, ServedHere
 from tests.peers.websockets import upgrade
-from trimcp.transports.http.identity import Identity, Principal, Refused, bearer_tokens
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
+from trimcp.transports.http.peers.identity import Identity, Principal, Refused, bearer_tokens
 from trimcp.transports.http.settings import HttpSettings
 
 pytestmark = pytest.mark.slow

@@ -22,7 +22,7 @@ from trimcp.auth import AuthorizationError, FileStore, OAuth
 from trimcp.auth.jose import ProofKey
 from trimcp.auth.verifying import Replays
 from trimcp.principal import Principal
-from trimcp.transports.http.identity import Refused
+from trimcp.transports.http.peers.identity import Refused
 
 pytestmark = pytest.mark.slow
 

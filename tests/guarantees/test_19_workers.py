@@ -22,7 +22,7 @@ from tests.hostile import hostile_tools as tools
 from tests.hostile.hostile_tools import CALL
 from tests.peers.serving import served
 from tests.programs import require
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.lifecycle import LoggingMessageParams

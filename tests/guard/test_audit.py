@@ -22,9 +22,9 @@ from tests.pages import ROOT
 from tests.peers.serving import NETWORK, served
 from tests.yardsticks import turns
 from trimcp.channel import NOWHERE, Incoming
-from trimcp.nurseries import open_service_nursery
 from trimcp.session.drive import direct_ends, drive
 from trimcp.session.limits import Limits, Quota
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.connect import connected, every_revision
 from trimcp.wire.jsonrpc import parse
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2024_11_05, V2025_06_18, Revision

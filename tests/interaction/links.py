@@ -27,9 +27,9 @@ from tests.peers.serving import IN_MEMORY, ServedHere, served, target_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.nurseries import open_service_nursery
 from trimcp.session.drive import drive
 from trimcp.session.session import Session
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION

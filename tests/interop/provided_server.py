@@ -14,8 +14,8 @@ import trio
 
 import trimcp
 from trimcp.agent_tools import AgentTools, RegistrationRules, provide
-from trimcp.transports.http.identity import Refused
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
+from trimcp.transports.http.peers.identity import Refused
 
 _TOKEN = "Bearer provided"
 

@@ -14,7 +14,7 @@ import attrs
 import h11
 import trio
 
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
 from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block

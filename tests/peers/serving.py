@@ -16,7 +16,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire
 from tests.peers.http2_relay import translated
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.revisions import LATEST_LEGACY, OLDEST, Revision
 
 __all__ = [

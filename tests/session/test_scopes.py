@@ -12,11 +12,11 @@ import trio.testing
 
 from tests.peers.cancellations import kept_cancellation
 from tests.session.support import linked
-from trimcp.containment import contained
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
 from trimcp.session.clock import deadline_around
 from trimcp.session.scopes import Work, guarded
+from trimcp.support.containment import contained
+from trimcp.support.nurseries import open_service_nursery, parted, reconciled, sole
 
 
 def test_the_sole_exception_is_found_inside_groups() -> None:

@@ -17,7 +17,7 @@ from trio.testing import MockClock
 
 import trimcp
 from trimcp.channel import Incoming, Outgoing
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing import Transcript, connected, every_revision, replay
 from trimcp.testing.journal import JournalWriter, read_journal
 from trimcp.testing.play import outgoing_of, play

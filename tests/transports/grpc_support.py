@@ -15,7 +15,7 @@ from tests.transports.websocket_support import Meeting
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.server import GrpcRoutes, refused_call
 from trimcp.transports.http.h1.listener import serve_http1
-from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, Upgrade
 
 AnswerT = TypeVar("AnswerT")
 

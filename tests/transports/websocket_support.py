@@ -15,7 +15,7 @@ from tests.peers.websockets import RawWebSocket, read_head, upgrade
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.http.h1.wires import PrefixedStream
-from trimcp.transports.http.seams import Head, Upgrade
+from trimcp.transports.http.interfaces import Head, Upgrade
 from trimcp.transports.websocket.channel import serve_upgraded
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive

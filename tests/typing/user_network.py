@@ -13,7 +13,7 @@ import trio
 
 import trimcp
 from tests.typing.user_server import server
-from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.transports.http.interfaces import Head, HttpResponse
 
 known = trimcp.bearer_tokens({"t0ken": "ada"}, realm="notes")
 

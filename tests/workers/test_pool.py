@@ -19,7 +19,7 @@ import trio.testing
 import trimcp
 from tests.stopwatch import Stopwatch
 from tests.workers import heavy_tools
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
 from trimcp.watch.tree import work_tree

@@ -1,6 +1,6 @@
 """Agent tools: a second protocol over the same server, with contexts, manifests and providers."""
 
-from trimcp.lazy import lazy_names as _lazy_names
+from trimcp.support.lazy import lazy_names as _lazy_names
 
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {

@@ -28,14 +28,14 @@ from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
 from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.bounds import check_number
 from trimcp.channel import Kind, Outgoing, require_trio
-from trimcp.cleaning import one_line
 from trimcp.errors import ConnectionLost, LocalError, McpError
-from trimcp.restarts import RestartCount, Restarts
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
+from trimcp.support.bounds import check_number
+from trimcp.support.cleaning import one_line
+from trimcp.support.restarts import RestartCount, Restarts
 
 Tools: TypeAlias = Server[Any] | Iterable[Callable[..., Any] | Implemented]
 """A server whose tools are provided, or functions: plain, or with options in an `Implemented`."""

@@ -24,11 +24,8 @@ from trimcp.agent_tools.contexts.handler import ActorContext
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by
-from trimcp.bounds import checked
-from trimcp.budget import Holding
+from trimcp.budget.accounts import Holding
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
-from trimcp.cleaning import digest, harmless, log_crash
-from trimcp.containment import contained
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
 from trimcp.security import security_event
@@ -37,7 +34,10 @@ from trimcp.server.tools import ToolEntry
 from trimcp.session.agent_context import AgentContext, ContextEvent
 from trimcp.session.push import Pushed
 from trimcp.session.session import Session
-from trimcp.transports.http.shares import Places
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import digest, harmless, log_crash
+from trimcp.support.containment import contained
+from trimcp.transports.http.peers.shares import Places
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST

@@ -18,7 +18,6 @@ from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.errors import NotAllowed
 from trimcp.agent_tools.service import MAX_CALLS, AgentCall, AgentRun
-from trimcp.bounds import check_number
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.guard.permission import AccessRequest, Decision, judge
 from trimcp.principal import Principal
@@ -26,15 +25,16 @@ from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.agent_context import AgentContext
 from trimcp.session.context import Context
+from trimcp.support.bounds import check_number
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.revisions import LATEST
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from trimcp.transports.http.identity import Authenticate
-    from trimcp.transports.http.seams import CompanionFace
-    from trimcp.transports.http.sessions import Shared
+    from trimcp.transports.http.interfaces import CompanionFace
+    from trimcp.transports.http.peers.identity import Authenticate
+    from trimcp.transports.http.state.sessions import Shared
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

@@ -1,6 +1,6 @@
 """Who may do what: access tokens, got by clients and checked by servers (`pip install "trimcp[auth]"`)."""
 
-from trimcp.lazy import lazy_names as _lazy_names
+from trimcp.support.lazy import lazy_names as _lazy_names
 
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {
@@ -14,7 +14,7 @@ _NAMES = {
     "trimcp.auth.stores": "CredentialStore FileStore KeyringStore MemoryStore default_path",
     "trimcp.errors": "AuthorizationError",
     "trimcp.principal": "Principal",
-    "trimcp.transports.http.identity": "Refused bearer_tokens",
+    "trimcp.transports.http.peers.identity": "Refused bearer_tokens",
 }
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__, _NAMES)

@@ -27,8 +27,8 @@ from trimcp.auth.stores import MemoryStore as MemoryStore
 from trimcp.auth.stores import default_path as default_path
 from trimcp.errors import AuthorizationError as AuthorizationError
 from trimcp.principal import Principal as Principal
-from trimcp.transports.http.identity import Refused as Refused
-from trimcp.transports.http.identity import bearer_tokens as bearer_tokens
+from trimcp.transports.http.peers.identity import Refused as Refused
+from trimcp.transports.http.peers.identity import bearer_tokens as bearer_tokens
 
 __all__ = [
     "Assertion",

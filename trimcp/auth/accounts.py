@@ -15,9 +15,9 @@ import trio
 from trimcp.auth.credentials import Credentials, StoreKey, Tokens
 from trimcp.auth.jose import ProofKey
 from trimcp.auth.stores import CredentialStore
-from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
-from trimcp.nurseries import sole
+from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import sole
 
 _log = logging.getLogger("trimcp.auth")
 

@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import attrs
 import trio
 
-from trimcp.bounds import checked
 from trimcp.errors import AuthorizationError
+from trimcp.support.bounds import checked
 
 _MAX_HEAD: Final = 16 * 1024
 _PATIENCE: Final = 5.0  # seconds for a browser to send its request, once it has connected

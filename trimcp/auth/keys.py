@@ -19,9 +19,9 @@ from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read
 from trimcp.auth.replies import came, object_in
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.auth.verifying import key_for, read_keys
-from trimcp.bounds import checked
-from trimcp.cleaning import log_crash, one_line
 from trimcp.errors import AuthorizationError
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import log_crash, one_line
 
 if TYPE_CHECKING:
     from trimcp.auth.fetching import Fetcher

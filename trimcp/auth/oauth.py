@@ -28,10 +28,10 @@ from trimcp.auth.metadata import host_of, is_loopback, origin_of
 from trimcp.auth.replies import code_of, shown
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
 from trimcp.auth.stores import CredentialStore, MemoryStore
-from trimcp.bounds import checked
-from trimcp.cleaning import log_crash
 from trimcp.errors import AuthorizationError
-from trimcp.nurseries import open_service_nursery, sole
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import log_crash
+from trimcp.support.nurseries import open_service_nursery, sole
 
 if TYPE_CHECKING:
     import httpx2

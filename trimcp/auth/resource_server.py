@@ -36,16 +36,16 @@ from trimcp.auth.verifying import (
     check_proof,
     unverified,
 )
-from trimcp.bounds import checked
-from trimcp.budget import owner_of
+from trimcp.budget.owners import owner_of
 from trimcp.channel import require_trio
-from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
-from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
-from trimcp.rates import TokenBucket
-from trimcp.transports.http.identity import Authenticate, Identity, Refused
-from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.rates import TokenBucket
+from trimcp.transports.http.interfaces import Head, HttpResponse
+from trimcp.transports.http.peers.identity import Authenticate, Identity, Refused
 
 if TYPE_CHECKING:
     import httpx2

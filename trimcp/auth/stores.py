@@ -18,9 +18,9 @@ from typing import Any, Final
 import trio
 
 from trimcp.auth.credentials import Credentials, StoreKey
-from trimcp.cleaning import one_line
 from trimcp.errors import AuthorizationError
-from trimcp.files import MissingFile, UnusableFile, advice, read_file
+from trimcp.support.cleaning import one_line
+from trimcp.support.files import MissingFile, UnusableFile, advice, read_file
 
 _SERVICE: Final = "trimcp"
 _LOCK_SECONDS: Final = 10.0

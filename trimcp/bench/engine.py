@@ -20,7 +20,7 @@ from trimcp.bench.report import Cost, Generator, Report, Snapshot, WireName
 from trimcp.bench.supply import Load, Supply
 from trimcp.bench.tally import Tally
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.stdio.child import StdioServer
 
 if TYPE_CHECKING:

@@ -48,8 +48,8 @@ from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, read_headers
 from trimcp.cli.text import Line, as_json, describe_content, describe_resource, theirs
 from trimcp.client.session import ClientSession
-from trimcp.files import UnusableFile
 from trimcp.run import run_stdio
+from trimcp.support.files import UnusableFile
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 from trimcp.wire.tools import Tool

@@ -16,7 +16,7 @@ from trimcp.cli.exits import Failure
 from trimcp.cli.options import ReachOptions, option, with_options
 from trimcp.cli.schemas import ValueProblem, parse_arguments
 from trimcp.errors import LocalError
-from trimcp.files import UnusableFile, read_text
+from trimcp.support.files import UnusableFile, read_text
 
 BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),

@@ -21,8 +21,8 @@ from trimcp.cli.text import as_json
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
-from trimcp.nurseries import open_service_nursery
 from trimcp.run import on_signals
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
 from trimcp.wire.revisions import LEGACY, REVISIONS

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from trimcp.cleaning import clean
+from trimcp.support.cleaning import clean
 
 TOOL_ERROR: Final = 1
 USAGE: Final = 2

@@ -14,12 +14,12 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import clean
 from trimcp.cli.exits import Failure
 from trimcp.cli.schemas import describe_properties, describe_result
 from trimcp.cli.text import Line, theirs, told
 from trimcp.client.session import ClientSession
 from trimcp.errors import InvalidReply, McpError
+from trimcp.support.cleaning import clean
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.converter import converter_for

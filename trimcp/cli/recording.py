@@ -19,8 +19,8 @@ from trimcp.cli.screen import Screen
 from trimcp.cli.targets import NO_HEADERS, find_target, lost_text
 from trimcp.cli.text import theirs
 from trimcp.errors import McpError
-from trimcp.nurseries import open_service_nursery
 from trimcp.run import signals
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.journal import JournalWriter
 from trimcp.testing.play import outgoing_of, play
 from trimcp.testing.transcript import Transcript

@@ -16,7 +16,7 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, Kind, MessageChannel, Outgoing
 from trimcp.cli.exits import Failure
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError, McpError
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.journal import JournalWriter
 
 _HOST: Final = "127.0.0.1"

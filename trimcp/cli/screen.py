@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from trimcp.cleaning import clean
 from trimcp.cli.text import as_json, number_text, theirs
+from trimcp.support.cleaning import clean
 from trimcp.wire.lifecycle import LoggingMessageParams, ProgressParams
 
 _SECONDS_PER_LINE: Final = 1.0

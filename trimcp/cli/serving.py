@@ -23,16 +23,16 @@ from trimcp.cli.loading import Loaded
 from trimcp.cli.options import RunOptions
 from trimcp.cli.workers import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
-from trimcp.files import UnusableFile, read_text
 from trimcp.net import serve_http
-from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.request_state import Sealer
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
-from trimcp.transports.http.access import AccessLog, JsonFormatter
+from trimcp.support.files import UnusableFile, read_text
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
-from trimcp.transports.http.identity import Authenticate, TokenAuth, bearer_tokens
-from trimcp.transports.http.origins import Origins
+from trimcp.transports.http.peers.access import AccessLog, JsonFormatter
+from trimcp.transports.http.peers.identity import Authenticate, TokenAuth, bearer_tokens
+from trimcp.transports.http.peers.origins import Origins
 from trimcp.transports.http.settings import Companion, HttpSettings
 
 _FIRST_HANDED: Final = 3  # sd_listen_fds(3)

@@ -17,8 +17,8 @@ from trimcp.cli.text import theirs, told
 from trimcp.client.client import URL
 from trimcp.client.hosts import ServerEntry, expand_variables, name_servers, read_servers
 from trimcp.errors import ConnectionLost, LocalError, McpError
-from trimcp.files import UnusableFile, read_text
 from trimcp.run import target_of
+from trimcp.support.files import UnusableFile, read_text
 from trimcp.transports.stdio.child import StdioServer
 
 if TYPE_CHECKING:

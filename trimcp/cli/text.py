@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from trimcp.cleaning import clean, one_line
 from trimcp.errors import McpError, RemoteError
+from trimcp.support.cleaning import clean, one_line
 from trimcp.wire.content import (
     AudioContent,
     BlobResourceContents,

@@ -12,16 +12,16 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.cleaning import log_crash
 from trimcp.client.handlers import ClientProgram, call_handler
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.events import Notified
-from trimcp.rates import TokenBucket
 from trimcp.security import security_event
 from trimcp.session.clock import Clocks
 from trimcp.session.job import Job
 from trimcp.session.scopes import written
 from trimcp.session.session import Session
+from trimcp.support.cleaning import log_crash
+from trimcp.support.rates import TokenBucket
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED
 from trimcp.wire.content import TextContent

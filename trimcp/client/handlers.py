@@ -13,10 +13,10 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import attrs
 
-from trimcp.bounds import check_callable, check_number, check_truth
-from trimcp.containment import contained
 from trimcp.protocol.profile import Profile
 from trimcp.session.limits import Limits
+from trimcp.support.bounds import check_callable, check_number, check_truth
+from trimcp.support.containment import contained
 from trimcp.wire.capabilities import (
     ClientCapabilities,
     ElicitationCapability,

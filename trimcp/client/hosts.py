@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.errors import LocalError
-from trimcp.files import read_text
+from trimcp.support.files import read_text
 from trimcp.wire.revisions import REVISIONS
 
 Source: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]

@@ -13,7 +13,6 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import one_line
 from trimcp.client.cache import Cache
 from trimcp.client.endpoint import ClientEndpoint, Logs
 from trimcp.client.handlers import ClientProgram, call_handler
@@ -26,6 +25,7 @@ from trimcp.session.clock import Clocks
 from trimcp.session.listening import Subscription, Subscriptions, changes_wanted
 from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics
+from trimcp.support.cleaning import one_line
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_LOG_LEVEL, REJECTED, Cacheable, Implementation, LoggingLevel, PageParams
 from trimcp.wire.input_requests import InputRequest

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import attrs
 import orjson
 
-from trimcp.cleaning import in_quotes, one_line
 from trimcp.errors import InvalidReply
 from trimcp.framing.headers import Mirror, find_mirrors, param_headers
 from trimcp.security import security_event
+from trimcp.support.cleaning import in_quotes, one_line
 from trimcp.wire.common import Unreadable
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT

@@ -1,13 +1,13 @@
 """Several servers used together: connections that reconnect, groups of servers, and calls to several at once."""
 
-from trimcp.lazy import lazy_names as _lazy_names
+from trimcp.support.lazy import lazy_names as _lazy_names
 
 # The only list of names; the stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {
     "trimcp.fleet.combinators": "Mapped Outcome call_all first_of hedge map_bounded",
     "trimcp.fleet.group": "Group",
     "trimcp.fleet.supervision": "Breaker Health UpstreamState UpstreamStatistics",
-    "trimcp.restarts": "Restarts",
+    "trimcp.support.restarts": "Restarts",
     "trimcp.fleet.upstream": "Upstream UpstreamSubscription supervise",
 }
 

@@ -14,7 +14,7 @@ from trimcp.fleet.supervision import UpstreamStatistics as UpstreamStatistics
 from trimcp.fleet.upstream import Upstream as Upstream
 from trimcp.fleet.upstream import UpstreamSubscription as UpstreamSubscription
 from trimcp.fleet.upstream import supervise as supervise
-from trimcp.restarts import Restarts as Restarts
+from trimcp.support.restarts import Restarts as Restarts
 
 __all__ = [
     "Breaker",

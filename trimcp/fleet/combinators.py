@@ -16,10 +16,10 @@ from typing import Any, Generic, Literal, TypeVar, cast, overload
 import attrs
 import trio
 
-from trimcp.cleaning import log_crash
 from trimcp.errors import NoGoodAnswer
-from trimcp.nurseries import open_service_nursery, parted, reconciled, sole
-from trimcp.values import valued
+from trimcp.support.cleaning import log_crash
+from trimcp.support.nurseries import open_service_nursery, parted, reconciled, sole
+from trimcp.support.values import valued
 
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")

@@ -15,15 +15,15 @@ import attrs
 import trio
 
 from trimcp.channel import require_trio
-from trimcp.cleaning import log_crash, one_line
 from trimcp.client.client import Client, Target
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervision import UpstreamState
 from trimcp.fleet.upstream import Supervising, Upstream, supervise
-from trimcp.nurseries import closing_with, open_service_nursery
 from trimcp.session.calls import Call
+from trimcp.support.cleaning import log_crash, one_line
+from trimcp.support.nurseries import closing_with, open_service_nursery
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolResult, Tool

@@ -7,8 +7,8 @@ from enum import Enum
 
 import attrs
 
-from trimcp.bounds import checked
-from trimcp.values import valued
+from trimcp.support.bounds import checked
+from trimcp.support.values import valued
 
 
 @attrs.frozen(field_transformer=checked())

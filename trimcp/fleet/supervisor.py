@@ -15,14 +15,14 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from trimcp.cleaning import log_crash, one_line
 from trimcp.client.client import Client, Connectable, connecting
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, NotStarted, RemoteError, Stopped, UpstreamDown
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
-from trimcp.nurseries import open_service_nursery
-from trimcp.restarts import RestartCount, Restarts
+from trimcp.support.cleaning import log_crash, one_line
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.restarts import RestartCount, Restarts
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 from trimcp.wire.revisions import Revision
 

@@ -17,17 +17,17 @@ import attrs
 import trio
 
 from trimcp.channel import require_trio
-from trimcp.cleaning import one_line
 from trimcp.client.client import Client, Connectable, Target, named
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError, NotStarted, UpstreamDown
 from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
 from trimcp.fleet.supervisor import Supervisor
-from trimcp.nurseries import closing_with, open_service_nursery
-from trimcp.restarts import Restarts
 from trimcp.session.calls import Call
 from trimcp.session.listening import Change, ResourceUpdated, changes_wanted, possible_changes
 from trimcp.session.queues import Changes
+from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import closing_with, open_service_nursery
+from trimcp.support.restarts import Restarts
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.prompts import Completion, GetPromptResult, Prompt, Reference

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.jsonrpc import IdScanner
 
 # Bytes of a block: enough for malloc to map it separately and return it at once, little compared with a large text.

@@ -17,10 +17,10 @@ from typing import Any, Final, TypeAlias
 
 import attrs
 
-from trimcp.bounds import is_token
 from trimcp.errors import LocalError
-from trimcp.slotted import slotted
-from trimcp.values import valued
+from trimcp.support.bounds import is_token
+from trimcp.support.slotted import slotted
+from trimcp.support.values import valued
 from trimcp.wire.jsonrpc import Unencodable
 from trimcp.wire.subschemas import subschemas
 

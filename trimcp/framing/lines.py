@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 
 from trimcp.framing.gathering import Gathered
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.jsonrpc import (
     DEFAULT_LIMITS,
     PATIENCE,

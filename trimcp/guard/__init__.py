@@ -1,6 +1,6 @@
 """Optional guards of a server: filters of results, confirmation by the user, permissions, and an audit of calls."""
 
-from trimcp.lazy import lazy_names as _lazy_names
+from trimcp.support.lazy import lazy_names as _lazy_names
 
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {

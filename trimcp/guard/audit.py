@@ -18,10 +18,10 @@ from typing import Any, Final, Literal, TypeAlias
 import orjson
 import trio
 
-from trimcp.cleaning import harmless, mask, shapes
 from trimcp.errors import ErrorReply
 from trimcp.session.job import Job
 from trimcp.session.queues import Outbox
+from trimcp.support.cleaning import harmless, mask, shapes
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, OVERLOADED
 
 AUDITED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")

@@ -14,11 +14,11 @@ from typing import Any, Final, Literal, TypeAlias
 import attrs
 import orjson
 
-from trimcp.cleaning import mask
 from trimcp.errors import CannotAsk, InvalidReply, RemoteError, ToolError
 from trimcp.hidden import show_hidden
 from trimcp.session.asking import open_questions
 from trimcp.session.context import Context
+from trimcp.support.cleaning import mask
 from trimcp.wire.capabilities import declares
 from trimcp.wire.tools import Tool
 

@@ -9,13 +9,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
-from trimcp.cleaning import log_crash
 from trimcp.errors import ErrorReply
 from trimcp.guard.confirmation import Confirmation
 from trimcp.principal import Principal
 from trimcp.protocol.events import Admission
 from trimcp.security import security_event
 from trimcp.session.context import Context
+from trimcp.support.cleaning import log_crash
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.tools import Tool, ToolAnnotations
 

@@ -48,7 +48,7 @@ from trimcp.protocol.modern import Modern, recognises
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fire
 from trimcp.protocol.vocabulary import Verb, foreign, sent_by, vocabulary
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,

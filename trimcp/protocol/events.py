@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from trimcp.principal import Principal
 from trimcp.protocol.states import Inbound
 from trimcp.protocol.vocabulary import Verb
-from trimcp.slotted import slotted
-from trimcp.values import shown
+from trimcp.support.slotted import slotted
+from trimcp.support.values import shown
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import META_TRACE, Implementation, LoggingLevel
 from trimcp.wire.jsonrpc import RequestId

@@ -15,7 +15,7 @@ from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
 from trimcp.protocol.vocabulary import vocabulary
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST
 from trimcp.wire.common import Implementation, LoggingLevel

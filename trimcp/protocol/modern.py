@@ -16,7 +16,7 @@ from trimcp.principal import Principal
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.vocabulary import Verb
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, UNSUPPORTED_VERSION
 from trimcp.wire.common import (

@@ -38,7 +38,7 @@ from typing import Any
 
 import attrs
 
-from trimcp.values import valued
+from trimcp.support.values import valued
 from trimcp.wire.codes import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import REVISIONS, Era, Revision
 

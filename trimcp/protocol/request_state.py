@@ -19,7 +19,7 @@ import attrs
 import orjson
 
 from trimcp.errors import LocalError, McpError
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire import jsonrpc
 
 _TRANSIENT = frozenset({"_meta", "inputResponses", "requestState"})

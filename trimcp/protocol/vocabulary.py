@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any, Final
 
 from trimcp.protocol.profile import Role
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.converter import converter_for
 from trimcp.wire.methods import METHODS, Direction, Method
 from trimcp.wire.revisions import Revision

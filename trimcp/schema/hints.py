@@ -16,9 +16,9 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import attrs
 
-from trimcp.bounds import is_token
 from trimcp.schema.docstrings import parse
-from trimcp.values import valued
+from trimcp.support.bounds import is_token
+from trimcp.support.values import valued
 
 _QUALIFIERS: Final = frozenset({"Required", "NotRequired", "ReadOnly", "Final"})  # of typing or typing_extensions
 

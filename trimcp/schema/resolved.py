@@ -32,7 +32,7 @@ from trimcp.schema.hints import (
     readable,
     split,
 )
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 
 Kind = Literal["any", "leaf", "literal", "enum", "union", "list", "set", "tuple", "mapping", "record", "alias", "model"]
 

@@ -32,7 +32,7 @@ from trimcp.schema.hints import (
 )
 from trimcp.schema.json_schema import SchemaBuilder, schema_of
 from trimcp.schema.resolved import LISTS, ResolvedType
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
 

@@ -19,7 +19,6 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError, McpError, ToolError
-from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError
 from trimcp.schema.hints import is_union, split
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
@@ -28,8 +27,9 @@ from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
-from trimcp.slotted import slotted
-from trimcp.values import valued
+from trimcp.support.nurseries import sole
+from trimcp.support.slotted import slotted
+from trimcp.support.values import valued
 from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import Malformed, parse_value
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args
 
 import attrs
 
-from trimcp.bounds import check_callable, check_truth
-from trimcp.budget import Budget
+from trimcp.budget.accounts import Budget
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
@@ -19,6 +18,7 @@ from trimcp.server.options import check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
 from trimcp.session.limits import Limits, Quota
+from trimcp.support.bounds import check_callable, check_truth
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
 from trimcp.wire.common import CacheScope
 from trimcp.wire.given import given_settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
-from trimcp.bounds import check_number, check_truth
 from trimcp.session.limits import Quota
+from trimcp.support.bounds import check_number, check_truth
 from trimcp.wire.common import Annotations, Icon
 from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
 from trimcp.wire.tools import ToolAnnotations

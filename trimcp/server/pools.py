@@ -15,7 +15,7 @@ import trio
 
 from trimcp.session.context import Context, client_key
 from trimcp.session.limits import Limits, Quota
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 
 # Most servers have neither quotas nor such tools, and do not load these modules.
 if TYPE_CHECKING:

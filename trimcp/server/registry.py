@@ -15,7 +15,7 @@ from trimcp.errors import ErrorReply, LocalError
 from trimcp.principal import Principal
 from trimcp.protocol.connection import Encoded
 from trimcp.protocol.events import Admission
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.revisions import Revision
 

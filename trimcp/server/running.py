@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.budget import Budget, Holding
+from trimcp.budget.accounts import Budget, Holding
 from trimcp.channel import NOWHERE, LaneCounts, MessageWriter, Sink
 from trimcp.errors import CannotAsk, ErrorReply, ResourceNotFound
-from trimcp.nurseries import sole
 from trimcp.protocol.connection import Connection, Encoded
 from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Role
@@ -30,7 +29,8 @@ from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
-from trimcp.slotted import slotted
+from trimcp.support.nurseries import sole
+from trimcp.support.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode
@@ -207,7 +207,7 @@ class Running:
             job.log_crash(error)
             text = f"the result of {job.params.name} cannot be sent: {sole(error)}"
         if text is None and session.handler_errors == "tell" and not isinstance(sole(error), ErrorReply | CannotAsk):
-            from trimcp.cleaning import mask
+            from trimcp.support.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
 
             job.log_crash(error)

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Generic, get_args
 
-from trimcp.bounds import check_callable, check_number, check_truth
-from trimcp.budget import DEFAULT_MEMORY, Budget
+from trimcp.budget.accounts import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
 from trimcp.server.offering import Confirm, HandlerErrors, Offering, Offers
@@ -20,6 +18,8 @@ from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
+from trimcp.support.bounds import check_callable, check_number, check_truth
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
 from trimcp.wire.given import given_icons, given_name, given_text

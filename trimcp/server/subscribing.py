@@ -19,7 +19,7 @@ from trimcp.session.context import Context
 from trimcp.session.job import Job
 from trimcp.session.queues import Changes
 from trimcp.session.session import Session
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
 from trimcp.wire.jsonrpc import JSON

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import trio
 
-from trimcp.containment import innermost_scope, is_cancelled, named
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.session.context import Context, StateT, client_key
 from trimcp.session.job import CancelReason
-from trimcp.slotted import slotted
+from trimcp.support.containment import innermost_scope, is_cancelled, named
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import slotted
 from trimcp.wire.common import LoggingLevel
 from trimcp.wire.input_requests import CreateMessageParams, CreateMessageResult, ElicitResult, Root
 from trimcp.wire.jsonrpc import JSON, RequestId

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import attrs
 import trio
 
-from trimcp.bounds import check_number
 from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
-from trimcp.nurseries import sole
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, check_author_schema, validator_for
@@ -25,6 +23,8 @@ from trimcp.server.options import ListedOptions, check_options, listed_members, 
 from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
+from trimcp.support.bounds import check_number
+from trimcp.support.nurseries import sole
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import InputRequiredResult
@@ -220,7 +220,7 @@ def error_text(name: str, error: BaseException) -> str | None:
     if isinstance(cause, Unencodable) and "surrogate" in str(cause):
         return f"the result of {name} cannot be sent: {cause}"
     if isinstance(cause, trio.TooSlowError):
-        from trimcp.cleaning import log_crash
+        from trimcp.support.cleaning import log_crash
 
         log_crash(log, error, "the tool %s ran into a time limit of its own", name, level=logging.DEBUG)
         return f"{name} gave up: a time limit in its own code has passed"

@@ -22,7 +22,7 @@ from trimcp.protocol.request_state import InvalidState, Memory, question_key, re
 from trimcp.session.job import Job
 from trimcp.session.reports import Reports
 from trimcp.session.session import Session
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import declares
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import REJECTED, RequestParams

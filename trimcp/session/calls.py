@@ -17,12 +17,12 @@ import attrs
 import trio
 
 from trimcp.errors import ConnectionLost, InvalidReply, RemoteError
-from trimcp.nurseries import sole
 from trimcp.protocol.events import Replied
 from trimcp.session.clock import Clocks, WorkClock
 from trimcp.session.pending import Pending
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session
+from trimcp.support.nurseries import sole
 from trimcp.wire.codes import HEADER_MISMATCH
 from trimcp.wire.common import META_TIMEOUT
 from trimcp.wire.converter import converter_for

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 
 
 @slotted

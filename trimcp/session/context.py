@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import trio
 
-from trimcp.budget import owner_of
+from trimcp.budget.owners import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
@@ -20,7 +20,7 @@ from trimcp.session.job import CancelReason, Job
 from trimcp.session.reports import NUMBERS, Reports
 from trimcp.session.scopes import Background, Scope, Work, cancelled_around
 from trimcp.session.session import Session
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.common import SEVERITY, LoggingLevel
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.input_requests import (

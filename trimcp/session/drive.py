@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Holder, Holding
+from trimcp.budget.accounts import Holder, Holding
 from trimcp.channel import (
     CLIENT_MAX_MESSAGE,
     SERVER_MAX_MESSAGE,
@@ -29,13 +29,13 @@ from trimcp.channel import (
     PeerProgress,
     Sink,
 )
-from trimcp.nurseries import open_service_nursery
 from trimcp.session.job import CancelReason
 from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
 from trimcp.session.readers import readable_or_left, report_stalled
 from trimcp.session.session import Session
-from trimcp.slotted import slotted
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import slotted
 from trimcp.wire.jsonrpc import parse, too_large
 
 log: logging.Logger = logging.getLogger("trimcp.session")

@@ -16,18 +16,18 @@ from typing import Any, Protocol, TypeVar
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget.accounts import Amount
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
-from trimcp.containment import abandon_left_open, blamed, contained, has_left_open, innermost_scope
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
-from trimcp.nurseries import sole
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.limits import Limits
 from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
-from trimcp.slotted import slotted
+from trimcp.support.containment import abandon_left_open, blamed, contained, has_left_open, innermost_scope
+from trimcp.support.nurseries import sole
+from trimcp.support.slotted import slotted
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
     ERRORS,
@@ -444,7 +444,7 @@ class Job:
 
     def log_crash(self, error: BaseException) -> ErrorReply:
         """Log a handler's crash with its traceback, and return an error without details."""
-        from trimcp.cleaning import in_quotes, log_crash
+        from trimcp.support.cleaning import in_quotes, log_crash
 
         where = self.session.endpoint.whereabouts(self)
         about = "" if self.target is None else f": {in_quotes(self.target)}"
@@ -513,6 +513,6 @@ class Job:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # the reply is sent anyway
-            from trimcp.cleaning import log_crash
+            from trimcp.support.cleaning import log_crash
 
             log_crash(log, error, "what is told of every request that ends crashed")

@@ -15,13 +15,13 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import LARGE, STEP, Amount
-from trimcp.containment import innermost_scope
+from trimcp.budget.accounts import LARGE, STEP, Amount
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
 from trimcp.session.scopes import WaitingTasks
-from trimcp.slotted import slotted
+from trimcp.support.containment import innermost_scope
+from trimcp.support.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
 
 _RUNNING: Final = 4096  # bytes that a running request takes beside its text: its records, and a task once it waits

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import attrs
 
-from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE
 from trimcp.protocol.profile import Role
-from trimcp.values import valued
+from trimcp.support.bounds import checked
+from trimcp.support.values import valued
 
 
 @attrs.frozen(field_transformer=checked(zero=("waiting",)))

@@ -13,7 +13,7 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Replied
 from trimcp.protocol.vocabulary import Verb
 from trimcp.session.scopes import WaitingTasks
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.lifecycle import ProgressParams
 
 

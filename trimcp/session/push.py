@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.budget import STEP
+from trimcp.budget.accounts import STEP
 from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing
 from trimcp.errors import LocalError
 from trimcp.session.job import CancelReason
@@ -23,7 +23,7 @@ from trimcp.session.queues import Outbox
 from trimcp.session.readers import readable_or_left, report_stalled
 from trimcp.session.scopes import Work
 from trimcp.session.session import Session
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.revisions import Revision
 
 

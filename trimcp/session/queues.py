@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeVar
 import attrs
 import trio
 
-from trimcp.budget import STEP
+from trimcp.budget.accounts import STEP
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink, lane_of
 from trimcp.protocol.events import BatchReceived, Rejected, RequestReceived, Settled
 from trimcp.session.job import Job
 from trimcp.session.limits import Limits
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import RequestId, encode_error
 

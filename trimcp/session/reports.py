@@ -8,7 +8,7 @@ from typing import Final
 
 import orjson
 
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 

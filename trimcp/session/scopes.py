@@ -12,10 +12,10 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
-from trimcp.containment import contained, named
 from trimcp.errors import LocalError
-from trimcp.nurseries import parted
-from trimcp.slotted import slotted
+from trimcp.support.containment import contained, named
+from trimcp.support.nurseries import parted
+from trimcp.support.slotted import slotted
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 
@@ -92,7 +92,7 @@ async def guarded(function: Callable[..., Awaitable[object]], args: tuple[Any, .
     try:
         await contained(function, *args)
     except Exception as error:  # any failure of the work
-        from trimcp.cleaning import log_crash
+        from trimcp.support.cleaning import log_crash
 
         log_crash(log, error, "background work %r crashed", named(function))
 

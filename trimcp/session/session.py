@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.budget import LITTLE, STEP, Amount, Budget
+from trimcp.budget.accounts import LITTLE, STEP, Amount, Budget
 from trimcp.channel import HttpClientStatistics, Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.headers import request_headers
@@ -40,7 +40,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
 from trimcp.session.queues import SMALL, BatchSink, HeldReplies, LazyParkingLot, Outbox, weight
 from trimcp.session.scopes import Background, cancellation_text
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY
 from trimcp.wire.jsonrpc import JSON, RequestId

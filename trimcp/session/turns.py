@@ -13,9 +13,9 @@ import attrs
 import trio
 
 from trimcp.errors import ErrorReply
-from trimcp.rates import TokenBucket
 from trimcp.session.limits import Quota
-from trimcp.values import valued
+from trimcp.support.rates import TokenBucket
+from trimcp.support.values import valued
 from trimcp.wire.codes import OVERLOADED
 
 MOST_WAITING: Final = 100_000

@@ -1,6 +1,6 @@
 """Testing servers and clients: both sides in one process, in virtual time, in any revision."""
 
-from trimcp.lazy import lazy_names as _lazy_names
+from trimcp.support.lazy import lazy_names as _lazy_names
 
 # The one list of names; the stub for type checkers is written from it: `python docs/stubs.py`.
 _NAMES = {

@@ -11,10 +11,10 @@ import attrs
 from trimcp.channel import Incoming, MessageChannel
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
 from trimcp.server.server import Server
 from trimcp.session.drive import AnyChannel, direct_ends, drive
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.faults import Faults, FaultyChannel
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.wrapped import WrappedChannel

@@ -11,7 +11,7 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing, require_trio
-from trimcp.nurseries import sole
+from trimcp.support.nurseries import sole
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
 
 MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[MessageChannel, MessageChannel]]]

@@ -17,10 +17,10 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bounds import checked
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.client.client import Target, named, opened
 from trimcp.run import InProcess
+from trimcp.support.bounds import checked
 from trimcp.transports.trace import as_json
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Lost, Malformed, parse

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Final
 import attrs
 import orjson
 
-from trimcp.cleaning import MASK, mask_text, names_a_secret
+from trimcp.support.cleaning import MASK, mask_text, names_a_secret
 
 FORMAT: Final = 1
 """The version of the format; it changes if existing members get another meaning."""

@@ -18,7 +18,7 @@ import trio
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.framing.headers import request_headers
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing import agent_messages
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND

@@ -20,9 +20,9 @@ import trio.testing
 
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Target, named, opened
-from trimcp.nurseries import open_service_nursery
 from trimcp.run import in_process
 from trimcp.server.server import Server
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.agent_messages import of_agent_tools
 from trimcp.testing.journal import read_journal
 from trimcp.testing.play import differences, play

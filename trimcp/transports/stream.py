@@ -8,10 +8,10 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget.accounts import Amount
 from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
 from trimcp.transports.stdio.streams import FdSender
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits

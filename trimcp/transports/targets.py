@@ -12,8 +12,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import trio
 
-from trimcp.bounds import is_token
 from trimcp.errors import ConnectionLost, LocalError
+from trimcp.support.bounds import is_token
 
 _LONGEST_PART: Final = 16
 # they say where a message ends, so only its sender may set them

@@ -15,7 +15,7 @@ import attrs
 import orjson
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
-from trimcp.cleaning import mask, shorten
+from trimcp.support.cleaning import mask, shorten
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Lost, Malformed, Message, Notification, Request, Response
 

@@ -19,9 +19,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import in_quotes
 from trimcp.session.job import Job
 from trimcp.session.session import Session
+from trimcp.support.cleaning import in_quotes
 
 log: logging.Logger = logging.getLogger("trimcp.session")
 

@@ -24,11 +24,11 @@ from typing import Any, Final, Protocol
 import attrs
 import trio
 
-from trimcp.bounds import check_number
 from trimcp.channel import require_trio
-from trimcp.cleaning import log_crash
 from trimcp.session.job import Job
 from trimcp.session.session import Session
+from trimcp.support.bounds import check_number
+from trimcp.support.cleaning import log_crash
 from trimcp.watch.tree import work_tree
 
 log: logging.Logger = logging.getLogger("trimcp.watchdog")

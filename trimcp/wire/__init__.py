@@ -3,7 +3,7 @@
 The payloads that programs create or read are exported here; the others are in the modules (`content`, `tools`, ...).
 """
 
-from trimcp.lazy import lazy_names as _lazy_names
+from trimcp.support.lazy import lazy_names as _lazy_names
 
 # The only list of names; the stub for type checkers is generated from it: `python docs/stubs.py`.
 _NAMES = {

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union, dataclass_tran
 
 import attrs
 
-from trimcp.slotted import slotted
-from trimcp.values import valued
+from trimcp.support.slotted import slotted
+from trimcp.support.values import valued
 from trimcp.wire.revisions import OLDEST, Revision
 
 T = TypeVar("T")

@@ -15,10 +15,10 @@ from typing import Any, Final, TypeAlias
 import attrs
 import orjson
 
-from trimcp.bounds import checked
 from trimcp.errors import LocalError
-from trimcp.slotted import slotted
-from trimcp.values import valued
+from trimcp.support.bounds import checked
+from trimcp.support.slotted import slotted
+from trimcp.support.values import valued
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from trimcp.wire.scanner import IdScanner as IdScanner
 from trimcp.wire.scanner import RequestId as RequestId

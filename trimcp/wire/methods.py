@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.wire import lifecycle, prompts, resources, tools
 from trimcp.wire.common import EmptyResult, NotificationParams, PageParams, RequestParams
 from trimcp.wire.input_requests import (

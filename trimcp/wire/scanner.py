@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import attrs
 import orjson
 
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 
 RequestId: TypeAlias = str | int
 """The id of a request: a string or an integer, never null (MCP specification, "Requests")."""

@@ -25,8 +25,8 @@ import attrs
 import orjson
 import trio
 
-from trimcp.descendants import MARK, Descendants, look
 from trimcp.errors import LocalError
+from trimcp.support.descendants import MARK, Descendants, look
 from trimcp.workers.programs import INHERITED, Pipes, environment_of, worker_loads
 from trimcp.workers.seccomp import seccomp_filter
 

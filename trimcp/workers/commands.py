@@ -23,11 +23,11 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bounds import checked
-from trimcp.cleaning import clean
 from trimcp.errors import LocalError, ToolError
-from trimcp.nurseries import open_service_nursery
 from trimcp.session.clock import virtual_time
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import clean
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.jsonrpc import Unencodable, encode
 from trimcp.workers.programs import (
     INHERITED,

@@ -14,8 +14,8 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.cleaning import clean, harmless
-from trimcp.rates import TokenBucket
+from trimcp.support.cleaning import clean, harmless
+from trimcp.support.rates import TokenBucket
 
 SHOWN: Final = {False: (256 * 1024, 4 * 2**20), True: (16 * 1024, 256 * 1024)}
 """Bytes a second, and at most at once, that all workers of a server may show: plain ones, and those in sandboxes."""

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 import attrs
 import trio
 
-from trimcp.descendants import MARK, Descendants, signal_until_gone
+from trimcp.support.descendants import MARK, Descendants, signal_until_gone
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.bounds import check_number
-from trimcp.cleaning import names_a_secret
 from trimcp.errors import CannotAsk, ErrorReply, McpError, ToolError
 from trimcp.session.context import Context, client_key
+from trimcp.support.bounds import check_number
+from trimcp.support.cleaning import names_a_secret
 from trimcp.wire.codes import ERRORS, INTERNAL_ERROR, INVALID_PARAMS, RESOURCE_NOT_FOUND, TIMED_OUT
 from trimcp.wire.common import SEVERITY
 from trimcp.wire.converter import WireError, converter_for

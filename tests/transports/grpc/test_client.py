@@ -26,7 +26,7 @@ from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
 from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
-from trimcp.transports.http.seams import refusal
+from trimcp.transports.http.interfaces import refusal
 
 OK = [("grpc-status", "0")]
 HEAD = [(":status", "200"), ("content-type", "application/grpc")]

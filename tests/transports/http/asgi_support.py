@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.budget import Budget
+from trimcp.budget.accounts import Budget
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.transports.http.asgi.app import AsgiApp
-from trimcp.transports.http.deadlines import Deadlines
-from trimcp.transports.http.seams import Admitted, Face, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Admitted, Face, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.wire.jsonrpc import Request, encode_result
 
 TEXT = (("Content-Type", "text/plain"),)

@@ -10,12 +10,12 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget import Holding
+from trimcp.budget.accounts import Holding
 from trimcp.framing.sse import Event, EventDecoder
 from trimcp.net import http_face
 from trimcp.server.server import Server
-from trimcp.transports.http.face import HttpFace
-from trimcp.transports.http.seams import Handler, Head, HttpResponse, Upgrade
+from trimcp.transports.http.endpoint.application import HttpFace
+from trimcp.transports.http.interfaces import Handler, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision

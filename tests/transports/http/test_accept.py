@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.yardsticks import assert_costs
-from trimcp.transports.http.accept import accepts, is_compressed, is_json
+from trimcp.transports.http.endpoint.accept import accepts, is_compressed, is_json
 
 JSON, SSE = "application/json", "text/event-stream"
 

@@ -12,8 +12,8 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trimcp.transports.http.access import AccessLog, JsonFormatter
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
+from trimcp.transports.http.peers.access import AccessLog, JsonFormatter
 
 
 @pytest.fixture

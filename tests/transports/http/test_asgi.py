@@ -28,10 +28,10 @@ from tests.transports.http.asgi_support import (
     upgrade,
     websocket_scope,
 )
-from trimcp.budget import Amount, Budget
+from trimcp.budget.accounts import Amount, Budget
 from trimcp.transports.http.asgi.app import AsgiApp
 from trimcp.transports.http.asgi.request import AsgiReply
-from trimcp.transports.http.seams import Head, HttpReply, HttpResponse
+from trimcp.transports.http.interfaces import Head, HttpReply, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 
 

@@ -20,12 +20,12 @@ from tests.transports.http.asgi_support import (
     upgrade,
     websocket_scope,
 )
-from trimcp.budget import LARGE, Budget
+from trimcp.budget.accounts import LARGE, Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
 from trimcp.transports.http.asgi.request import HUNG_UP
 from trimcp.transports.http.asgi.websocket import AsgiWebSocket
-from trimcp.transports.http.seams import HttpResponse
+from trimcp.transports.http.interfaces import HttpResponse
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request, parse
 
 

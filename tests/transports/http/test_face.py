@@ -9,12 +9,12 @@ import trio.testing
 
 from tests.transports.http.face import BOTH, LEGACY, Visitor, visiting
 from tests.transports.http.test_exchange import make_server
-from trimcp.budget import Budget
+from trimcp.budget.accounts import Budget
 from trimcp.session.context import Context
-from trimcp.transports.http.access import AccessLog
-from trimcp.transports.http.identity import Identity, Principal, Refused, bearer_tokens
-from trimcp.transports.http.origins import Origins
-from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, Upgrade
+from trimcp.transports.http.peers.access import AccessLog
+from trimcp.transports.http.peers.identity import Identity, Principal, Refused, bearer_tokens
+from trimcp.transports.http.peers.origins import Origins
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.revisions import LATEST, Revision

@@ -16,8 +16,8 @@ from tests.peers.cancellations import kept_cancellation
 from tests.peers.http1 import http_request
 from tests.peers.serving import served
 from trimcp.principal import Principal
-from trimcp.transports.http.identity import Authenticate, Refused
-from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.transports.http.interfaces import Head, HttpResponse
+from trimcp.transports.http.peers.identity import Authenticate, Refused
 from trimcp.transports.http.settings import HttpSettings
 
 

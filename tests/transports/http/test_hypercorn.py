@@ -32,7 +32,7 @@ from tests.transports.http.hypercorn_support import (
 )
 from trimcp.transports.http.asgi.app import AsgiApp
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
-from trimcp.transports.http.seams import HttpReply, HttpResponse
+from trimcp.transports.http.interfaces import HttpReply, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.wire.jsonrpc import encode_request
 

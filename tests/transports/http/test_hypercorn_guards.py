@@ -36,7 +36,7 @@ from tests.transports.http.hypercorn_support import (
 )
 from tests.transports.http.test_hypercorn import Identity, identity
 from tests.transports.websocket_support import turns_of
-from trimcp.budget import ReadTurns
+from trimcp.budget.turns import ReadTurns
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.errors import LocalError
 from trimcp.transports.http.asgi import guards
@@ -45,7 +45,7 @@ from trimcp.transports.http.asgi.app import AsgiApp
 from trimcp.transports.http.asgi.guard_protocols import LimitedMessage, install
 from trimcp.transports.http.asgi.guards import GuardedConfig, without
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
-from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.transports.http.interfaces import Head, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 
 __all__ = ["identity"]

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimcp.principal import Principal
-from trimcp.transports.http.identity import Identity, Refused, bearer_tokens, identify
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.interfaces import Head
+from trimcp.transports.http.peers.identity import Identity, Refused, bearer_tokens, identify
 
 ADA, BOB = "ada-token-1", "bob.token~2=="
 TOKENS = {ADA: "ada", BOB: "bob", "ada-token-3": "ada"}
@@ -171,7 +171,7 @@ def test_each_token_is_compared_with_whichever_came_and_in_constant_time(
         return compare_digest(left, right)
 
     hook = bearer_tokens(TOKENS)
-    monkeypatch.setattr("trimcp.transports.http.identity.hmac.compare_digest", compare)
+    monkeypatch.setattr("trimcp.transports.http.peers.identity.hmac.compare_digest", compare)
     hook(head(f"Bearer {presented}"))
     assert len(compared) == len(TOKENS)
     assert {len(side) for pair in compared for side in pair} == {32}, "their lengths tell nothing"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.transports.http.origins import Origins
-from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.transports.http.interfaces import Head, HttpResponse
+from trimcp.transports.http.peers.origins import Origins
 
 
 def head(

@@ -9,8 +9,8 @@ from tests.transports.http.face import BOTH, LEGACY, visiting
 from tests.transports.http.test_exchange import make_server
 from trimcp.server.offering import Notice
 from trimcp.server.server import Server
-from trimcp.transports.http.routing import PostPlan, Routing
-from trimcp.transports.http.seams import Head
+from trimcp.transports.http.endpoint.routing import PostPlan, Routing
+from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, INVALID_REQUEST, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION

@@ -102,7 +102,7 @@ async def test_the_end_of_the_stream_ends_the_session(autojump_clock: Any) -> No
 
 
 async def test_the_endpoint_stands_below_the_prefix(autojump_clock: Any) -> None:
-    from trimcp.transports.http.seams import Head
+    from trimcp.transports.http.interfaces import Head
 
     async with visiting(make_server(), OLDEST) as visitor:
         head = Head("GET", "/sse", headers={"host": "localhost"}, root="/a b")

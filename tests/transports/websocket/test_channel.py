@@ -46,7 +46,7 @@ from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
 from trimcp.transports.http.h1.sockets import open_tcp
 from trimcp.transports.http.h1.wires import SocketWire, StreamWire
-from trimcp.transports.http.seams import Upgrade
+from trimcp.transports.http.interfaces import Upgrade
 from trimcp.transports.websocket.channel import WebSocketChannel
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.frames import GatedStream, KeepAlive

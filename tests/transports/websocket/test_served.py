@@ -44,7 +44,7 @@ from trimcp.net import http_face
 from trimcp.session.limits import Limits
 from trimcp.session.push import WrittenOutbox
 from trimcp.session.session import Session
-from trimcp.transports.http.face import HttpFace
+from trimcp.transports.http.endpoint.application import HttpFace
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.listener import begin_http2

@@ -17,13 +17,13 @@ from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
-from trimcp.budget import owner_of
+from trimcp.budget.owners import owner_of
 from trimcp.channel import Kind, Outgoing
-from trimcp.containment import server_ends
 from trimcp.security import security_event
-from trimcp.transports.http.seams import Handler, Head, HttpReply
-from trimcp.transports.http.sessions import Shared
-from trimcp.transports.http.streams import EventStream, StreamSink
+from trimcp.support.containment import server_ends
+from trimcp.transports.http.interfaces import Handler, Head, HttpReply
+from trimcp.transports.http.state.sessions import Shared
+from trimcp.transports.http.state.streams import EventStream, StreamSink
 
 AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""

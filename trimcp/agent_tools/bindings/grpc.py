@@ -43,7 +43,7 @@ from trimcp.agent_tools.messages.protobuf import (
 )
 from trimcp.agent_tools.messages.struct_values import MEMBER, Steps, at_once, in_turns, write_any
 from trimcp.agent_tools.service import AgentCall, crashed
-from trimcp.budget import LARGE
+from trimcp.budget.accounts import LARGE
 from trimcp.channel import MessageChannel, Outgoing
 from trimcp.framing.grpc import (
     GRPC_HEADERS,
@@ -64,8 +64,8 @@ from trimcp.transports.grpc.server import (
     status_response,
     timeout_of,
 )
-from trimcp.transports.http.seams import Admitted, Head, HttpReply, HttpResponse
-from trimcp.transports.http.streams import EventStream
+from trimcp.transports.http.interfaces import Admitted, Head, HttpReply, HttpResponse
+from trimcp.transports.http.state.streams import EventStream
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, encode
 

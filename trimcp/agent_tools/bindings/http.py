@@ -35,11 +35,11 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import MessageChannel
-from trimcp.cleaning import harmless
 from trimcp.errors import LocalError
-from trimcp.transports.http.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
-from trimcp.transports.http.seams import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
-from trimcp.transports.http.streams import EventStream
+from trimcp.support.cleaning import harmless
+from trimcp.transports.http.endpoint.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
+from trimcp.transports.http.interfaces import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.state.streams import EventStream
 from trimcp.transports.trace import traced
 from trimcp.wire.jsonrpc import Malformed, parse_value
 

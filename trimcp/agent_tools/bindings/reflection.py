@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, struct_pb2
 from trimcp.agent_tools.messages.protobuf import generated
 from trimcp.framing.grpc import GrpcStatus, text_field, texts_of
 from trimcp.transports.grpc.server import GrpcRoutes, answer_each, refused_call, status_response
-from trimcp.transports.http.seams import Admitted, Head, HttpResponse
+from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse
 
 PATHS: Final = ("/grpc.reflection.v1.ServerReflection/", "/grpc.reflection.v1alpha.ServerReflection/")
 

@@ -18,8 +18,8 @@ from trimcp.agent_tools.messages.errors import MalformedMessage, TooMuch
 from trimcp.agent_tools.messages.messages import encode_message
 from trimcp.agent_tools.service import message_of
 from trimcp.channel import Kind, Outgoing, Sink
-from trimcp.cleaning import log_crash
 from trimcp.session.scopes import Background, guarded
+from trimcp.support.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

@@ -26,11 +26,11 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
-from trimcp.containment import contained
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
 from trimcp.session.queues import EACH, SMALL, weight
 from trimcp.session.session import Session
+from trimcp.support.containment import contained
 from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Malformed
 

@@ -24,9 +24,9 @@ from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.agent_tools.messages.messages import read_value
 from trimcp.agent_tools.messages.signatures import Secret, secret_bytes, signed_headers
 from trimcp.auth.fetching import PrivateAddress, addresses_of
-from trimcp.bounds import checked
-from trimcp.cleaning import harmless
 from trimcp.security import security_event
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import harmless
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import Http, OpenReply, TooLarge
 from trimcp.transports.http.client.httpx_engine import HttpxEngine

@@ -35,13 +35,13 @@ from trimcp.agent_tools.catalog.rules import RegistrationRules, Verdict, prefix_
 from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import NAME, Manifest, VersionKey, version_key
-from trimcp.budget import WorkTurns
-from trimcp.cleaning import harmless
+from trimcp.budget.accounts import WorkTurns
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry
 from trimcp.session.context import Context
+from trimcp.support.cleaning import harmless
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 

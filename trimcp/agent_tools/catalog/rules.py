@@ -11,7 +11,7 @@ import attrs
 
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.messages.manifests import Manifest, ManifestBounds
-from trimcp.bounds import checked
+from trimcp.support.bounds import checked
 
 if TYPE_CHECKING:
     from trimcp.agent_tools.catalog.callbacks import Callbacks

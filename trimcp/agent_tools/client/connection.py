@@ -20,12 +20,12 @@ import trio
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Progressed
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, DeadlinePassed, NotAllowed, RequestCancelled, error_from
-from trimcp.bounds import check_number
 from trimcp.channel import require_trio
-from trimcp.cleaning import one_line
 from trimcp.errors import InvalidReply, LocalError, McpError
-from trimcp.nurseries import open_service_nursery
 from trimcp.session.agent_context import ContextEvent
+from trimcp.support.bounds import check_number
+from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.jsonrpc import JSON
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from trimcp.agent_tools.messages.struct_values import at_once
 from trimcp.channel import Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
-from trimcp.nurseries import open_service_nursery
 from trimcp.session.queues import Outbox
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.grpc.calls import CallFailed, Http2Call
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client

@@ -24,7 +24,7 @@ from trimcp.agent_tools.client.wire import (
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import (
     EVENT_STREAM,

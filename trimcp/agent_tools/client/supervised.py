@@ -17,10 +17,10 @@ from trimcp.agent_tools.client.connection import MAX_ROUNDS, AgentConnection, On
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, NotSent, Progressed, ProviderStream
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
-from trimcp.cleaning import one_line
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
-from trimcp.nurseries import open_service_nursery
-from trimcp.restarts import RestartCount, Restarts
+from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.restarts import RestartCount, Restarts
 
 T = TypeVar("T")
 

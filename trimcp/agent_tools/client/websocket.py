@@ -29,11 +29,11 @@ from trimcp.agent_tools.client.wire import (
 )
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.channel import Kind, Outgoing
-from trimcp.cleaning import one_line
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
-from trimcp.nurseries import open_service_nursery
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import cancellation_text
+from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.websocket.channel import WebSocketChannel, running
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.handshake import HandshakeFailed

@@ -18,9 +18,9 @@ import trio
 
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
-from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
+from trimcp.support.bounds import checked
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from trimcp.agent_tools.contexts.limits import ContextLimits, refuse_server_memb
 from trimcp.agent_tools.contexts.state import Applied, StoredState
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
-from trimcp.containment import named
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
-from trimcp.transports.http.deadlines import Deadline, Deadlines
-from trimcp.transports.http.shares import Shares
+from trimcp.support.containment import named
+from trimcp.transports.http.peers.shares import Shares
+from trimcp.transports.http.state.deadlines import Deadline, Deadlines
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

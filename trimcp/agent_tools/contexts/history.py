@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import orjson
 
-from trimcp.cleaning import mask, shapes
+from trimcp.support.cleaning import mask, shapes
 from trimcp.wire.jsonrpc import Unencodable, encode, parse_value
 
 HistoryArguments: TypeAlias = Literal["none", "shapes", "masked", "whole"]

@@ -9,8 +9,8 @@ import attrs
 
 from trimcp.agent_tools.contexts.history import HistoryArguments
 from trimcp.agent_tools.messages.errors import MalformedMessage
-from trimcp.bounds import checked
-from trimcp.values import valued
+from trimcp.support.bounds import checked
+from trimcp.support.values import valued
 
 SERVER_MEMBERS: Final = ("permissions", "session_id", "tool_history")
 """Members of a context's state that no agent can write."""

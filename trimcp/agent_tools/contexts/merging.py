@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import attrs
 
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooLargeMessage
-from trimcp.bounds import check_number, checked
-from trimcp.values import valued
+from trimcp.support.bounds import check_number, checked
+from trimcp.support.values import valued
 
 _BRACKETS: Final = 2
 _OF_KEY: Final = 4  # two quotes, a colon and a comma

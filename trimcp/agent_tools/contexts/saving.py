@@ -10,7 +10,7 @@ import trio
 
 from trimcp.agent_tools.contexts.state import StoredState
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore
-from trimcp.cleaning import log_crash
+from trimcp.support.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

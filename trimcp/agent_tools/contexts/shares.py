@@ -7,7 +7,8 @@ from typing import TypeAlias
 import attrs
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.budget import Holding, owner_of
+from trimcp.budget.accounts import Holding
+from trimcp.budget.owners import owner_of
 
 ShareKey: TypeAlias = tuple[str, str]
 """The owner as the budget names it, and the agent."""

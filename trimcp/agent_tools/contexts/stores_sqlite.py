@@ -13,8 +13,8 @@ import trio
 
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
-from trimcp.cleaning import one_line
-from trimcp.files import UnusableFile, WrongFile, claim_file
+from trimcp.support.cleaning import one_line
+from trimcp.support.files import UnusableFile, WrongFile, claim_file
 from trimcp.wire.jsonrpc import encode, parse_value
 
 _MARK: Final = 0x74726D63

@@ -22,13 +22,13 @@ from trimcp.agent_tools.contexts.shares import ContextShare, ShareKey, share_of
 from trimcp.agent_tools.contexts.state import StatesShared, memory_of
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.agent_tools.messages import errors
-from trimcp.budget import Budget
-from trimcp.cleaning import log_crash
-from trimcp.nurseries import open_service_nursery
+from trimcp.budget.accounts import Budget
 from trimcp.security import security_event
 from trimcp.session.agent_context import ContextEvent
-from trimcp.transports.http.deadlines import DeadlineQueue
-from trimcp.values import valued
+from trimcp.support.cleaning import log_crash
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.values import valued
+from trimcp.transports.http.state.deadlines import DeadlineQueue
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

@@ -16,12 +16,12 @@ import attrs
 import orjson
 
 from trimcp.agent_tools.messages.errors import UnfitManifest
-from trimcp.bounds import checked
-from trimcp.cleaning import harmless
 from trimcp.framing.headers import find_mirrors
 from trimcp.hidden import hidden_text
 from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import Validator, peer_validator
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import harmless
 
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """A tool's name: what the Model Context Protocol recommends (SEP-986), beginning with no point or dash."""

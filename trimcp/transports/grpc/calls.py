@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import trio
 
-from trimcp.cleaning import one_line
 from trimcp.framing.grpc import PREFIX, GrpcDecoder, GrpcFault, GrpcStatus, decode_text, status_of_http, whole_message
+from trimcp.support.cleaning import one_line
 from trimcp.transports.descriptors import PIECE
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine

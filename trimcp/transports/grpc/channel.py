@@ -10,12 +10,12 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget.accounts import Amount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.grpc import OK_TRAILERS, GrpcDecoder, GrpcStatus, json_rpc_header, status_trailers
 from trimcp.principal import Principal
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.http.seams import ByteStream
+from trimcp.transports.http.interfaces import ByteStream
 from trimcp.wire.jsonrpc import Malformed, parse
 
 EXCHANGE: Final = "/trimcp.v1.Mcp/Exchange"

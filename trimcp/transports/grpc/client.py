@@ -11,10 +11,10 @@ from urllib.parse import SplitResult, urlsplit
 import attrs
 import trio
 
-from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.grpc import GrpcStatus
+from trimcp.support.bounds import checked
 from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.grpc.http2 import Http2Client, running_http2

@@ -16,9 +16,8 @@ import attrs
 import trio
 
 from trimcp.framing.grpc import GrpcStatus, encode_timeout, message_frame
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
-from trimcp.transports.http.deadlines import Deadlines
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
@@ -26,6 +25,7 @@ from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
 from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block
 from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.transports.quiet import quiet_headers
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 

@@ -17,7 +17,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget import owner_of
+from trimcp.budget.owners import owner_of
 from trimcp.framing.grpc import (
     ACCEPTED_ENCODINGS,
     GRPC_HEADERS,
@@ -36,7 +36,7 @@ from trimcp.framing.grpc import (
 )
 from trimcp.security import security_event
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
-from trimcp.transports.http.seams import (
+from trimcp.transports.http.interfaces import (
     Admitted,
     ByteStream,
     Handler,
@@ -47,7 +47,7 @@ from trimcp.transports.http.seams import (
     Upgrade,
     refusal,
 )
-from trimcp.transports.http.shares import Shares
+from trimcp.transports.http.peers.shares import Shares
 
 HEALTH: Final = "/grpc.health.v1.Health/"
 """The service of health checks."""

@@ -17,12 +17,12 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, Outgoing, require_trio
-from trimcp.cleaning import clean, log_crash
-from trimcp.descendants import MARK, Descendants
 from trimcp.errors import LocalError
-from trimcp.nurseries import closing_with, open_service_nursery
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import clean, log_crash
+from trimcp.support.descendants import MARK, Descendants
+from trimcp.support.nurseries import closing_with, open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.ending import ShutdownTimes, end_process
 from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, PipeReceiver, PipeSender

@@ -9,9 +9,9 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.bounds import checked
-from trimcp.descendants import Descendants, look, signal_until_gone
-from trimcp.values import valued
+from trimcp.support.bounds import checked
+from trimcp.support.descendants import Descendants, look, signal_until_gone
+from trimcp.support.values import valued
 
 _HURRIED: Final = 0.5
 

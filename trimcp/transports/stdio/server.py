@@ -16,7 +16,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Final
 
 from trimcp.channel import require_trio
-from trimcp.slotted import slotted
+from trimcp.support.slotted import slotted
 from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, FdSender, ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits

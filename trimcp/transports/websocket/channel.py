@@ -21,14 +21,14 @@ from wsproto.connection import Connection
 from wsproto.frame_protocol import FrameProtocol
 from wsproto.utilities import ProtocolError
 
-from trimcp.budget import Holding
+from trimcp.budget.accounts import Holding
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
-from trimcp.cleaning import log_crash
 from trimcp.framing.frames import FrameFault, FrameGate, text_frame
-from trimcp.nurseries import open_service_nursery
 from trimcp.principal import Principal
+from trimcp.support.cleaning import log_crash
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE, over_or_hung_up, socket_under
-from trimcp.transports.http.seams import Head, Upgrade
+from trimcp.transports.http.interfaces import Head, Upgrade
 from trimcp.transports.websocket.endings import (
     CLOSED,
     GONE,

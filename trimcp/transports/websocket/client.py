@@ -11,9 +11,9 @@ from urllib.parse import SplitResult, urlsplit
 import attrs
 import trio
 
-from trimcp.bounds import checked
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
+from trimcp.support.bounds import checked
 from trimcp.transports.targets import (
     checked_headers,
     checked_url,

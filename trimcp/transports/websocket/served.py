@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimcp.budget import Amount, Holder
+from trimcp.budget.accounts import Amount, Holder
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.frames import TURN, MessageGate, text_frame
 from trimcp.transports.descriptors import READ_SIZE
-from trimcp.transports.http.deadlines import Deadline, Deadlines
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
-from trimcp.transports.http.seams import ConnectedSession, Head, Upgrade, token_expired
+from trimcp.transports.http.interfaces import ConnectedSession, Head, Upgrade, token_expired
+from trimcp.transports.http.state.deadlines import Deadline, Deadlines
 from trimcp.transports.websocket.endings import (
     GONE,
     LATE,

@@ -21,9 +21,9 @@ import trimcp
 import trimcp.testing
 from tests.peers.tls import authority, certificate_file, client_context, server_context
 from trimcp.net import Software, http_face
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.client.target import HttpServer
-from trimcp.transports.http.face import HttpFace
+from trimcp.transports.http.endpoint.application import HttpFace
 from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.revisions import V2024_11_05, V2025_03_26, V2025_11_25, V2026_07_28, Revision

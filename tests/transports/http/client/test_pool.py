@@ -16,7 +16,7 @@ import trimcp
 from tests.peers.tls import authority, server_context
 from tests.transports.http.scripted import Exchange, exchanges_with, listening, receive, request, scripted
 from trimcp.channel import HttpClientStatistics
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import Http
 from trimcp.transports.http.client.h1 import H1Engine

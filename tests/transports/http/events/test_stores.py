@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from trimcp.transports.http.events import OVERHEAD, EventStore, MemoryEvents, event_id, parse_event_id
-from trimcp.transports.http.events_sqlite import SqliteEvents
+from trimcp.transports.http.state.events import OVERHEAD, EventStore, MemoryEvents, event_id, parse_event_id
+from trimcp.transports.http.state.events_sqlite import SqliteEvents
 
 KINDS = ["memory", "sqlite"]
 
@@ -214,7 +214,7 @@ def test_as_many_sessions_as_there_are_bytes_for(kind: str, tmp_path: Path) -> N
 def test_small_events_are_not_free() -> None:
     """A million empty replies stay within their bound, in real bytes too."""
     program = (
-        "import tracemalloc; from trimcp.transports.http.events import MemoryEvents\n"
+        "import tracemalloc; from trimcp.transports.http.state.events import MemoryEvents\n"
         "store = MemoryEvents(max_reply_bytes=2**20); tracemalloc.start()\n"
         "for n in range(20_000): store.append('a', n, n, b'', reply=True)\n"
         "print(tracemalloc.get_traced_memory()[1])"
@@ -400,7 +400,7 @@ def test_a_file_that_others_could_read_becomes_private(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from trimcp.transports.http.events_sqlite import SqliteEvents\n"
+        "import os, sys; from trimcp.transports.http.state.events_sqlite import SqliteEvents\n"
         "store = SqliteEvents(sys.argv[1])\n"
         "for n in range(2_000): store.append('a', 1, n, b'old' * 1000, reply=True)\n"
         "os._exit(9)"

@@ -31,7 +31,7 @@ from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.h1.parser import RequestParser
 from trimcp.transports.http.h1.sockets import tls_context
 from trimcp.transports.http.h1.wires import SocketWire
-from trimcp.transports.http.seams import HttpResponse
+from trimcp.transports.http.interfaces import HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 
 HELLO = b'{"hello": 1}'

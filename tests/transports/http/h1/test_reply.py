@@ -7,7 +7,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.peers.http1 import http_request
 from tests.transports.http.support import JSON, memory
-from trimcp.transports.http.seams import HttpResponse
+from trimcp.transports.http.interfaces import HttpResponse
 
 HELLO = b'{"hello": 1}'
 

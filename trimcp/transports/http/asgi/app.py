@@ -14,13 +14,14 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Budget, owner_of
-from trimcp.cleaning import log_crash
+from trimcp.budget.accounts import Budget
+from trimcp.budget.owners import owner_of
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.asgi.request import HttpCall, Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall
-from trimcp.transports.http.deadlines import Deadlines
-from trimcp.transports.http.seams import Face, Head, HttpResponse
+from trimcp.transports.http.interfaces import Face, Head, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.state.deadlines import Deadlines
 
 _log = logging.getLogger("trimcp.http")
 

@@ -39,16 +39,18 @@ from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
-from trimcp.budget import NOWHERE_KNOWN, Holding, ReadTurns, owner_of
+from trimcp.budget.accounts import Holding
+from trimcp.budget.owners import NOWHERE_KNOWN, owner_of
+from trimcp.budget.turns import ReadTurns
 from trimcp.channel import PeerProgress
-from trimcp.cleaning import log_crash
-from trimcp.nurseries import sole
+from trimcp.support.cleaning import log_crash
+from trimcp.support.nurseries import sole
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
 from trimcp.transports.http.asgi.request import CUT, HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
+from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.shares import Shares
 
 _log = logging.getLogger("trimcp.http")
 

@@ -21,7 +21,7 @@ import trio
 
 from trimcp.channel import SERVER_MAX_MESSAGE, require_trio
 from trimcp.errors import LocalError
-from trimcp.nurseries import parted, sole
+from trimcp.support.nurseries import parted, sole
 from trimcp.transports.http.asgi.request import AsgiEvent, Receive, Scope, Send
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.quiet import quiet_headers

@@ -18,11 +18,11 @@ from urllib.parse import unquote
 import attrs
 import trio
 
-from trimcp.budget import LARGE, Amount, Holding
+from trimcp.budget.accounts import LARGE, Amount, Holding
 from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.http.seams import Face, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
+from trimcp.transports.http.interfaces import Face, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]

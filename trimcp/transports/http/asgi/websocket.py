@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.budget import LARGE, Amount
+from trimcp.budget.accounts import LARGE, Amount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (
@@ -29,7 +29,7 @@ from trimcp.transports.http.asgi.request import (
     plain,
     response_start,
 )
-from trimcp.transports.http.seams import Face, Head, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Face, Head, HttpResponse, Upgrade
 from trimcp.wire.jsonrpc import parse
 
 # RFC 6455 section 7.4.1.

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trimcp.channel import HttpClientStatistics, Incoming, Kind, MessageChannel, OneTask, Outgoing
-from trimcp.cleaning import log_crash
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import Http
 from trimcp.transports.http.client.incoming import Cursor, Inbox

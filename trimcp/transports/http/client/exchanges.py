@@ -24,8 +24,8 @@ import trio
 from trimcp.channel import HttpClientStatistics
 from trimcp.errors import AuthorizationError, LocalError
 from trimcp.framing.gathering import Gathered
-from trimcp.nurseries import open_service_nursery
 from trimcp.security import security_event
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.connection import dialing
 from trimcp.transports.http.client.engine import ExchangeBroken, HttpEngine, RawReply

@@ -14,8 +14,8 @@ from typing import Final, Literal, TypeAlias
 
 import attrs
 
-from trimcp.bounds import checked
-from trimcp.cleaning import one_line
+from trimcp.support.bounds import checked
+from trimcp.support.cleaning import one_line
 from trimcp.transports.targets import status_text
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, Response, own_id, parse
 

@@ -11,10 +11,10 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
-from trimcp.cleaning import log_crash
 from trimcp.framing.gathering import Gathered
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.client.engine import ExchangeBroken, RawReply
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, EventReader, message_in, read_events

@@ -17,9 +17,9 @@ import attrs
 import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
-from trimcp.cleaning import log_crash
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.descriptors import over_or_hung_up
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply

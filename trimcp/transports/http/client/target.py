@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
-from trimcp.bounds import checked
 from trimcp.channel import MessageChannel, require_trio
 from trimcp.errors import LocalError
-from trimcp.nurseries import open_service_nursery
+from trimcp.support.bounds import checked
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 from trimcp.transports.trace import Write, traced

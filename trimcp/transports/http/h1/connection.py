@@ -12,15 +12,16 @@ from typing import Final
 
 import trio
 
-from trimcp.budget import LARGE, Amount, owner_of
-from trimcp.cleaning import log_crash
+from trimcp.budget.accounts import LARGE, Amount
+from trimcp.budget.owners import owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting, Http2Connection
 from trimcp.transports.http.h1.parser import H1Request, Http2Begins, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import PrefixedStream, Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
-from trimcp.transports.http.seams import Handler, HttpResponse, Tunnel, Upgrade, stalled
+from trimcp.transports.http.interfaces import Handler, HttpResponse, Tunnel, Upgrade, stalled
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

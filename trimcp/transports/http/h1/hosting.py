@@ -8,13 +8,13 @@ from typing import Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Holding
-from trimcp.transports.http.deadlines import Deadlines
+from trimcp.budget.accounts import Holding
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
-from trimcp.transports.http.seams import Face, Head, Upgrade
+from trimcp.transports.http.interfaces import Face, Head, Upgrade
+from trimcp.transports.http.peers.shares import OwnerCounts
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.http.shares import OwnerCounts
+from trimcp.transports.http.state.deadlines import Deadlines
 
 UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]
 """Serves a WebSocket on a stream, after the request's head, until the peer leaves."""

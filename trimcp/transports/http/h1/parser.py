@@ -24,9 +24,9 @@ from urllib.parse import unquote_to_bytes
 import attrs
 import httptools
 
-from trimcp.bounds import TOKEN
-from trimcp.budget import Holding
-from trimcp.transports.http.seams import Head
+from trimcp.budget.accounts import Holding
+from trimcp.support.bounds import TOKEN
+from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.settings import HttpLimits
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})

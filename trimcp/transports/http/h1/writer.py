@@ -19,14 +19,14 @@ from typing import Final, Protocol
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget.accounts import Amount
 from trimcp.channel import PeerProgress
-from trimcp.cleaning import log_crash
-from trimcp.transports.http.deadlines import Deadlines
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
-from trimcp.transports.http.seams import Handler, HttpResponse
+from trimcp.transports.http.interfaces import Handler, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.state.deadlines import Deadlines
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

@@ -15,10 +15,10 @@ from typing import Final
 
 import trio
 
-from trimcp.budget import Amount, Holding, owner_of
-from trimcp.cleaning import log_crash
+from trimcp.budget.accounts import Amount, Holding
+from trimcp.budget.owners import owner_of
 from trimcp.security import security_event
-from trimcp.transports.http.deadlines import Deadline
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.parser import read_target
 from trimcp.transports.http.h1.wires import Wire
@@ -29,7 +29,8 @@ from trimcp.transports.http.h2.heads import BlockReader, RequestFields, read_req
 from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.h2.replies import ReplyStream
 from trimcp.transports.http.h2.requests import STREAM_COST, RequestStream
-from trimcp.transports.http.seams import Head, Tunnel, Upgrade
+from trimcp.transports.http.interfaces import Head, Tunnel, Upgrade
+from trimcp.transports.http.state.deadlines import Deadline
 from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 log: logging.Logger = logging.getLogger("trimcp.http")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trimcp.rates import TokenBucket
+from trimcp.support.rates import TokenBucket
 from trimcp.transports.http.h2.frames import Code, Http2Error
 
 _AT_ONCE: Final = 1_000.0

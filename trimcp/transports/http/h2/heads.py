@@ -15,7 +15,7 @@ import attrs
 import hpack
 from hpack.table import HeaderTable
 
-from trimcp.bounds import TOKEN
+from trimcp.support.bounds import TOKEN
 from trimcp.transports.http.h2.frames import Code, Http2Error
 from trimcp.transports.quiet import quiet_headers
 

@@ -16,15 +16,15 @@ from typing import Final, Protocol
 
 import trio
 
-from trimcp.budget import LARGE, Amount, Holding
-from trimcp.cleaning import log_crash
+from trimcp.budget.accounts import LARGE, Amount, Holding
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code
 from trimcp.transports.http.h2.heads import RequestFields, write_block
 from trimcp.transports.http.h2.interface import Http2Stream
-from trimcp.transports.http.seams import Handler, Head, HttpResponse, Tunnel, Upgrade
+from trimcp.transports.http.interfaces import Handler, Head, HttpResponse, Tunnel, Upgrade
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

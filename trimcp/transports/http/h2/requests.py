@@ -8,14 +8,14 @@ from typing import Final, Protocol
 
 import trio
 
-from trimcp.budget import LARGE
-from trimcp.cleaning import log_crash
+from trimcp.budget.accounts import LARGE
 from trimcp.framing.gathering import Gathered
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.parser import RequestRefused
 from trimcp.transports.http.h2.frames import Code
 from trimcp.transports.http.h2.heads import RequestFields, write_block
 from trimcp.transports.http.h2.replies import ReplyStream, StreamOwner
-from trimcp.transports.http.seams import Admitted, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
+from trimcp.transports.http.interfaces import Admitted, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

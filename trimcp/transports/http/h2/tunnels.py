@@ -11,12 +11,12 @@ from typing import Final
 
 import trio
 
-from trimcp.budget import Amount
-from trimcp.cleaning import log_crash
+from trimcp.budget.accounts import Amount
+from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
 from trimcp.transports.http.h2.replies import StreamOwner
 from trimcp.transports.http.h2.requests import RequestStream
-from trimcp.transports.http.seams import Head, HttpResponse, Tunnel, Upgrade
+from trimcp.transports.http.interfaces import Head, HttpResponse, Tunnel, Upgrade
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

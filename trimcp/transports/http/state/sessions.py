@@ -12,16 +12,14 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import Amount, Budget, Holding
+from trimcp.budget.accounts import Amount, Budget, Holding
 from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
 from trimcp.security import security_event
-from trimcp.transports.http.deadlines import Deadline, DeadlineQueue, Deadlines
-from trimcp.transports.http.events import EventStore, MemoryEvents, parse_event_id
-from trimcp.transports.http.routing import Routing
-from trimcp.transports.http.seams import (
+from trimcp.transports.http.endpoint.routing import Routing
+from trimcp.transports.http.interfaces import (
     CompanionFace,
     Head,
     HttpReply,
@@ -30,9 +28,11 @@ from trimcp.transports.http.seams import (
     Service,
     refusal,
 )
+from trimcp.transports.http.peers.shares import Table
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.transports.http.shares import Table
-from trimcp.transports.http.streams import EventStream, OpenStreams, SessionEvents, StreamSink
+from trimcp.transports.http.state.deadlines import Deadline, DeadlineQueue, Deadlines
+from trimcp.transports.http.state.events import EventStore, MemoryEvents, parse_event_id
+from trimcp.transports.http.state.streams import EventStream, OpenStreams, SessionEvents, StreamSink
 from trimcp.transports.trace import Tracer
 from trimcp.wire.jsonrpc import Message, scan_id
 from trimcp.wire.revisions import Revision

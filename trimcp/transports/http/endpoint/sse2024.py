@@ -13,17 +13,17 @@ from urllib.parse import parse_qs, quote
 
 import attrs
 
-from trimcp.budget import owner_of
+from trimcp.budget.owners import owner_of
 from trimcp.channel import Incoming
-from trimcp.containment import server_ends
 from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
 from trimcp.security import security_event
-from trimcp.transports.http.accept import accepts, is_compressed, is_json
-from trimcp.transports.http.seams import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
-from trimcp.transports.http.sessions import Shared, new_session_id
-from trimcp.transports.http.shares import Table
-from trimcp.transports.http.streams import EventStream, StreamSink
+from trimcp.support.containment import server_ends
+from trimcp.transports.http.endpoint.accept import accepts, is_compressed, is_json
+from trimcp.transports.http.interfaces import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
+from trimcp.transports.http.peers.shares import Table
+from trimcp.transports.http.state.sessions import Shared, new_session_id
+from trimcp.transports.http.state.streams import EventStream, StreamSink
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import Request, parse, scan_id
 

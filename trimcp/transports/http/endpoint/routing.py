@@ -16,7 +16,7 @@ import attrs
 
 from trimcp.framing.headers import check_request
 from trimcp.security import security_event
-from trimcp.transports.http.seams import Head, HttpResponse, refusal
+from trimcp.transports.http.interfaces import Head, HttpResponse, refusal
 from trimcp.wire.codes import ERRORS, HEADER_MISMATCH, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request, RequestId

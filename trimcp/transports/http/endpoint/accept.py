@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from trimcp.bounds import TOKEN
+from trimcp.support.bounds import TOKEN
 
 JSON: Final = "application/json"
 _GRPC: Final = "application/grpc"

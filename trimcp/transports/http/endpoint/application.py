@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trimcp.budget import Budget, give_back, owner_of
+from trimcp.budget.accounts import Budget, give_back
+from trimcp.budget.owners import owner_of
 from trimcp.channel import MessageChannel
-from trimcp.containment import contained
 from trimcp.security import security_event
-from trimcp.transports.http.accept import accepts, is_compressed, is_grpc, is_json, is_websocket_key
-from trimcp.transports.http.deadlines import Deadlines
-from trimcp.transports.http.exchange import Exchange, Forms, SessionDelete, SessionGet
-from trimcp.transports.http.identity import Authenticate, Refused, identify
-from trimcp.transports.http.seams import Admitted, Head, HttpResponse, Service, Upgrade, refusal, token_expired
-from trimcp.transports.http.sessions import Shared
+from trimcp.support.containment import contained
+from trimcp.transports.http.endpoint.accept import accepts, is_compressed, is_grpc, is_json, is_websocket_key
+from trimcp.transports.http.endpoint.exchange import Exchange, Forms, SessionDelete, SessionGet
+from trimcp.transports.http.endpoint.sse2024 import Sse2024
+from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, Service, Upgrade, refusal, token_expired
+from trimcp.transports.http.peers.identity import Authenticate, Refused, identify
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.transports.http.sse2024 import Sse2024
+from trimcp.transports.http.state.deadlines import Deadlines
+from trimcp.transports.http.state.sessions import Shared
 from trimcp.transports.trace import traced
 from trimcp.wire.codes import OVERLOADED
 

@@ -26,7 +26,7 @@ def slotted(*, frozen: bool = ..., kw_only: bool = ...) -> Callable[[type[T]], t
 def slotted(cls: type[T] | None = None, /, *, frozen: bool = False, kw_only: bool = False) -> Any:
     """Make a class one with slots and an `__init__`, as `@attrs.define(eq=False, repr=False)` does.
 
-    Its own comparison, hash and repr stay: `@valued` and `@shown` of `trimcp.values` go below it.
+    Its own comparison, hash and repr stay: `@valued` and `@shown` of `trimcp.support.values` go below it.
 
     Args:
         frozen: its attributes cannot be set. Its subclasses say so too.

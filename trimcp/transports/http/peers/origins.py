@@ -16,9 +16,9 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from trimcp.bounds import is_token
-from trimcp.cleaning import in_quotes
-from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.support.bounds import is_token
+from trimcp.support.cleaning import in_quotes
+from trimcp.transports.http.interfaces import Head, HttpResponse
 
 _ANY: Final = "*"
 _MAX_AGE: Final = 7_200

@@ -14,7 +14,7 @@ from typing import Final, Generic, TypeVar
 
 import attrs
 
-from trimcp.bounds import checked
+from trimcp.support.bounds import checked
 
 K = TypeVar("K")
 

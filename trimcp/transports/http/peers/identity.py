@@ -17,11 +17,11 @@ from typing import Final, Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.bounds import TOKEN
-from trimcp.cleaning import log_crash
-from trimcp.containment import blamed, contained, innermost_scope
 from trimcp.principal import Principal
-from trimcp.transports.http.seams import Head, HttpResponse
+from trimcp.support.bounds import TOKEN
+from trimcp.support.cleaning import log_crash
+from trimcp.support.containment import blamed, contained, innermost_scope
+from trimcp.transports.http.interfaces import Head, HttpResponse
 
 _log = logging.getLogger("trimcp.http")
 

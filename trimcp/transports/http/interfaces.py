@@ -23,12 +23,12 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Budget, Holding
+from trimcp.budget.accounts import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
-from trimcp.cleaning import digest, harmless
 from trimcp.principal import Principal
 from trimcp.security import security_event
-from trimcp.transports.http.deadlines import Deadlines
+from trimcp.support.cleaning import digest, harmless
+from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import JSON, Message, RequestId, encode_error, parse
 from trimcp.wire.revisions import Revision

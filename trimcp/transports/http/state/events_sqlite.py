@@ -11,9 +11,9 @@ from typing import Final
 
 import attrs
 
-from trimcp.cleaning import log_crash, one_line
-from trimcp.files import UnusableFile, claim_file
-from trimcp.transports.http.events import OVERHEAD, BoundedEvents, Entry
+from trimcp.support.cleaning import log_crash, one_line
+from trimcp.support.files import UnusableFile, claim_file
+from trimcp.transports.http.state.events import OVERHEAD, BoundedEvents, Entry
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 

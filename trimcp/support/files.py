@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from trimcp.cleaning import one_line
 from trimcp.errors import LocalError
+from trimcp.support.cleaning import one_line
 
 _MOST: Final = 16 * 1024 * 1024
 _BINARY: Final = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
-_log = logging.getLogger("trimcp.files")
+_log = logging.getLogger("trimcp.support.files")
 
 
 class UnusableFile(LocalError, OSError):

@@ -15,8 +15,8 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cleaning import digest, harmless
-from trimcp.transports.http.seams import Head
+from trimcp.support.cleaning import digest, harmless
+from trimcp.transports.http.interfaces import Head
 
 _LONGEST: Final = 200
 _BLANK: Final = "\\x20"

@@ -2,7 +2,7 @@
 
 One client must not fill a table for all. So an item that was never used is ended for any newcomer: first those of the
 owner that holds most, the oldest first. A used item is ended only if its owner holds far more than the newcomer.
-Nothing is ended while there is room. `trimcp.budget` defines owners.
+Nothing is ended while there is room. `trimcp.budget.owners` defines owners.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import attrs
 
-from trimcp.cleaning import digest
 from trimcp.principal import Principal
 from trimcp.security import security_event
+from trimcp.support.cleaning import digest
 
 FAR: Final = 16
 """How many times as much as the newcomer an owner must hold to lose an item with running work."""

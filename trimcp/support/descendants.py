@@ -20,7 +20,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.values import valued
+from trimcp.support.values import valued
 
 _POLL: Final = 0.03
 

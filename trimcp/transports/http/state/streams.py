@@ -15,12 +15,12 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget.accounts import Amount
 from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.framing.sse import COMMENT, encode_event
-from trimcp.transports.http.deadlines import Deadline, Deadlines
-from trimcp.transports.http.events import OVERHEAD, EventStore, event_id
-from trimcp.transports.http.seams import HttpReply, HttpResponse
+from trimcp.transports.http.interfaces import HttpReply, HttpResponse
+from trimcp.transports.http.state.deadlines import Deadline, Deadlines
+from trimcp.transports.http.state.events import OVERHEAD, EventStore, event_id
 from trimcp.transports.trace import Tracer
 
 _COUNTED: Final = 32 * 1024  # bytes of events after which the budget's count is updated

@@ -13,16 +13,24 @@ from collections.abc import Hashable
 import attrs
 import trio
 
-from trimcp.budget import owner_of
+from trimcp.budget.owners import owner_of
 from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
-from trimcp.containment import server_ends
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
-from trimcp.transports.http.routing import PostPlan, id_of
-from trimcp.transports.http.seams import JSON_HEADERS, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
-from trimcp.transports.http.sessions import HttpSession, Shared
-from trimcp.transports.http.streams import SSE_HEADERS, EventStream, StreamSink
+from trimcp.support.containment import server_ends
+from trimcp.transports.http.endpoint.routing import PostPlan, id_of
+from trimcp.transports.http.interfaces import (
+    JSON_HEADERS,
+    Handler,
+    Head,
+    HttpReply,
+    HttpResponse,
+    PushedSession,
+    refusal,
+)
+from trimcp.transports.http.state.sessions import HttpSession, Shared
+from trimcp.transports.http.state.streams import SSE_HEADERS, EventStream, StreamSink
 from trimcp.wire.codes import ERRORS, FORBIDDEN, OVERLOADED
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, as_message, parse_value
 

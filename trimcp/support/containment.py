@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from trimcp.nurseries import leaves, parted, sole
+from trimcp.support.nurseries import leaves, parted, sole
 
 
 def server_ends() -> bool:

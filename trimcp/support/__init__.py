@@ -1,0 +1,1 @@
+"""What everything here uses and nobody imports from outside: small tools below all other layers."""
