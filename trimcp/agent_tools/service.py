@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -82,7 +83,7 @@ class AgentRun:
     bind_permissions: bool = True
     anonymous_anywhere: bool = False
     calls: Places[AgentCall] = attrs.field(init=False)
-    _last_id: int = attrs.field(init=False, default=0)
+    _ids: Iterator[int] = attrs.field(init=False, factory=lambda: count(1))
 
     def __attrs_post_init__(self) -> None:
         self.calls = Places(self.max_calls, "call")
@@ -182,8 +183,8 @@ class AgentRun:
         if session is None:
             own = self.server.open_brief(holding, via)
             session = own.session
-        self._last_id += 1
-        of = (self, request, caller, context, entry, out, on_answer, session, own, self._last_id, translate, transport)
+        id = next(self._ids)
+        of = (self, request, caller, context, entry, out, on_answer, session, own, id, translate, transport)
         call = AgentCall(*of)
         call.asked = asked
         try:
@@ -201,7 +202,7 @@ class AgentRun:
             raise
         meta: dict[str, Any] = dict(_PLAIN if request.statuses is None else _ASKABLE)
         if translate is not None:
-            meta["progressToken"] = self._last_id
+            meta["progressToken"] = id
         if request.timeout is not None:
             meta[META_TIMEOUT] = request.timeout
         params: dict[str, Any] = {"name": key, "arguments": request.arguments or {}, "_meta": meta}
@@ -209,7 +210,7 @@ class AgentRun:
             params["inputResponses"] = request.input_responses
         if request.request_state is not None:
             params["requestState"] = request.request_state
-        message = Request(self._last_id, "tools/call", params)
+        message = Request(id, "tools/call", params)
         session.deliver((Incoming(message, size, call, headers, caller.principal),))
         return call
 

@@ -282,10 +282,10 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         if self._closed:
             return
         queue = self._queue
+        if not queue:  # the writer waits only while there is nothing
+            self._waiting_writer.unpark()
         queue.append(outgoing)
         self.bytes_queued += len(outgoing.data)
-        if len(queue) == 1:  # the writer waits only while there is nothing
-            self._waiting_writer.unpark()
         if self.bytes_queued >= self._weigh_at and self.weigher is not None:
             self._weigh_at = self.bytes_queued + STEP
             self.weigher.weigh()

@@ -448,7 +448,7 @@ class Session:
             del self.pending[pending.id]
             self.engine.give_up(pending.id)
             raise
-        if self.readers:
+        if self.readers.lot:
             self.readers.unpark_all()
         return pending
 

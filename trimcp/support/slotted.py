@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from threading import RLock
+from types import FunctionType
 from typing import Any, Final, TypeVar, dataclass_transform, overload
 
 import attrs
@@ -49,9 +50,13 @@ class _Incomplete:
     def __init__(self, raw: Any, options: dict[str, Any]) -> None:
         self._raw: Any = raw
         self._options = options
-        fields = [name for name, hint in vars(raw).get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
-        body = {name: value for name, value in vars(raw).items() if name not in (*fields, "__dict__", "__weakref__")}
-        inherited = {name for base in raw.__mro__[1:] for name in (*vars(base).get("__slots__", ()), *vars(base))}
+        body = dict(vars(raw))
+        fields = [name for name, hint in body.get("__annotations__", {}).items() if "ClassVar" not in str(hint)]
+        for name in (*fields, "__dict__", "__weakref__"):
+            body.pop(name, None)
+        inherited: set[str] = set()
+        for base in raw.__mro__[1:]:
+            inherited.update(vars(base), vars(base).get("__slots__", ()))
         body["__slots__"] = tuple(name for name in (*fields, "__weakref__") if name not in inherited)
         if options["frozen"]:
             body["__setattr__"] = body["__delattr__"] = _refuse
@@ -117,7 +122,12 @@ def _set_state(value: Any, state: tuple[None, dict[str, Any]]) -> None:
 def _rebind(members: Iterable[Any], raw: type, cls: type) -> None:
     """Let methods that say `super()` mean the class with slots, not the one that they were written in."""
     for member in members:
-        function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-        for cell in getattr(function, "__closure__", None) or ():
-            if cell.cell_contents is raw:
-                cell.cell_contents = cls
+        function = member
+        if type(function) is not FunctionType:
+            function = getattr(member, "__func__", None) or getattr(member, "fget", None)
+            if type(function) is not FunctionType:
+                continue
+        if function.__closure__ is not None:
+            for cell in function.__closure__:
+                if cell.cell_contents is raw:
+                    cell.cell_contents = cls

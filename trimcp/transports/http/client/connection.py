@@ -18,7 +18,7 @@ import trio
 
 from trimcp.transports.descriptors import AnySocket, socket_under
 from trimcp.transports.http.client.urls import PORTS
-from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply, portions
+from trimcp.transports.http.h1.replies import ReplyParser, portions
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.targets import dial
 
@@ -69,29 +69,28 @@ class ClientConnection:
         Raises:
             UnreadableReply: they are no HTTP/1.1, or too many.
         """
-        assert self._wire is not None
-        reply = self.reply
         if self._parts:
             await trio.lowlevel.checkpoint()
-            data = self._parts.pop()
-        else:
-            while (read := await self._wire.read(_PIECE)) is None:
-                pass
-            data = read
-            if not data:
-                reply.end()
-                return 0
-            if self.in_turns and (parts := portions(data)) is not None:
-                self._parts = list(parts)[::-1]
-                data = self._parts.pop()
-        try:
-            reply.feed(data)
-        except UnreadableReply as error:
-            error.data = data
-            raise
-        if self._parts and reply.complete:
-            self._parts = None
-            reply.keeps = False  # the reply is whole; what follows was asked by nobody
+            return self._feed_next(self._parts)
+        assert self._wire is not None
+        while (data := await self._wire.read(_PIECE)) is None:
+            pass
+        if not data:
+            self.reply.end()
+            return 0
+        if self.in_turns and (parts := portions(data)) is not None:
+            self._parts = list(parts)[::-1]
+            return self._feed_next(self._parts)
+        self.reply.feed(data)
+        return len(data)
+
+    def _feed_next(self, parts: list[bytes]) -> int:
+        """Parse the next part of a read; the last one in the list."""
+        data = parts.pop()
+        self.reply.feed(data)
+        if parts and self.reply.complete:
+            parts.clear()
+            self.reply.keeps = False  # the reply is whole; what follows was asked by nobody
         return len(data)
 
     async def close(self) -> None:

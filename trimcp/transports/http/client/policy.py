@@ -34,6 +34,7 @@ PASSING: Final = frozenset((429, 502, 503, 504))
 """Statuses of a temporary refusal."""
 
 _LONGEST: Final = 200
+_ANSWERS: Final = (Response, ErrorResponse)  # the usual ones
 
 
 @attrs.frozen(field_transformer=checked(zero=("close",)))
@@ -182,11 +183,12 @@ def error_in(body: bytes, id: RequestId | None) -> ErrorResponse | None:
 
 def answers(message: Message, id: RequestId | None) -> bool:
     """Whether this message, or one in it, answers the request `id`."""
+    if isinstance(message, _ANSWERS):
+        return _is(message.id, id)
     if isinstance(message, Batch):
         return any(answers(member, id) for member in message.members)
-    if isinstance(message, Malformed) and message.is_request:
-        return False  # the server's own request, which may have the same id
-    return isinstance(message, Response | ErrorResponse | Malformed) and _is(message.id, id)
+    # A request of the server's own may have the same id.
+    return isinstance(message, Malformed) and not message.is_request and _is(message.id, id)
 
 
 def in_reply_to(message: Message, id: RequestId | None) -> Message | None:

@@ -29,7 +29,9 @@ class UnreadableReply(Exception):
         data: what was being read, for programs that may show it.
     """
 
-    data: bytes = b""
+    def __init__(self, text: str, data: bytes = b"") -> None:
+        super().__init__(text)
+        self.data: bytes = data
 
 
 class ReplyParser:
@@ -96,17 +98,18 @@ class ReplyParser:
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            raise UnreadableReply("the server switches to another protocol, which was not asked for") from None
+            text = "the server switches to another protocol, which was not asked for"
+            raise UnreadableReply(text, data) from None
         except httptools.HttpParserError as error:
             if not self.complete:
                 objection = error.__context__ if isinstance(error, httptools.HttpParserCallbackError) else None
-                raise UnreadableReply(f"the reply is no HTTP ({objection or error})") from None
+                raise UnreadableReply(f"the reply is no HTTP ({objection or error})", data) from None
             self.keeps = False  # the reply is whole; what follows was asked by nobody
         if self._lines > MAX_HEADERS:
-            raise UnreadableReply(f"the reply has more than {MAX_HEADERS:,} headers")
+            raise UnreadableReply(f"the reply has more than {MAX_HEADERS:,} headers", data)
         if self._beside > MAX_HEAD and not self.complete:
             what = "beside its body" if self.status else "in its head"
-            raise UnreadableReply(f"the reply has more than {MAX_HEAD:,} bytes {what}")
+            raise UnreadableReply(f"the reply has more than {MAX_HEAD:,} bytes {what}", data)
 
     def end(self) -> bool:
         """Note that the server has closed the connection; return whether the reply is complete with that."""
