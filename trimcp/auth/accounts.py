@@ -31,47 +31,33 @@ _RENEW_AGAIN: Final = 5.0  # seconds after a renewal beside what goes on has fai
 
 
 class AuthorizedConnection(Protocol):
-    """A connection that uses a login.
+    """A connection that uses a login."""
 
-    Attributes:
-        nursery: for what is done beside its requests; it ends with the connection.
-        person: is put around the time in which a person logs in.
-    """
-
-    nursery: trio.Nursery
-    person: Callable[[], AbstractContextManager[None]]
+    nursery: trio.Nursery  # for what is done beside its requests; it ends with the connection
+    person: Callable[[], AbstractContextManager[None]]  # is put around the time in which a person logs in
 
 
 @attrs.define(eq=False)
 class Account:
-    """What is known of one login, for all connections that use it, and as long as there are some.
-
-    Attributes:
-        renew_at: when a token that is still good may be renewed, on Trio's clock.
-        logouts: how often somebody logged out.
-        unsaved: why the store does not have `credentials`, which are newer than what it has; None if it has them.
-        replaced: what the store has instead.
-        unread: whether the store could not be read: what was damaged may have been moved away since.
-        trying: whether somebody tries to let the store have them.
-        logins: when a person was asked, or a program got a token anew, in the last hour.
-        unaccepted: how many of them in a row brought no token that the server took.
-    """
+    """What is known of one login, for all connections that use it, and as long as there are some."""
 
     key: StoreKey
     connections: int = 0
     credentials: Credentials | None = None
     proof_key: ProofKey | None = None
     attempt: Attempt | None = None
-    renew_at: float = -math.inf
+    renew_at: float = -math.inf  # when a token that is still good may be renewed, on Trio's clock
     connected: list[AuthorizedConnection] = attrs.field(factory=list)
     step_ups: dict[frozenset[str], int] = attrs.field(factory=dict)
-    logouts: int = 0
+    logouts: int = 0  # how often somebody logged out
+    # why the store does not have `credentials`, which are newer than what it has; None if it has them
     unsaved: str | None = None
-    replaced: Credentials | None = None
-    unread: bool = False
-    trying: bool = False
+    replaced: Credentials | None = None  # what the store has instead
+    unread: bool = False  # whether the store could not be read: what was damaged may have been moved away since
+    trying: bool = False  # whether somebody tries to let the store have them
+    # when a person was asked, or a program got a token anew, in the last hour
     logins: deque[float] = attrs.field(factory=deque)
-    unaccepted: int = 0
+    unaccepted: int = 0  # how many of them in a row brought no token that the server took
 
     def take(self, credentials: Credentials | None, dpop: bool) -> None:
         """Use these from now on."""
@@ -206,15 +192,11 @@ class Account:
 
 @attrs.define(eq=False)
 class Attempt:
-    """A login or renewal under way, and how many wait for it.
+    """A login or renewal under way, and how many wait for it."""
 
-    Attributes:
-        scope: gives it up.
-        getting: is shielded from that while a token is on its way, which the authorization server gives but once: a
-            refresh token that was used is good no more. It then has some seconds left.
-    """
-
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # gives it up
+    # is shielded from that while a token is on its way, which the authorization server gives but once: a refresh token
+    # that was used is good no more. It then has some seconds left.
     getting: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     done: trio.Event = attrs.field(factory=trio.Event)
     waiting: int = 0

@@ -24,14 +24,10 @@ _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 
 @attrs.frozen
 class AuthChallenge:
-    """One challenge of a 401 or 403.
+    """One challenge of a 401 or 403."""
 
-    Attributes:
-        scheme: in lower case, such as "bearer".
-        parameters: by name in lower case. Untrusted text.
-    """
-
-    scheme: str
+    scheme: str  # in lower case, such as "bearer"
+    # by name in lower case. Untrusted text.
     parameters: Mapping[str, str] = attrs.field(factory=lambda: MappingProxyType({}))
 
     @property

@@ -39,40 +39,24 @@ _ENDPOINTS: Final = ("authorization_endpoint", "token_endpoint", "registration_e
 
 @attrs.frozen
 class TokenSource:
-    """Who is to be asked for a token.
+    """Who is to be asked for a token."""
 
-    Attributes:
-        resource: what the token is for.
-        server: who gives it.
-        scopes: what basic use needs, or None where nothing was said.
-        guessed: whether the endpoints are those of 2025-03-26 for servers that publish no metadata.
-        found_at: where the server's metadata lies, if that is not its own address.
-    """
-
-    resource: str
-    server: AuthorizationServer
-    scopes: tuple[str, ...] | None = None
-    guessed: bool = False
-    found_at: str | None = None
+    resource: str  # what the token is for
+    server: AuthorizationServer  # who gives it
+    scopes: tuple[str, ...] | None = None  # what basic use needs, or None where nothing was said
+    guessed: bool = False  # whether the endpoints are those of 2025-03-26 for servers that publish no metadata
+    found_at: str | None = None  # where the server's metadata lies, if that is not its own address
 
 
 @attrs.define(eq=False)
 class Discovery:
-    """The way to who gives tokens for one server.
+    """The way to who gives tokens for one server."""
 
-    Attributes:
-        server: the URL of the MCP server.
-        pinned: the issuer that it has to be, or None for whichever the server names.
-        secret: whether something is shown to the issuer that another could use in the client's name.
-        pkce: whether it has to support PKCE with S256.
-        notes: what was in the way, for an error.
-    """
-
-    server: str
-    pinned: str | None = None
-    secret: bool = False
-    pkce: bool = True
-    notes: list[str] = attrs.field(factory=list)
+    server: str  # the URL of the MCP server
+    pinned: str | None = None  # the issuer that it has to be, or None for whichever the server names
+    secret: bool = False  # whether something is shown to the issuer that another could use in the client's name
+    pkce: bool = True  # whether it has to support PKCE with S256
+    notes: list[str] = attrs.field(factory=list)  # what was in the way, for an error
 
     def find(self, challenge: AuthChallenge | None) -> Flow[TokenSource]:
         """Find out who gives tokens for the server."""

@@ -31,16 +31,11 @@ class PrivateAddress(httpx2.ConnectError):
 
 @attrs.define(eq=False)
 class Fetcher:
-    """Carries out `Fetch`.
-
-    Attributes:
-        max_body: bytes of the largest reply that is read.
-        timeout: seconds for one request, from its beginning to the end of its reply.
-    """
+    """Carries out `Fetch`."""
 
     _client: httpx2.AsyncClient
-    max_body: int = 1024 * 1024
-    timeout: float = 30.0
+    max_body: int = 1024 * 1024  # bytes of the largest reply that is read
+    timeout: float = 30.0  # seconds for one request, from its beginning to the end of its reply
 
     async def fetch(self, step: Fetch) -> Fetched:
         """Make one request; what goes wrong below HTTP is status 0. Cancelling it cuts the connection."""

@@ -48,26 +48,15 @@ _PASSING: Final = ("slow_down", "temporarily_unavailable", "server_error")
 
 @attrs.define(eq=False)
 class Login:
-    """The way to a token for one server.
+    """The way to a token for one server."""
 
-    Args:
-        server: the URL of the MCP server.
-        grant: what the client has to show.
-        now: returns the seconds since 1970.
-        scopes: what to ask for, whatever the server suggests; None to go by the server.
-        proof_key: a key that tokens are to be bound to, or None.
-        resource: whether the authorization server is told what the token is for.
-
-    Attributes:
-        forgotten: whether the authorization server does not know the registration that was kept any more.
-    """
-
-    server: str
-    grant: Grant
-    now: Callable[[], float]
-    scopes: tuple[str, ...] | None = None
-    proof_key: ProofKey | None = None
-    resource: bool = True
+    server: str  # the URL of the MCP server
+    grant: Grant  # what the client has to show
+    now: Callable[[], float]  # returns the seconds since 1970
+    scopes: tuple[str, ...] | None = None  # what to ask for, whatever the server suggests; None to go by the server
+    proof_key: ProofKey | None = None  # a key that tokens are to be bound to, or None
+    resource: bool = True  # whether the authorization server is told what the token is for
+    # whether the authorization server does not know the registration that was kept any more
     forgotten: bool = attrs.field(init=False, default=False)
 
     def begin(self, challenge: AuthChallenge | None, known: Credentials | None) -> Flow[Credentials]:

@@ -34,13 +34,10 @@ def access_token_hash(token: str) -> str:
 
 @attrs.frozen
 class ProofKey:
-    """A key of our own that tokens are bound to: only who has it can use them (RFC 9449).
-
-    Attributes:
-        nonces: what each server last wanted to see in a proof, by origin.
-    """
+    """A key of our own that tokens are bound to: only who has it can use them (RFC 9449)."""
 
     _key: ECKey = attrs.field(repr=False)
+    # what each server last wanted to see in a proof, by origin
     nonces: dict[str, str] = attrs.field(factory=dict, repr=False)
     now: Callable[[], float] = attrs.field(default=time.time, repr=False)
 

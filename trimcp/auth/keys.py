@@ -56,15 +56,10 @@ class Issuer:
 
 @attrs.define(eq=False)
 class IssuerKeys:
-    """The keys of one issuer.
+    """The keys of one issuer."""
 
-    Args:
-        issuer: whose they are.
-        fetcher: makes the requests.
-    """
-
-    issuer: Issuer
-    fetcher: Fetcher
+    issuer: Issuer  # whose they are
+    fetcher: Fetcher  # makes the requests
     metadata: AuthorizationServer | None = attrs.field(init=False, default=None)
     _keys: dict[str, Key] = attrs.field(init=False, factory=dict)
     _stale_at: float = attrs.field(init=False, default=0.0)

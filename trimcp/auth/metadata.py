@@ -25,52 +25,37 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 @attrs.frozen
 class ProtectedResource:
-    """The metadata of a protected resource (RFC 9728 section 2).
+    """The metadata of a protected resource (RFC 9728 section 2)."""
 
-    Attributes:
-        resource: its identifier, a URL.
-        authorization_servers: the issuers whose tokens it takes.
-        scopes_supported: the scopes that basic use needs, or None where it does not say.
-        dpop_bound_access_tokens_required: whether it takes only tokens that are bound to a key (RFC 9449).
-    """
-
-    resource: str
-    authorization_servers: tuple[str, ...] = ()
-    scopes_supported: tuple[str, ...] | None = None
-    dpop_bound_access_tokens_required: bool = False
+    resource: str  # its identifier, a URL
+    authorization_servers: tuple[str, ...] = ()  # the issuers whose tokens it takes
+    scopes_supported: tuple[str, ...] | None = None  # the scopes that basic use needs, or None where it does not say
+    dpop_bound_access_tokens_required: bool = False  # whether it takes only tokens that are bound to a key (RFC 9449)
 
 
 @attrs.frozen
 class AuthorizationServer:
-    """The metadata of an authorization server (RFC 8414 section 2; OpenID Connect Discovery section 3).
+    """The metadata of an authorization server (RFC 8414 section 2; OpenID Connect Discovery section 3)."""
 
-    Attributes:
-        issuer: its identifier, a URL; compared by `same_issuer`.
-        authorization_endpoint, token_endpoint, registration_endpoint: URLs, "" where there is none.
-        introspection_endpoint, revocation_endpoint, jwks_uri: likewise.
-        scopes_supported: the scopes it knows, or None where it does not say.
-        grant_types_supported: likewise.
-        token_endpoint_auth_methods_supported: how clients may authenticate; None stands for `client_secret_basic`.
-        code_challenge_methods_supported: methods of PKCE; None where it has none, or does not say.
-        authorization_response_iss_parameter_supported: whether `iss` always comes back (RFC 9207).
-        client_id_metadata_document_supported: whether a client id may be the URL of a document about the client.
-        dpop_signing_alg_values_supported: algorithms of proofs (RFC 9449), or None.
-    """
-
-    issuer: str
+    issuer: str  # its identifier, a URL; compared by `same_issuer`
+    # `authorization_endpoint`, `token_endpoint`, `registration_endpoint`: URLs, "" where there is none
     authorization_endpoint: str = ""
     token_endpoint: str = ""
     registration_endpoint: str = ""
+    # `introspection_endpoint`, `revocation_endpoint`, `jwks_uri`: likewise
     introspection_endpoint: str = ""
     revocation_endpoint: str = ""
     jwks_uri: str = ""
-    scopes_supported: tuple[str, ...] | None = None
-    grant_types_supported: tuple[str, ...] | None = None
+    scopes_supported: tuple[str, ...] | None = None  # the scopes it knows, or None where it does not say
+    grant_types_supported: tuple[str, ...] | None = None  # likewise
+    # how clients may authenticate; None stands for `client_secret_basic`
     token_endpoint_auth_methods_supported: tuple[str, ...] | None = None
+    # methods of PKCE; None where it has none, or does not say
     code_challenge_methods_supported: tuple[str, ...] | None = None
-    authorization_response_iss_parameter_supported: bool = False
+    authorization_response_iss_parameter_supported: bool = False  # whether `iss` always comes back (RFC 9207)
+    # whether a client id may be the URL of a document about the client
     client_id_metadata_document_supported: bool = False
-    dpop_signing_alg_values_supported: tuple[str, ...] | None = None
+    dpop_signing_alg_values_supported: tuple[str, ...] | None = None  # algorithms of proofs (RFC 9449), or None
 
 
 def read_json(cls: type[T], body: bytes, where: str) -> T:

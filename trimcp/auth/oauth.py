@@ -168,20 +168,14 @@ class OAuth:
 
 @attrs.define(eq=False)
 class Authorizer:
-    """Gives tokens to the requests of one connection. Made by `OAuth.connected`.
-
-    Attributes:
-        account: what is known of the login, for all connections that use it.
-        nursery: for what is done beside requests; it ends with the connection.
-        person: is put around the time in which a person logs in.
-    """
+    """Gives tokens to the requests of one connection. Made by `OAuth.connected`."""
 
     _oauth: OAuth
     _server: str
-    account: Account
+    account: Account  # what is known of the login, for all connections that use it
     _fetcher: Fetcher
-    nursery: trio.Nursery
-    person: Callable[[], AbstractContextManager[None]] = nullcontext
+    nursery: trio.Nursery  # for what is done beside requests; it ends with the connection
+    person: Callable[[], AbstractContextManager[None]] = nullcontext  # is put around the time in which a person logs in
 
     async def headers(self, method: str, url: str) -> Mapping[str, str]:
         """Return the headers that a request needs: none before the server has asked for a token.

@@ -10,34 +10,24 @@ import attrs
 
 @attrs.frozen
 class Fetch:
-    """Make one HTTP request, follow no redirect, and send back a `Fetched`.
+    """Make one HTTP request, follow no redirect, and send back a `Fetched`."""
 
-    Attributes:
-        url: where to.
-        method, headers, body: of the request.
-        once: whether what it brings cannot be asked for twice, so that it is better not given up.
-    """
-
-    url: str
+    url: str  # where to
+    # `method`, `headers`, `body`: of the request
     method: str = "GET"
     headers: Mapping[str, str] = attrs.field(factory=lambda: {"accept": "application/json"}, repr=False)
     body: bytes | None = attrs.field(default=None, repr=False)
-    once: bool = False
+    once: bool = False  # whether what it brings cannot be asked for twice, so that it is better not given up
 
 
 @attrs.frozen
 class Fetched:
-    """What came of a `Fetch`: a reply, or status 0 where there was none.
-
-    Attributes:
-        headers: by name in lower case.
-        why: in one line, why there was no reply.
-    """
+    """What came of a `Fetch`: a reply, or status 0 where there was none."""
 
     status: int
-    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)
+    headers: Mapping[str, str] = attrs.field(factory=dict, repr=False)  # by name in lower case
     body: bytes = attrs.field(default=b"", repr=False)
-    why: str = ""
+    why: str = ""  # in one line, why there was no reply
 
 
 @attrs.frozen
@@ -49,13 +39,10 @@ class Listen:
 
 @attrs.frozen
 class Visit:
-    """Let the person visit `url`, and send back the URL that they are redirected to, with its query.
-
-    Attributes:
-        state: what that query must hold; what comes with another one is not meant for this login.
-    """
+    """Let the person visit `url`, and send back the URL that they are redirected to, with its query."""
 
     url: str = attrs.field(repr=False)
+    # what that query must hold; what comes with another one is not meant for this login
     state: str = attrs.field(repr=False)
 
 

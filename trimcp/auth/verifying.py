@@ -37,39 +37,26 @@ _PROOF_SECONDS: Final = 300.0
 
 
 class BadToken(Exception):
-    """A token or proof is not good; the text says why and quotes nothing of it.
-
-    Attributes:
-        error: the code for the client (RFC 6750 section 3.1, RFC 9449 section 7.1).
-    """
+    """A token or proof is not good; the text says why and quotes nothing of it."""
 
     def __init__(self, why: str, error: str = "invalid_token") -> None:
         super().__init__(why)
-        self.error = error
+        self.error = error  # the code for the client (RFC 6750 section 3.1, RFC 9449 section 7.1)
 
 
 @attrs.frozen
 class AccessToken:
-    """What a good access token says.
+    """What a good access token says."""
 
-    Attributes:
-        issuer, subject: who gave it, and to act for whom.
-        client_id: the client it was given to, or None.
-        scopes: what it is good for.
-        expires_at: seconds since 1970.
-        key: the thumbprint of the key it is bound to (`cnf.jkt`), or None.
-        certificate: the digest of the certificate it is bound to (`cnf.x5t#S256`), or None.
-        claims: all that it says.
-    """
-
+    # `issuer`, `subject`: who gave it, and to act for whom
     issuer: str
     subject: str
-    client_id: str | None
-    scopes: tuple[str, ...]
-    expires_at: float
-    key: str | None = None
-    certificate: str | None = None
-    claims: Mapping[str, Any] = attrs.field(factory=lambda: MappingProxyType({}), repr=False)
+    client_id: str | None  # the client it was given to, or None
+    scopes: tuple[str, ...]  # what it is good for
+    expires_at: float  # seconds since 1970
+    key: str | None = None  # the thumbprint of the key it is bound to (`cnf.jkt`), or None
+    certificate: str | None = None  # the digest of the certificate it is bound to (`cnf.x5t#S256`), or None
+    claims: Mapping[str, Any] = attrs.field(factory=lambda: MappingProxyType({}), repr=False)  # all that it says
 
 
 def unverified(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -144,21 +131,14 @@ def _fits(key: Key, algorithm: str) -> bool:
 
 @attrs.frozen
 class TokenRules:
-    """What an access token has to be.
+    """What an access token has to be."""
 
-    Attributes:
-        issuers: who may have given it.
-        audiences: for whom it may be; one of them is enough.
-        algorithms: of its signature.
-        skew: seconds by which clocks may differ.
-        any_type: whether `typ` need not be "at+jwt" (RFC 9068 section 2.1), as many issuers leave it. Then an ID token
-            for the same audience would pass, too.
-    """
-
-    issuers: Sequence[str]
-    audiences: Sequence[str]
-    algorithms: Sequence[str] = ASYMMETRIC
-    skew: float = 30.0
+    issuers: Sequence[str]  # who may have given it
+    audiences: Sequence[str]  # for whom it may be; one of them is enough
+    algorithms: Sequence[str] = ASYMMETRIC  # of its signature
+    skew: float = 30.0  # seconds by which clocks may differ
+    # whether `typ` need not be "at+jwt" (RFC 9068 section 2.1), as many issuers leave it. Then an ID token for the same
+    # audience would pass, too.
     any_type: bool = False
 
     def issuer_of(self, header: Mapping[str, Any], claims: Mapping[str, Any]) -> str:

@@ -31,17 +31,11 @@ _TRUSTING: Final = "name what to trust in SSL_CERT_FILE"
 
 @attrs.frozen
 class LoadSite:
-    """What the requests to a server have in common.
+    """What the requests to a server have in common."""
 
-    Attributes:
-        url: the endpoint, in the form of `normal_url`.
-        headers: the user's.
-        dial: opens a connection.
-    """
-
-    url: str
-    headers: Mapping[str, str] = attrs.field(repr=False)
-    dial: Dial = attrs.field(repr=False)
+    url: str  # the endpoint, in the form of `normal_url`
+    headers: Mapping[str, str] = attrs.field(repr=False)  # the user's
+    dial: Dial = attrs.field(repr=False)  # opens a connection
 
     @staticmethod
     def of(server: HttpServer, load: Load) -> LoadSite:

@@ -22,12 +22,9 @@ class ProcessTree:
     """Some processes and their descendants.
 
     Finding descendants takes milliseconds, reading clocks takes microseconds, so these are two methods.
-
-    Args:
-        roots: process ids, in collections that may grow.
     """
 
-    _roots: Sequence[Collection[int]]
+    _roots: Sequence[Collection[int]]  # process ids, in collections that may grow
     _known: set[int] = attrs.field(init=False, factory=set)
 
     def __attrs_post_init__(self) -> None:

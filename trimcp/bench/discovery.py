@@ -33,20 +33,14 @@ _MORE_ARGUMENTS = ("additionalProperties", "patternProperties", "$ref", "allOf",
 
 @attrs.frozen
 class Found:
-    """The discovered properties of a server.
+    """The discovered properties of a server."""
 
-    Attributes:
-        transport: the transport of the messages.
-        revision: the negotiated revision.
-        name, version: as the server declares them.
-        requests: the requests of the plan, ready to be sent.
-    """
-
-    transport: WireName
-    revision: Revision
+    transport: WireName  # the transport of the messages
+    revision: Revision  # the negotiated revision
+    # `name`, `version`: as the server declares them
     name: str | None
     version: str | None
-    requests: tuple[PreparedRequest, ...]
+    requests: tuple[PreparedRequest, ...]  # the requests of the plan, ready to be sent
 
 
 def name_of(target: Target) -> str:

@@ -73,21 +73,14 @@ async def run_http_session(
 
 @attrs.define(eq=False)
 class _Session:
-    """The state shared by the calls of one session.
-
-    Attributes:
-        head: the head of each POST of a call, without its last lines.
-        id: the id of the last request.
-        session_id: the server's session id; None without one.
-        nursery: runs the tasks that send notifications.
-    """
+    """The state shared by the calls of one session."""
 
     load: Load
     site: LoadSite
-    head: bytes = attrs.field(init=False, default=b"")
-    id: int = attrs.field(init=False, default=0)
-    nursery: trio.Nursery = attrs.field(init=False)
-    session_id: str | None = attrs.field(init=False, default=None)
+    head: bytes = attrs.field(init=False, default=b"")  # the head of each POST of a call, without its last lines
+    id: int = attrs.field(init=False, default=0)  # the id of the last request
+    nursery: trio.Nursery = attrs.field(init=False)  # runs the tasks that send notifications
+    session_id: str | None = attrs.field(init=False, default=None)  # the server's session id; None without one
     _side: LoadConnection = attrs.field(init=False)
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _renewals: int = attrs.field(init=False, default=0)

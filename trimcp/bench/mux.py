@@ -43,19 +43,14 @@ class LoadCaller:
     """The calls of one connection: matches and checks their responses.
 
     It does no I/O: it takes received messages and returns messages to send; the caller passes the time.
-
-    Attributes:
-        supply: the source of calls.
-        places: the maximum number of concurrent calls.
-        think: seconds between a response and the next call in its place.
-        wake: called when there may be a message to send although none arrived. It must not raise.
-        greeting: the result of `initialize`, once received; an error's text if it was refused.
     """
 
-    supply: Supply
-    places: int
-    think: float = 0.0
+    supply: Supply  # the source of calls
+    places: int  # the maximum number of concurrent calls
+    think: float = 0.0  # seconds between a response and the next call in its place
+    # called when there may be a message to send although none arrived. It must not raise.
     wake: Callable[[], object] = lambda: None
+    # the result of `initialize`, once received; an error's text if it was refused
     greeting: dict[str, Any] | str | None = None
     _free: int = attrs.field(init=False)
     _id: int = attrs.field(init=False, default=0)

@@ -25,18 +25,13 @@ _USUAL_SECONDS: Final = 10.0
 
 @attrs.frozen
 class NumberCheck:
-    """A validator for numbers in a range; it accepts None.
+    """A validator for numbers in a range; it accepts None."""
 
-    Attributes:
-        least, most: the limits.
-        above: `least` itself is not allowed.
-        whole: only whole numbers are allowed.
-    """
-
+    # `least`, `most`: the limits
     least: float = 0
     most: float = math.inf
-    above: bool = False
-    whole: bool = False
+    above: bool = False  # `least` itself is not allowed
+    whole: bool = False  # only whole numbers are allowed
 
     def __call__(self, instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
         """Raise LocalError if the value is not valid."""
@@ -85,18 +80,13 @@ def _jsonable(instance: object, attribute: attrs.Attribute[Any], value: Any) -> 
 
 @attrs.frozen
 class MixEntry:
-    """One kind of request in the mix of a load.
+    """One kind of request in the mix of a load."""
 
-    Attributes:
-        method: the method of the request.
-        params: its parameters; `{n}` in any of their texts becomes the call's number, which begins with 1.
-        weight: how often it is sent, relative to the others of the mix.
-        expect: the expected first text block of the result, with `{n}` replaced; None for any result except an error.
-    """
-
-    method: str = attrs.field(validator=_text)
+    method: str = attrs.field(validator=_text)  # the method of the request
+    # its parameters; `{n}` in any of their texts becomes the call's number, which begins with 1
     params: Mapping[str, Any] = attrs.field(factory=dict, validator=_jsonable)
-    weight: float = _number(1.0, _POSITIVE)
+    weight: float = _number(1.0, _POSITIVE)  # how often it is sent, relative to the others of the mix
+    # the expected first text block of the result, with `{n}` replaced; None for any result except an error
     expect: str | None = attrs.field(default=None, validator=_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -154,12 +144,9 @@ def _as_mix(value: MixEntry | Iterable[MixEntry]) -> tuple[MixEntry, ...]:
 
 @attrs.frozen
 class Plan:
-    """One measurement. Each session is a connection of its own (Streamable HTTP: one for each concurrent call).
+    """One measurement. Each session is a connection of its own (Streamable HTTP: one for each concurrent call)."""
 
-    Attributes:
-        mix: the requests, chosen at random by weight; a single one is repeated.
-    """
-
+    # the requests, chosen at random by weight; a single one is repeated
     mix: tuple[MixEntry, ...] = attrs.field(default=(), converter=_as_mix)
     sessions: int = _number(1, _AMOUNT, "Connections.")
     under_way: int | None = _number(None, _AMOUNT, "Calls under way in each.  [default: 1]")

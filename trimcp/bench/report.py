@@ -36,32 +36,20 @@ class Failures:
 
 @attrs.frozen
 class Cost:
-    """The resources that the server's processes used.
+    """The resources that the server's processes used."""
 
-    Attributes:
-        cpu_seconds: CPU time of all of them while calls were counted.
-        rss: bytes of resident memory at the end.
-        peak_rss: the sum of their peaks of resident memory, in bytes.
-    """
-
-    cpu_seconds: float
-    rss: int
-    peak_rss: int
+    cpu_seconds: float  # CPU time of all of them while calls were counted
+    rss: int  # bytes of resident memory at the end
+    peak_rss: int  # the sum of their peaks of resident memory, in bytes
 
 
 @attrs.frozen
 class Generator:
-    """The resources that this process used to produce the load.
+    """The resources that this process used to produce the load."""
 
-    Attributes:
-        cpu_seconds: its CPU time while calls were counted.
-        seconds: the wall-clock time meanwhile.
-        answers: responses processed in that time, right or wrong.
-    """
-
-    cpu_seconds: float
-    seconds: float
-    answers: int
+    cpu_seconds: float  # its CPU time while calls were counted
+    seconds: float  # the wall-clock time meanwhile
+    answers: int  # responses processed in that time, right or wrong
 
     @property
     def busy(self) -> float:
@@ -92,33 +80,22 @@ class Second:
 
 @attrs.frozen
 class Snapshot:
-    """The state during a measurement. Totals are so far, as in `Report`, unless they are about `seconds`.
+    """The state during a measurement. Totals are so far, as in `Report`, unless they are about `seconds`."""
 
-    Attributes:
-        elapsed: seconds since the measurement began; negative during the warm-up.
-        share: the part that is done, from 0 to 1.
-        seconds: the time since the last snapshot.
-        times: the times of calls answered rightly in `seconds`.
-        reported: progress notifications in `seconds`.
-        under_way: calls that wait for their response now.
-        sessions: the number of open sessions.
-        busy: the share of one core that this process used in `seconds`.
-    """
-
-    elapsed: float
-    share: float
-    seconds: float
+    elapsed: float  # seconds since the measurement began; negative during the warm-up
+    share: float  # the part that is done, from 0 to 1
+    seconds: float  # the time since the last snapshot
     calls: int
-    times: Histogram = attrs.field(eq=False)
+    times: Histogram = attrs.field(eq=False)  # the times of calls answered rightly in `seconds`
     errors: Mapping[str, int]
     cancelled: int
     timed_out: int
     late: int
     progress: int
-    reported: int
-    under_way: int
-    sessions: int
-    busy: float
+    reported: int  # progress notifications in `seconds`
+    under_way: int  # calls that wait for their response now
+    sessions: int  # the number of open sessions
+    busy: float  # the share of one core that this process used in `seconds`
 
     @property
     def warming_up(self) -> bool:
@@ -137,55 +114,35 @@ class Report:
 
     A response after `seconds` is checked like any other, and a failure counts. A right one is not in `calls` nor in any
     rate, but its time is in `latency`, so that the slowest calls are not lost at the end.
-
-    Attributes:
-        target: the measured server, without secrets.
-        transport: the transport of the messages.
-        revision: the revision used, by its date.
-        reply: the kind of response over Streamable HTTP, "json" or "sse"; "mixed" for both, None elsewhere.
-        server_name, server_version: as the server declares them, or None. Untrusted text.
-        plan: the settings of the measurement.
-        seconds: how long calls were counted.
-        calls: calls answered rightly in that time.
-        after: calls answered rightly after it.
-        parts: the sum over all these calls of the share of each call's time that lies in `seconds`.
-        bytes_in, bytes_out: bytes received and sent in that time, including HTTP heads and WebSocket frames, without
-            TLS.
-        errors: failed calls by kind; a kind is a short text, such as "wrong text".
-        cancelled: calls cancelled midway as planned.
-        timed_out: calls abandoned because the response did not arrive in time.
-        late: calls of an open loop that began more than 10 ms after they should have, or not at all.
-        latency: the times of right answers.
-        over_time: the results of each second.
-        progress: progress notifications received.
-        cost: the resources of the server's processes; None if they cannot be read.
-        generator: the resources of this process.
-        interrupted: whether it was ended early.
     """
 
-    target: str
-    transport: WireName
-    revision: str
+    target: str  # the measured server, without secrets
+    transport: WireName  # the transport of the messages
+    revision: str  # the revision used, by its date
+    # the kind of response over Streamable HTTP, "json" or "sse"; "mixed" for both, None elsewhere
     reply: Literal["json", "sse", "mixed"] | None
+    # `server_name`, `server_version`: as the server declares them, or None. Untrusted text.
     server_name: str | None
     server_version: str | None
-    plan: Plan
-    seconds: float
-    calls: int
-    after: int
-    parts: float
+    plan: Plan  # the settings of the measurement
+    seconds: float  # how long calls were counted
+    calls: int  # calls answered rightly in that time
+    after: int  # calls answered rightly after it
+    parts: float  # the sum over all these calls of the share of each call's time that lies in `seconds`
+    # `bytes_in`, `bytes_out`: bytes received and sent in that time, including HTTP heads and WebSocket frames, without
+    # TLS
     bytes_in: int
     bytes_out: int
-    errors: Mapping[str, Failures]
-    cancelled: int
-    timed_out: int
-    late: int
-    latency: Histogram = attrs.field(eq=False)
-    over_time: tuple[Second, ...]
-    progress: int
-    cost: Cost | None
-    generator: Generator
-    interrupted: bool = False
+    errors: Mapping[str, Failures]  # failed calls by kind; a kind is a short text, such as "wrong text"
+    cancelled: int  # calls cancelled midway as planned
+    timed_out: int  # calls abandoned because the response did not arrive in time
+    late: int  # calls of an open loop that began more than 10 ms after they should have, or not at all
+    latency: Histogram = attrs.field(eq=False)  # the times of right answers
+    over_time: tuple[Second, ...]  # the results of each second
+    progress: int  # progress notifications received
+    cost: Cost | None  # the resources of the server's processes; None if they cannot be read
+    generator: Generator  # the resources of this process
+    interrupted: bool = False  # whether it was ended early
 
     @property
     def rough(self) -> bool:

@@ -36,17 +36,12 @@ Trouble = tuple[str, Any]
 
 @attrs.define(eq=False)
 class PreparedRequest:
-    """One request of the mix.
+    """One request of the mix."""
 
-    Attributes:
-        entry: the entry of the mix.
-        headers: the lines of its additional HTTP headers, or b"".
-    """
-
-    entry: MixEntry
+    entry: MixEntry  # the entry of the mix
     _body: bytes = attrs.field(alias="body")
     _is_plain: bool = attrs.field(alias="is_plain")
-    headers: bytes
+    headers: bytes  # the lines of its additional HTTP headers, or b""
     _headers_vary: bool = attrs.field(alias="headers_vary")
     _expect_varies: bool = attrs.field(alias="expect_varies")
     _member: str | None = attrs.field(alias="member")

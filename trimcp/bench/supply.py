@@ -32,39 +32,27 @@ _NO_MEAN: Final = 0.001  # before the first answer
 
 @attrs.define(eq=False)
 class LoadCall:
-    """One call that begins now; the first of a measurement has the number 1.
-
-    Attributes:
-        due: when it should have begun; its time counts from here.
-        give_up: seconds after which it is abandoned.
-        timeout: whether it is abandoned for its timeout, not for a planned cancellation.
-    """
+    """One call that begins now; the first of a measurement has the number 1."""
 
     number: int
     request: PreparedRequest
-    due: float
-    give_up: float = math.inf
-    timeout: bool = False
+    due: float  # when it should have begun; its time counts from here
+    give_up: float = math.inf  # seconds after which it is abandoned
+    timeout: bool = False  # whether it is abandoned for its timeout, not for a planned cancellation
 
 
 @attrs.define(eq=False)
 class Supply:
-    """The calls of one measurement.
-
-    Attributes:
-        over: whether no more calls begin; `ended` is set then.
-        under_way: calls that have begun and not ended.
-        settled: calls that have ended, with any outcome.
-        milestone: the value of `settled` at which `on_milestone` is called, once.
-    """
+    """The calls of one measurement."""
 
     plan: Plan
     requests: Sequence[PreparedRequest]
     tally: Tally
-    over: bool = attrs.field(init=False, default=False)
+    over: bool = attrs.field(init=False, default=False)  # whether no more calls begin; `ended` is set then
     ended: trio.Event = attrs.field(init=False, factory=trio.Event)
-    under_way: int = attrs.field(init=False, default=0)
-    settled: int = attrs.field(init=False, default=0)
+    under_way: int = attrs.field(init=False, default=0)  # calls that have begun and not ended
+    settled: int = attrs.field(init=False, default=0)  # calls that have ended, with any outcome
+    # the value of `settled` at which `on_milestone` is called, once
     milestone: float = attrs.field(init=False, default=math.inf)
     on_milestone: Callable[[], object] = attrs.field(init=False, default=lambda: None)
     _number: int = attrs.field(init=False, default=0)
@@ -205,25 +193,17 @@ class Supply:
 
 @attrs.define(eq=False)
 class Load:
-    """The state shared by all sessions of a measurement.
-
-    Attributes:
-        revision: the revision to use.
-        ssl_context: certificates to trust at an https or wss URL; None for the system's.
-        pids: the child processes that were started.
-        open: the number of usable sessions.
-        overdue: whether calls without a response are now abandoned.
-        replies: the kinds of responses received over Streamable HTTP.
-    """
+    """The state shared by all sessions of a measurement."""
 
     plan: Plan
-    revision: Revision
+    revision: Revision  # the revision to use
     supply: Supply
     tally: Tally
-    ssl_context: ssl.SSLContext | None = None
-    pids: set[int] = attrs.field(init=False, factory=set)
-    open: int = attrs.field(init=False, default=0)
-    overdue: bool = attrs.field(init=False, default=False)
+    ssl_context: ssl.SSLContext | None = None  # certificates to trust at an https or wss URL; None for the system's
+    pids: set[int] = attrs.field(init=False, factory=set)  # the child processes that were started
+    open: int = attrs.field(init=False, default=0)  # the number of usable sessions
+    overdue: bool = attrs.field(init=False, default=False)  # whether calls without a response are now abandoned
+    # the kinds of responses received over Streamable HTTP
     replies: set[Literal["json", "sse"]] = attrs.field(init=False, factory=set)
 
     @property

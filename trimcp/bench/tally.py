@@ -30,18 +30,16 @@ class Tally:
 
     Attributes:
         calls, after, parts, errors, cancelled, timed_out, late, latency, progress: as in `Report`.
-        failed: the sum of `errors`.
-        answers: responses to calls between `begin` and `end`, right or wrong.
-        bytes_in, bytes_out: bytes since the first connection.
     """
 
     calls: int = 0
-    failed: int = 0
+    failed: int = 0  # the sum of `errors`
     progress: int = 0
-    answers: int = 0
+    answers: int = 0  # responses to calls between `begin` and `end`, right or wrong
     cancelled: int = 0
     timed_out: int = 0
     late: int = 0
+    # `bytes_in`, `bytes_out`: bytes since the first connection
     bytes_in: int = 0
     bytes_out: int = 0
     after: int = 0

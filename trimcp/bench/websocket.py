@@ -32,16 +32,11 @@ _CLOSE_FRAME: Final = b"\x88\x82\0\0\0\0\x03\xe8"  # Close with status 1000, mas
 
 @attrs.define(eq=False)
 class FrameReader:
-    """Parses the server's bytes into messages and pings.
-
-    Attributes:
-        pings: the payloads of pings to answer.
-        fault: the reason why reading stopped, or None.
-    """
+    """Parses the server's bytes into messages and pings."""
 
     max_message: int
-    pings: list[bytes] = attrs.field(init=False, factory=list)
-    fault: str | None = attrs.field(init=False, default=None)
+    pings: list[bytes] = attrs.field(init=False, factory=list)  # the payloads of pings to answer
+    fault: str | None = attrs.field(init=False, default=None)  # the reason why reading stopped, or None
     _pieces: list[bytes] = attrs.field(init=False, factory=list)
     _held: int = attrs.field(init=False, default=0)
     _needed: int = attrs.field(init=False, default=2)

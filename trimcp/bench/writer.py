@@ -16,16 +16,12 @@ class Writer:
     """Sends without waiting as much as the system takes, and the rest in `run`, so that the reader never waits.
 
     Its buffer is bounded by the number of concurrent calls.
-
-    Args:
-        send_nowait: sends without waiting and returns how many bytes the system took; None if not supported.
-        send_all: sends everything.
-        tally: counts the bytes.
     """
 
+    # sends without waiting and returns how many bytes the system took; None if not supported
     _send_nowait: Callable[[bytes], int] | None
-    _send_all: Callable[[bytes], Awaitable[object]]
-    _tally: Tally
+    _send_all: Callable[[bytes], Awaitable[object]]  # sends everything
+    _tally: Tally  # counts the bytes
     _waiting: list[bytes] = attrs.field(init=False, factory=list)
     _is_busy: bool = attrs.field(init=False, default=False)
     _more: trio.Event = attrs.field(init=False, factory=trio.Event)

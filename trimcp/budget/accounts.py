@@ -77,27 +77,18 @@ class Budget:
 
     Args:
         bound: bytes.
-
-    Attributes:
-        held: bytes counted now.
-        step: bytes by which each amount may change before it is counted again.
-        refused: number of bodies and messages refused because there was no room.
-        ended: number of holdings ended because they were the largest.
-        reads: to wait at before each further read of a large message.
-        when_low: called when little is held again after much was held, for example to return memory to the system.
-            May be set.
     """
 
     def __init__(self, bound: int = DEFAULT_MEMORY) -> None:
         self.bound: int = bound
-        self.held: int = 0
-        self.step: int = STEP
-        self.refused: int = 0
-        self.ended: int = 0
+        self.held: int = 0  # bytes counted now
+        self.step: int = STEP  # bytes by which each amount may change before it is counted again
+        self.refused: int = 0  # number of bodies and messages refused because there was no room
+        self.ended: int = 0  # number of holdings ended because they were the largest
         self._began = 0.0  # when the last large message began to be parsed, on Trio's clock
         self._next_turn = -math.inf  # when the next large message may be parsed
         self._turn = trio.Lock()
-        self.reads: ReadTurns = ReadTurns()
+        self.reads: ReadTurns = ReadTurns()  # to wait at before each further read of a large message
         self._holdings = 0
         self._fewer, self._more = -1, 1  # numbers of holdings at which the step changes
         self._owners: dict[str, _Owner] = {}
@@ -106,6 +97,7 @@ class Budget:
         self._next = 0  # held bytes at which to look again for a holding to end
         self._flooded = False  # whether much was held since little was held
         self._mark = bound // _HIGH  # held bytes above which to look
+        # called when little is held again after much was held, for example to return memory to the system. May be set.
         self.when_low: Callable[[], object] | None = None
 
     def holding(self, owner: str, holder: Holder | None = None) -> Holding:
@@ -226,21 +218,15 @@ class Budget:
 
 
 class Holding:
-    """The memory that one connection or session uses in a server. Made by `Budget.holding`.
-
-    Attributes:
-        budget: the budget it is counted in.
-        held: bytes.
-        holder: the connection or session that can be ended, or None. May be set later.
-    """
+    """The memory that one connection or session uses in a server. Made by `Budget.holding`."""
 
     __slots__ = ("budget", "held", "holder", "owner")
 
     def __init__(self, budget: Budget, owner: _Owner, holder: Holder | None) -> None:
-        self.budget: Budget = budget
+        self.budget: Budget = budget  # the budget it is counted in
         self.owner: _Owner = owner
-        self.holder: Holder | None = holder
-        self.held: int = 0
+        self.holder: Holder | None = holder  # the connection or session that can be ended, or None. May be set later.
+        self.held: int = 0  # bytes
 
     def fits(self, size: int) -> bool:
         """Return whether so many more bytes may be added. If not, the caller refuses them and calls `refuse`."""
@@ -372,18 +358,13 @@ class WorkTurns:
 
 
 class Amount:
-    """One part of a holding, and how much of it has been counted.
-
-    Attributes:
-        holding: the holding it is part of; None counts nothing.
-        counted: bytes counted.
-    """
+    """One part of a holding, and how much of it has been counted."""
 
     __slots__ = ("counted", "holding")
 
     def __init__(self, holding: Holding | None = None) -> None:
-        self.holding: Holding | None = holding
-        self.counted: int = 0
+        self.holding: Holding | None = holding  # the holding it is part of; None counts nothing
+        self.counted: int = 0  # bytes counted
 
     def set(self, size: int) -> None:
         """Set its size. A change is counted once it reaches one step of the budget."""

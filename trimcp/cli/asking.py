@@ -89,14 +89,11 @@ class Terminal:
 
 @attrs.define(eq=False)
 class Asker:
-    """The elicitation handler.
-
-    Attributes:
-        standstill: a context manager entered while the user answers, for example to stop a timeout.
-    """
+    """The elicitation handler."""
 
     screen: Screen
     terminal: Terminal = attrs.field(factory=Terminal)
+    # a context manager entered while the user answers, for example to stop a timeout
     standstill: Callable[[], AbstractContextManager[Any]] = nullcontext
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
 

@@ -28,20 +28,13 @@ _MEBI: Final = 1024 * 1024
 
 @attrs.frozen
 class Figure:
-    """A figure that two servers are compared by.
+    """A figure that two servers are compared by."""
 
-    Attributes:
-        name: in the JSON.
-        label: in the table.
-        of: returns it from a report; None if unknown.
-        show: formats it.
-        more, less: the words for the first server if its figure is larger, or smaller.
-    """
-
-    name: str
-    label: str
-    of: Callable[[Report], float | None]
-    show: Callable[[float], str]
+    name: str  # in the JSON
+    label: str  # in the table
+    of: Callable[[Report], float | None]  # returns it from a report; None if unknown
+    show: Callable[[float], str]  # formats it
+    # `more`, `less`: the words for the first server if its figure is larger, or smaller
     more: str = "more"
     less: str = "less"
 
@@ -61,16 +54,13 @@ _FIGURES: Final = (
 
 @attrs.frozen
 class Ratio:
-    """The ratio of a figure between the first and the second server.
-
-    Attributes:
-        first, second: the median of all rounds, as text.
-        median, low, high: of the ratios first / second, one per round.
-    """
+    """The ratio of a figure between the first and the second server."""
 
     figure: Figure
+    # `first`, `second`: the median of all rounds, as text
     first: str
     second: str
+    # `median`, `low`, `high`: of the ratios first / second, one per round
     median: float
     low: float
     high: float

@@ -70,16 +70,11 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
 
 @attrs.define(eq=False)
 class _Server:
-    """One measured server.
-
-    Attributes:
-        name: the typed target, a URL without user and query.
-        reports: its reports, in the order of measurement.
-    """
+    """One measured server."""
 
     target: Target
-    name: str
-    reports: list[Report] = attrs.field(init=False, factory=list)
+    name: str  # the typed target, a URL without user and query
+    reports: list[Report] = attrs.field(init=False, factory=list)  # its reports, in the order of measurement
 
     @staticmethod
     def of(text: str, screen: Screen, headers: Sequence[str], bearer: str | None) -> _Server:

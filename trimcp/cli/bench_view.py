@@ -27,15 +27,10 @@ _BUSY: Final = 0.8
 
 @attrs.define(eq=False)
 class View:
-    """Follows measurements, one after the other.
+    """Follows measurements, one after the other."""
 
-    Attributes:
-        screen: the output; nothing is shown if it is quiet.
-        seconds: the expected duration of one measurement.
-    """
-
-    screen: Screen
-    seconds: float | None = None
+    screen: Screen  # the output; nothing is shown if it is quiet
+    seconds: float | None = None  # the expected duration of one measurement
     _title: str = attrs.field(init=False, default="")
     _live: Live | None = attrs.field(init=False, default=None)
     _rates: deque[float] = attrs.field(init=False, factory=lambda: deque(maxlen=_HISTORY))

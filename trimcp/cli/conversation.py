@@ -161,15 +161,10 @@ def _standing_still(scope: trio.CancelScope) -> Iterator[None]:
 
 @attrs.define(eq=False)
 class Stop:
-    """Cancels the innermost guarded block when a signal is received.
+    """Cancels the innermost guarded block when a signal is received."""
 
-    Attributes:
-        signal: the first signal received, or None.
-        came: set when it is received.
-    """
-
-    signal: int | None = None
-    came: trio.Event = attrs.field(factory=trio.Event)
+    signal: int | None = None  # the first signal received, or None
+    came: trio.Event = attrs.field(factory=trio.Event)  # set when it is received
     _scopes: list[trio.CancelScope] = attrs.field(factory=list)
 
     @property

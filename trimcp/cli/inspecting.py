@@ -46,20 +46,15 @@ _HINTS = (
 
 @attrs.frozen
 class Offer:
-    """All lists of a server, and the suggestions for arguments of prompts, by name.
-
-    Attributes:
-        failures: why a list is missing or incomplete, by its method.
-        failed: whether one is missing.
-    """
+    """All lists of a server, and the suggestions for arguments of prompts, by name."""
 
     tools: list[Tool]
     resources: list[Resource]
     templates: list[ResourceTemplate]
     prompts: list[Prompt]
     choices: Mapping[tuple[str, str], Completion] = attrs.field(factory=dict)
-    failures: Mapping[str, str] = attrs.field(factory=dict)
-    failed: bool = False
+    failures: Mapping[str, str] = attrs.field(factory=dict)  # why a list is missing or incomplete, by its method
+    failed: bool = False  # whether one is missing
 
 
 async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:

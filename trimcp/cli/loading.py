@@ -24,17 +24,11 @@ _USUAL = ("server", "mcp", "app")
 
 @attrs.frozen
 class Loaded:
-    """What a module has to serve.
+    """What a module has to serve."""
 
-    Attributes:
-        server: its server.
-        auth: what is called `auth` in it, if that takes tokens.
-        agent_tools: its `AgentTools` of that server, if it has any.
-    """
-
-    server: Server[Any]
-    auth: Any = None
-    agent_tools: Any = None
+    server: Server[Any]  # its server
+    auth: Any = None  # what is called `auth` in it, if that takes tokens
+    agent_tools: Any = None  # its `AgentTools` of that server, if it has any
 
 
 def load_server(name: str) -> Server[Any]:

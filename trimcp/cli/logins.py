@@ -30,27 +30,16 @@ _FACT: Final = 300  # characters of one thing that an authorization server or a 
 
 @attrs.frozen(kw_only=True)
 class LoginOptions:
-    """How to log in.
+    """How to log in."""
 
-    Attributes:
-        client_id: what the client is registered as, or None.
-        secret_from: the environment variable that holds its secret, or None.
-        scopes: what to ask for, whatever the server suggests; "" to go by the server.
-        identity: a name for this login, where there are several for one server.
-        browser: open the page in a browser here; else print its address, and ask for the one it ends at.
-        dpop: bind tokens to a key of our own.
-        issuer: the authorization server that it has to be, or None for whichever the server names.
-        resource: tell the authorization server what the token is for.
-    """
-
-    client_id: str | None = None
-    secret_from: str | None = None
-    scopes: str = ""
-    identity: str = ""
-    browser: bool = True
-    dpop: bool = False
-    issuer: str | None = None
-    resource: bool = True
+    client_id: str | None = None  # what the client is registered as, or None
+    secret_from: str | None = None  # the environment variable that holds its secret, or None
+    scopes: str = ""  # what to ask for, whatever the server suggests; "" to go by the server
+    identity: str = ""  # a name for this login, where there are several for one server
+    browser: bool = True  # open the page in a browser here; else print its address, and ask for the one it ends at
+    dpop: bool = False  # bind tokens to a key of our own
+    issuer: str | None = None  # the authorization server that it has to be, or None for whichever the server names
+    resource: bool = True  # tell the authorization server what the token is for
 
 
 def log_in(url: str, options: LoginOptions) -> None:

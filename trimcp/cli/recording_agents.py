@@ -58,17 +58,12 @@ async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) ->
 
 @attrs.define(eq=False)
 class AgentRelay:
-    """Takes one agent's connection, and connects it to a service.
-
-    Attributes:
-        over: set when either side has closed.
-        failure: why the service was not reached, or None.
-    """
+    """Takes one agent's connection, and connects it to a service."""
 
     _target: AgentTarget
     _journal: JournalWriter
-    over: trio.Event = attrs.field(init=False, factory=trio.Event)
-    failure: McpError | None = attrs.field(init=False, default=None)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set when either side has closed
+    failure: McpError | None = attrs.field(init=False, default=None)  # why the service was not reached, or None
     _taken: bool = attrs.field(init=False, default=False)
 
     async def serve(self, request: WebSocketRequest) -> None:

@@ -31,15 +31,11 @@ def _console(*, stderr: bool) -> Console:
 
 @attrs.define(eq=False)
 class Screen:
-    """Standard output and standard error of the command.
+    """Standard output and standard error of the command."""
 
-    Attributes:
-        quiet: show results and errors only.
-        listening: show what the server writes to its standard error; before it is connected its last words are part
-            of the error instead.
-    """
-
-    quiet: bool = False
+    quiet: bool = False  # show results and errors only
+    # show what the server writes to its standard error; before it is connected its last words are part of the error
+    # instead
     listening: bool = False
     out: Console = attrs.field(init=False, factory=lambda: _console(stderr=False))
     err: Console = attrs.field(init=False, factory=lambda: _console(stderr=True))

@@ -71,25 +71,16 @@ def inherited() -> InheritedSockets | None:
 
 @attrs.define(eq=False)
 class Workers:
-    """A number of processes that run the same command.
+    """A number of processes that run the same command."""
 
-    Args:
-        command: the program and its arguments; no secrets, other users can read them.
-        number: how many.
-        sockets: what they serve; the caller closes them.
-        env: variables for them beside our own.
-        grace: seconds they may take to end when asked to; then they are killed.
-        say: called with lines for a person.
-        pause: seconds before the first replacement of a worker that crashed. It doubles each time, to ten seconds,
-            until a worker has lived for half a minute.
-    """
-
-    command: Sequence[str]
-    number: int
-    sockets: Sequence[socket.socket]
-    env: Mapping[str, str]
-    grace: float
-    say: Callable[[str], object]
+    command: Sequence[str]  # the program and its arguments; no secrets, other users can read them
+    number: int  # how many
+    sockets: Sequence[socket.socket]  # what they serve; the caller closes them
+    env: Mapping[str, str]  # variables for them beside our own
+    grace: float  # seconds they may take to end when asked to; then they are killed
+    say: Callable[[str], object]  # called with lines for a person
+    # seconds before the first replacement of a worker that crashed. It doubles each time, to ten seconds, until a
+    # worker has lived for half a minute.
     pause: float = _FIRST_PAUSE
     _controls: dict[trio.Process, socket.socket] = attrs.field(init=False, factory=dict)
     _ready: set[int] = attrs.field(init=False, factory=set)

@@ -85,18 +85,14 @@ class Logs:
 
 @attrs.define(eq=False)
 class ClientEndpoint:
-    """What one connection serves to its server.
-
-    Attributes:
-        session: the `ClientSession` that it belongs to, which sets this and the next one.
-        take_note: called with each notification, after the handlers were started.
-        clocks: pause while a person answers a question.
-    """
+    """What one connection serves to its server."""
 
     client: ClientProgram
+    # the `ClientSession` that it belongs to, which sets this and the next one
     session: object = attrs.field(init=False)
+    # called with each notification, after the handlers were started
     take_note: Callable[[Notified], None] = attrs.field(init=False)
-    clocks: Clocks = attrs.field(init=False)
+    clocks: Clocks = attrs.field(init=False)  # pause while a person answers a question
     _bucket: TokenBucket = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -56,14 +56,7 @@ SampledApprovalT = TypeVar(
 
 
 class ClientProgram:
-    """Everything of a `Client` except `connect`: settings, handlers and approvals. `Client` documents the arguments.
-
-    Attributes:
-        served: the handler of each method that servers may call.
-        foreign: methods of extensions that were called.
-        notification_handlers: by the notification's name.
-        legacy_targets: keys of targets that were found to be of the legacy era.
-    """
+    """Everything of a `Client` except `connect`: settings, handlers and approvals. `Client` documents the arguments."""
 
     def __init__(
         self,
@@ -130,11 +123,11 @@ class ClientProgram:
         self.max_rounds = max_rounds
         self.max_pages = max_pages
         self.log_level: LoggingLevel = log_level
-        self.served: Final[dict[str, Handler]] = {}
-        self.foreign: Final[set[str]] = set()
-        self.notification_handlers: Final[dict[str, list[Handler]]] = {}
+        self.served: Final[dict[str, Handler]] = {}  # the handler of each method that servers may call
+        self.foreign: Final[set[str]] = set()  # methods of extensions that were called
+        self.notification_handlers: Final[dict[str, list[Handler]]] = {}  # by the notification's name
         self.sessions: set[Any] = set()
-        self.legacy_targets: Final[set[object]] = set()
+        self.legacy_targets: Final[set[object]] = set()  # keys of targets that were found to be of the legacy era
         self.on_logging: Handler | None = None
         self.on_call: Handler | None = None
         self.before_sampling: Handler | None = None

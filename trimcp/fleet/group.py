@@ -38,23 +38,14 @@ _UP: Final = (UpstreamState.UP, UpstreamState.CONNECTING)
 
 @attrs.define(eq=False)
 class _Member:
-    """One connection, or a supervised upstream, and the state of its task.
+    """One connection, or a supervised upstream, and the state of its task."""
 
-    Attributes:
-        scope: the cancel scope of its task.
-        usable: the session or upstream for calls; None before it is opened.
-        error: why it could not be opened, or how it failed.
-        ready: set once it can be used, or could not be opened.
-        closing: set once its task is to close it.
-        ended: set once its task has closed it.
-    """
-
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
-    usable: ClientSession | Upstream | None = None
-    error: Exception | None = None
-    ready: trio.Event = attrs.field(factory=trio.Event)
-    closing: trio.Event = attrs.field(factory=trio.Event)
-    ended: trio.Event = attrs.field(factory=trio.Event)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)  # the cancel scope of its task
+    usable: ClientSession | Upstream | None = None  # the session or upstream for calls; None before it is opened
+    error: Exception | None = None  # why it could not be opened, or how it failed
+    ready: trio.Event = attrs.field(factory=trio.Event)  # set once it can be used, or could not be opened
+    closing: trio.Event = attrs.field(factory=trio.Event)  # set once its task is to close it
+    ended: trio.Event = attrs.field(factory=trio.Event)  # set once its task has closed it
 
     @property
     def living(self) -> ClientSession | Upstream | None:

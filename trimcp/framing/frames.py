@@ -40,15 +40,10 @@ ones, which would block other tasks for a tenth of a second."""
 
 @attrs.frozen
 class FrameFault:
-    """Why a connection must be closed.
+    """Why a connection must be closed."""
 
-    Attributes:
-        code: the close code (RFC 6455, section 7.4.1).
-        reason: one line that may be sent to the peer.
-    """
-
-    code: int
-    reason: str
+    code: int  # the close code (RFC 6455, section 7.4.1)
+    reason: str  # one line that may be sent to the peer
 
 
 class _FrameKind(Enum):
@@ -64,35 +59,25 @@ class _FrameKind(Enum):
 
 @attrs.define(eq=False, repr=False)
 class FrameGate:
-    """Checks and passes on the frames of one direction of one connection.
-
-    Args:
-        max_message: the most bytes of one message. It may be changed.
-        masked: whether frames must be masked (what clients send) or must not be.
-
-    Attributes:
-        fault: why nothing more is passed on; None if there is no error.
-        closing: a Close frame was passed on; nothing follows it.
-        behind: received data is not processed yet: call `feed` with no data after other tasks have run.
-        oversized: the errors to report for discarded messages, in order.
-        signs: number of complete messages and control frames: a few bytes do not prove that the peer is alive.
-        rounds: how often everything that had begun was complete.
-        messages: messages passed on and not yet taken.
-        weight: bytes of those messages, with a little for each.
-    """
+    """Checks and passes on the frames of one direction of one connection."""
 
     _keeps_messages: ClassVar[bool] = False  # instead of passing them on
 
-    max_message: int
+    max_message: int  # the most bytes of one message. It may be changed.
+    # whether frames must be masked (what clients send) or must not be
     _masked: bool = attrs.field(kw_only=True, alias="masked")
+    # why nothing more is passed on; None if there is no error
     fault: FrameFault | None = attrs.field(init=False, default=None)
-    closing: bool = attrs.field(init=False, default=False)
+    closing: bool = attrs.field(init=False, default=False)  # a Close frame was passed on; nothing follows it
+    # received data is not processed yet: call `feed` with no data after other tasks have run
     behind: bool = attrs.field(init=False, default=False)
+    # the errors to report for discarded messages, in order
     oversized: list[Malformed] = attrs.field(init=False, factory=list)
+    # number of complete messages and control frames: a few bytes do not prove that the peer is alive
     signs: int = attrs.field(init=False, default=0)
-    rounds: int = attrs.field(init=False, default=0)
-    messages: int = attrs.field(init=False, default=0)
-    weight: int = attrs.field(init=False, default=0)
+    rounds: int = attrs.field(init=False, default=0)  # how often everything that had begun was complete
+    messages: int = attrs.field(init=False, default=0)  # messages passed on and not yet taken
+    weight: int = attrs.field(init=False, default=0)  # bytes of those messages, with a little for each
     _rest: bytes = attrs.field(init=False, default=b"")  # an incomplete header, or all data not processed yet
     _out: list[bytes | memoryview] = attrs.field(init=False, factory=list)
     _waiting: int = attrs.field(init=False, default=0)  # bytes in it
@@ -290,14 +275,11 @@ class FrameGate:
 
 @attrs.define(eq=False, repr=False)
 class MessageGate(FrameGate):
-    """A gate that keeps the messages themselves, decoded: of the frames, only control frames are passed on.
-
-    Attributes:
-        texts: the messages that have arrived, as bytes that are valid UTF-8. An empty one stands for each `oversized`.
-    """
+    """A gate that keeps the messages themselves, decoded: of the frames, only control frames are passed on."""
 
     _keeps_messages: ClassVar[bool] = True
 
+    # the messages that have arrived, as bytes that are valid UTF-8. An empty one stands for each `oversized`.
     texts: list[bytes] = attrs.field(init=False, factory=list)
 
     def take_texts(self) -> list[bytes]:

@@ -20,13 +20,9 @@ _BLOCK: Final = 256 * 1024
 
 @slotted
 class Gathered:
-    """The received part of an incomplete text. Many tiny pieces take no more memory than their bytes.
+    """The received part of an incomplete text. Many tiny pieces take no more memory than their bytes."""
 
-    Attributes:
-        size: its bytes.
-    """
-
-    size: int = attrs.field(init=False, default=0)
+    size: int = attrs.field(init=False, default=0)  # its bytes
     _blocks: list[bytearray] = attrs.field(init=False, factory=list)
     _full: int = attrs.field(init=False, default=_BLOCK)  # the size at which a new block begins
     _tail: bytearray = attrs.field(init=False, factory=bytearray)

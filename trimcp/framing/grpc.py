@@ -116,15 +116,10 @@ def encode_timeout(seconds: float) -> str:
 
 @attrs.frozen
 class GrpcFault:
-    """Why nothing more is read from a call.
+    """Why nothing more is read from a call."""
 
-    Attributes:
-        status: the status with which a server ends it.
-        reason: one line that may be sent to the peer.
-    """
-
-    status: GrpcStatus
-    reason: str
+    status: GrpcStatus  # the status with which a server ends it
+    reason: str  # one line that may be sent to the peer
 
 
 OK_TRAILERS: Final = (("grpc-status", "0"),)
@@ -272,26 +267,19 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 @attrs.define(eq=False, repr=False)
 class GrpcDecoder:
-    """Takes messages out of the bytes of one direction of a call.
+    """Takes messages out of the bytes of one direction of a call."""
 
-    Args:
-        max_size: the most bytes of one message. It may be changed.
-        tunnel: whether payloads are `JsonRpc`: `take` then returns JSON texts, and a `Malformed` for one over the
-            limit, of which only the id was read. Otherwise a message over the limit is a fault.
-        encoding: how payloads may be compressed: the call's header `grpc-encoding`, or None.
-
-    Attributes:
-        fault: why nothing more is taken; None if there is no error.
-        taken: bytes that `take` has processed, with prefixes and parts of an incomplete message.
-        rounds: how often everything that had begun was complete.
-    """
-
-    max_size: int
+    max_size: int  # the most bytes of one message. It may be changed.
+    # whether payloads are `JsonRpc`: `take` then returns JSON texts, and a `Malformed` for one over the limit, of which
+    # only the id was read. Otherwise a message over the limit is a fault.
     _tunnel: bool = attrs.field(default=False, kw_only=True, alias="tunnel")
+    # how payloads may be compressed: the call's header `grpc-encoding`, or None
     _encoding: str | None = attrs.field(default=None, kw_only=True, alias="encoding")
+    # why nothing more is taken; None if there is no error
     fault: GrpcFault | None = attrs.field(init=False, default=None)
+    # bytes that `take` has processed, with prefixes and parts of an incomplete message
     taken: int = attrs.field(init=False, default=0)
-    rounds: int = attrs.field(init=False, default=0)
+    rounds: int = attrs.field(init=False, default=0)  # how often everything that had begun was complete
     _rest: bytes = attrs.field(init=False, default=b"")
     _left: int = attrs.field(init=False, default=0)  # bytes of the present payload not taken yet
     _message: Gathered | IdScanner | None = attrs.field(init=False, default=None)  # the present payload so far

@@ -160,16 +160,11 @@ def _malformed(name: str, error: ValueError) -> str:
 @slotted(frozen=True)
 @valued
 class Mirror:
-    """An argument that is repeated in a header.
+    """An argument that is repeated in a header."""
 
-    Attributes:
-        header: the header's name as in the schema ("Mcp-Param-Region").
-        path: the properties that lead to the argument, from the outermost in.
-        key: the header's name in lower case.
-    """
-
-    header: str
-    path: tuple[str, ...]
+    header: str  # the header's name as in the schema ("Mcp-Param-Region")
+    path: tuple[str, ...]  # the properties that lead to the argument, from the outermost in
+    # the header's name in lower case
     key: str = attrs.field(init=False, default=attrs.Factory(lambda mirror: mirror.header.lower(), takes_self=True))
 
     def value(self, arguments: Any) -> Any:

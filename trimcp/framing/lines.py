@@ -33,30 +33,24 @@ LINES: Final = 128
 class LineDecoder:
     """Splits a stream into lines and parses them.
 
-    Args:
-        max_size: the most bytes of one message, without its line ending. It may be changed.
-        limits: other bounds on one message.
-        at_once: the most lines that `feed` processes in one call; the others are in `behind`. A batch (2025-03-26)
-            counts as that many lines. -1 for no bound.
-
     Each message is returned with the size of its line in bytes. An invalid line becomes a `Malformed`. A line beyond
     `max_size` becomes one with the reason "size", as soon as its id could be read, else without an id at its end; then
     the stream goes on. Blank lines are ignored, and so is a carriage return before the line ending.
-
-    Attributes:
-        behind: received data not processed yet: call `feed` with no data after other tasks have run. Always empty if
-            `at_once` is -1.
-        endless: a line has sixteen times the allowed size. It was reported, and nothing more is read.
     """
 
-    max_size: int
-    _limits: ParseLimits = DEFAULT_LIMITS
+    max_size: int  # the most bytes of one message, without its line ending. It may be changed.
+    _limits: ParseLimits = DEFAULT_LIMITS  # other bounds on one message
+    # the most lines that `feed` processes in one call; the others are in `behind`. A batch (2025-03-26) counts as that
+    # many lines. -1 for no bound.
     _at_once: int = -1
     _tail: Gathered = attrs.field(init=False, factory=Gathered)  # the received part of an incomplete line
     _scanner: IdScanner | None = attrs.field(init=False, default=None)  # set while that is beyond the limit
     _skipped: int = attrs.field(init=False, default=0)
     _told: bool = attrs.field(init=False, default=False)  # the `Malformed` for it was returned already
+    # received data not processed yet: call `feed` with no data after other tasks have run. Always empty if `at_once` is
+    # -1.
     behind: bytes = attrs.field(init=False, default=b"")
+    # a line has sixteen times the allowed size. It was reported, and nothing more is read.
     endless: bool = attrs.field(init=False, default=False)
 
     @property

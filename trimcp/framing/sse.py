@@ -26,21 +26,14 @@ _MAX_DIGITS: Final = 15  # of `retry`, in milliseconds, which is 30,000 years
 
 @attrs.define
 class Event:
-    """One event of a stream.
+    """One event of a stream."""
 
-    Attributes:
-        data: its data lines joined by line feeds, unchanged: the reader checks that they are UTF-8.
-        event: its type, "message" by default.
-        id: its own id, or None; "" clears the last event id.
-        retry: milliseconds to wait before reconnecting, or None.
-        oversize: if its data were beyond the limit and discarded (`data` is empty), the `Malformed` for the message
-            in them, with the id that could be read. Else None.
-    """
-
-    data: bytes
-    event: str = "message"
-    id: str | None = None
-    retry: int | None = None
+    data: bytes  # its data lines joined by line feeds, unchanged: the reader checks that they are UTF-8
+    event: str = "message"  # its type, "message" by default
+    id: str | None = None  # its own id, or None; "" clears the last event id
+    retry: int | None = None  # milliseconds to wait before reconnecting, or None
+    # if its data were beyond the limit and discarded (`data` is empty), the `Malformed` for the message in them, with
+    # the id that could be read. Else None.
     oversize: Malformed | None = None
 
 
@@ -80,21 +73,15 @@ def _printable(text: str) -> str:
 class EventDecoder:
     """Splits the stream of one response into events.
 
-    Args:
-        max_event: the most bytes of data of one event. It may be changed.
-        last_event_id: the last event id at the beginning of a stream that continues another.
-
     Lines end with CR, LF or both. Comments, unknown fields, an id with a NUL, a retry that is not a number, and lines
     other than data over 8 KiB are ignored. Only a blank line completes an event, so an event cut off by the end of the
     stream is never returned.
-
-    Attributes:
-        last_event_id: the last id of a complete event, with or without data; None before the first.
-        retry: the last time to wait before reconnecting, in milliseconds, or None.
     """
 
-    max_event: int = DEFAULT_MAX_EVENT
+    max_event: int = DEFAULT_MAX_EVENT  # the most bytes of data of one event. It may be changed.
+    # the last id of a complete event, with or without data; None before the first
     last_event_id: str | None = attrs.field(default=None, kw_only=True)
+    # the last time to wait before reconnecting, in milliseconds, or None
     retry: int | None = attrs.field(init=False, default=None)
     # Until it is known whether the stream begins with a byte order mark.
     _opening: bytes | None = attrs.field(init=False, default=b"")

@@ -91,23 +91,14 @@ class OutboundRequest:
 
 @slotted
 class Connection:
-    """One side of one connection.
+    """One side of one connection."""
 
-    Args:
-        role: which side this is.
-        profile: what we send about ourselves.
-        served: the names of the methods that have a handler here; others are unknown to the peer.
-        foreign: the names of methods that are defined by extensions and by no revision.
-        heard: the names of notifications that are handled here, including those of extensions.
-        strict: whether a result is invalid as a whole if a member of its list cannot be read.
-    """
-
-    role: Role
-    profile: Profile
-    served: Container[str] = ()
-    foreign: Container[str] = ()
-    heard: Container[str] = ()
-    strict: bool = False
+    role: Role  # which side this is
+    profile: Profile  # what we send about ourselves
+    served: Container[str] = ()  # the names of the methods that have a handler here; others are unknown to the peer
+    foreign: Container[str] = ()  # the names of methods that are defined by extensions and by no revision
+    heard: Container[str] = ()  # the names of notifications that are handled here, including those of extensions
+    strict: bool = False  # whether a result is invalid as a whole if a member of its list cannot be read
     legacy: Legacy = attrs.field(init=False)
     modern: Modern = attrs.field(init=False)
     inbound: dict[RequestId, RequestReceived] = attrs.field(init=False, factory=dict)

@@ -101,18 +101,14 @@ class RequestReceived:
     """The peer sent a request that was admitted; the session must send exactly one answer to `id`.
 
     It is also the engine's record of the request until then.
-
-    Attributes:
-        params: its payload in its revision; `raw` is the JSON object received.
-        state: changed by the engine alone.
     """
 
     id: RequestId
     verb: Verb
-    params: Any
+    params: Any  # its payload in its revision; `raw` is the JSON object received
     raw: Mapping[str, Any]
     admission: Admission
-    state: Inbound = Inbound.UNDER_WAY
+    state: Inbound = Inbound.UNDER_WAY  # changed by the engine alone
 
 
 @slotted

@@ -29,27 +29,17 @@ _DEFAULT_LOG_LEVEL: LoggingLevel = "info"
 
 @slotted
 class Legacy:
-    """The legacy state of one connection; the same class for both roles.
-
-    Attributes:
-        handshake: the state of the handshake.
-        revision: the revision agreed on, from AGREED on.
-        peer: the other side's name and version, from AGREED on.
-        capabilities: what the other side declared, from AGREED on.
-        instructions: the server's instructions for the model.
-        kept: approximate bytes of memory of the last three.
-        log_level: the lowest level of log messages that the client wants.
-        reopens: whether another `initialize` begins anew: on a pipe, which a bridge may share among its clients.
-    """
+    """The legacy state of one connection; the same class for both roles."""
 
     profile: Profile
-    handshake: Handshake = Handshake.NEW
-    revision: Revision | None = None
-    peer: Implementation | None = None
-    capabilities: ClientCapabilities | ServerCapabilities | None = None
-    instructions: str | None = None
-    kept: int = 0
-    log_level: LoggingLevel = _DEFAULT_LOG_LEVEL
+    handshake: Handshake = Handshake.NEW  # the state of the handshake
+    revision: Revision | None = None  # the revision agreed on, from AGREED on
+    peer: Implementation | None = None  # the other side's name and version, from AGREED on
+    capabilities: ClientCapabilities | ServerCapabilities | None = None  # what the other side declared, from AGREED on
+    instructions: str | None = None  # the server's instructions for the model
+    kept: int = 0  # approximate bytes of memory of the last three
+    log_level: LoggingLevel = _DEFAULT_LOG_LEVEL  # the lowest level of log messages that the client wants
+    # whether another `initialize` begins anew: on a pipe, which a bridge may share among its clients
     reopens: bool = False
     # What is known of a request without `_meta`, which does not change from one to the next.
     _plain: Admission | None = None

@@ -56,16 +56,11 @@ def _named(profile: Profile, revision: Revision) -> orjson.Fragment:
 
 @slotted
 class Modern:
-    """The modern side of one connection. It keeps no state of requests.
-
-    Attributes:
-        revision: our revision as a client, once it is known.
-        required: whether a server accepts only the modern era on this connection.
-    """
+    """The modern side of one connection. It keeps no state of requests."""
 
     profile: Profile
-    revision: Revision | None = None
-    required: bool = False
+    revision: Revision | None = None  # our revision as a client, once it is known
+    required: bool = False  # whether a server accepts only the modern era on this connection
     _stamp: tuple[Any, dict[str, JSON]] | None = None
 
     # As a server

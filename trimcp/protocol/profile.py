@@ -36,33 +36,27 @@ def _all_revisions(profile: Profile, attribute: Any, revisions: tuple[Any, ...])
 
 @attrs.define(eq=False, repr=False)
 class Profile:
-    """What we send about ourselves, shared by all connections of one server or client and read at every handshake.
+    """What we send about ourselves, shared by all connections of one server or client and read at every handshake."""
 
-    Attributes:
-        info: our name and version.
-        capabilities: what we declare; replaced, never changed in place, when it grows.
-        instructions: a server's advice to the model, or None.
-        revisions: the revisions that we support, oldest first.
-        discover_ttl_ms: for how many milliseconds a client may cache the answer to `server/discover`.
-        max_peer_info: bytes of memory allowed for the data of a peer (its name, its capabilities, a server's
-            instructions), which is kept as long as the connection or session lasts.
-        legacy, modern: the `revisions` of each era, computed once because every request needs them.
-        named: `info` as JSON text, by a revision's name; filled at first use.
-        heard: the last capabilities and the last name in a peer's envelope, raw and loaded, by member name. Clients
-            send the same with each request, and over HTTP each of those may be a connection of its own.
-        admitted: what followed from the last envelope that had nothing else in it, an `Admission`; None before.
-    """
-
-    info: Implementation
+    info: Implementation  # our name and version
+    # what we declare; replaced, never changed in place, when it grows
     capabilities: ClientCapabilities | ServerCapabilities
-    instructions: str | None = None
+    instructions: str | None = None  # a server's advice to the model, or None
+    # the revisions that we support, oldest first
     revisions: tuple[Revision, ...] = attrs.field(default=REVISIONS, validator=_all_revisions)
-    discover_ttl_ms: int = 0
+    discover_ttl_ms: int = 0  # for how many milliseconds a client may cache the answer to `server/discover`
+    # bytes of memory allowed for the data of a peer (its name, its capabilities, a server's instructions), which is
+    # kept as long as the connection or session lasts
     max_peer_info: int = 64 * 1024
+    # `legacy`, `modern`: the `revisions` of each era, computed once because every request needs them
     legacy: tuple[Revision, ...] = attrs.field(init=False, repr=False)
     modern: tuple[Revision, ...] = attrs.field(init=False, repr=False)
+    # `info` as JSON text, by a revision's name; filled at first use
     named: dict[str, tuple[Implementation, orjson.Fragment]] = attrs.field(init=False, factory=dict, repr=False)
+    # the last capabilities and the last name in a peer's envelope, raw and loaded, by member name. Clients send the
+    # same with each request, and over HTTP each of those may be a connection of its own.
     heard: dict[str, tuple[Any, Any]] = attrs.field(init=False, factory=dict, repr=False)
+    # what followed from the last envelope that had nothing else in it, an `Admission`; None before
     admitted: Any = attrs.field(init=False, default=None, repr=False)
 
     def __attrs_post_init__(self) -> None:

@@ -41,19 +41,12 @@ class Cipher(Protocol):
 
 @slotted
 class Memory:
-    """What is kept from round to round of one request.
+    """What is kept from round to round of one request."""
 
-    Attributes:
-        answers: raw answers by question key.
-        asked: the digest of the question last asked under each key.
-        kept: results of `ctx.once`, by its key.
-        progress: the last progress that was reported, or None.
-    """
-
-    answers: dict[str, Any] = attrs.field(factory=dict)
-    asked: dict[str, str] = attrs.field(factory=dict)
-    kept: dict[str, Any] = attrs.field(factory=dict)
-    progress: float | None = None
+    answers: dict[str, Any] = attrs.field(factory=dict)  # raw answers by question key
+    asked: dict[str, str] = attrs.field(factory=dict)  # the digest of the question last asked under each key
+    kept: dict[str, Any] = attrs.field(factory=dict)  # results of `ctx.once`, by its key
+    progress: float | None = None  # the last progress that was reported, or None
 
 
 def _digest(value: Any) -> str:
@@ -72,18 +65,13 @@ def question_key(method: str, params: Mapping[str, Any], occurrence: int) -> str
 
 @slotted
 class Sealer:
-    """Seals and opens request states with a list of keys: the first seals, all of them open (key rotation).
+    """Seals and opens request states with a list of keys: the first seals, all of them open (key rotation)."""
 
-    Args:
-        keys: secrets of at least 16 bytes each, newest first; shared by all workers of one server. None creates a
-            random one, for a single process only.
-        lifetime: seconds for which a sealed state is valid.
-        cipher: also encrypts the contents, if the client must not read them.
-    """
-
+    # secrets of at least 16 bytes each, newest first; shared by all workers of one server. None creates a random one,
+    # for a single process only.
     keys: Sequence[bytes] | None = None
-    lifetime: float = 3600.0
-    cipher: Cipher | None = None
+    lifetime: float = 3600.0  # seconds for which a sealed state is valid
+    cipher: Cipher | None = None  # also encrypts the contents, if the client must not read them
     _macs: list[bytes] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

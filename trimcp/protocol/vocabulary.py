@@ -19,26 +19,20 @@ def _nothing(value: Any) -> Any:
 
 @slotted(frozen=True)
 class Verb:
-    """One method in one revision.
-
-    Attributes:
-        method: its entry in the method table.
-        method: its row in the method table.
-        from_client, from_server: who may send it, in this revision.
-        settled: whether the engine itself answers it: it is about the connection.
-        load_params, dump_params: JSON object to payload and back; loading raises `WireError`.
-        load_result, dump_result: the same for the result; for notifications they return what they are given.
-    """
+    """One method in one revision."""
 
     name: str
-    method: Method
+    method: Method  # its row in the method table
+    # `from_client`, `from_server`: who may send it, in this revision
     from_client: bool
     from_server: bool
+    # `load_params`, `dump_params`: JSON object to payload and back; loading raises `WireError`
     load_params: Callable[[Any], Any]
     dump_params: Callable[[Any], Any]
+    # `load_result`, `dump_result`: the same for the result; for notifications they return what they are given
     load_result: Callable[[Any], Any]
     dump_result: Callable[[Any], Any]
-    settled: bool = False
+    settled: bool = False  # whether the engine itself answers it: it is about the connection
 
 
 _SETTLED: Final = ("ping", "server/discover", "logging/setLevel")

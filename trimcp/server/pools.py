@@ -33,26 +33,19 @@ _MANY: Final = 1_024
 
 @slotted
 class Pools:
-    """The quotas, threads and worker processes of one run.
+    """The quotas, threads and worker processes of one run."""
 
-    Args:
-        limits: the quotas of sessions and principals, and the default quotas.
-        max_threads, max_processes: as in `Server`.
-        nursery: runs the tasks of worker processes, which end with it.
-
-    Attributes:
-        bounded: whether `limits` has a default quota for any of tools, resources, prompts and completions.
-        threads, processes: None until first used.
-        sessions: the turns of each session, where sessions have a quota.
-    """
-
-    limits: Limits
+    limits: Limits  # the quotas of sessions and principals, and the default quotas
+    # `max_threads`, `max_processes`: as in `Server`
     max_threads: int
     max_processes: int | None
-    nursery: trio.Nursery
+    nursery: trio.Nursery  # runs the tasks of worker processes, which end with it
+    # whether `limits` has a default quota for any of tools, resources, prompts and completions
     bounded: bool = attrs.field(init=False)
+    # `threads`, `processes`: None until first used
     threads: Turns | None = attrs.field(init=False, default=None)
     processes: WorkerPool | None = attrs.field(init=False, default=None)
+    # the turns of each session, where sessions have a quota
     sessions: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
     _principals: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
     _named: dict[tuple[str, str], Turns] = attrs.field(init=False, factory=dict)

@@ -65,15 +65,10 @@ class Bus:
 
 @slotted
 class Registry(Generic[EntryT]):
-    """Entries by name, in the order they were added. Some may be found by name without being listed.
+    """Entries by name, in the order they were added. Some may be found by name without being listed."""
 
-    Args:
-        kind: the name of one entry in error messages.
-        bus: gets `change` when an entry is added or removed.
-    """
-
-    kind: str
-    bus: Bus
+    kind: str  # the name of one entry in error messages
+    bus: Bus  # gets `change` when an entry is added or removed
     change: Change
     touched: bool = attrs.field(init=False, default=False)
     get: Callable[[str], EntryT | None] = attrs.field(init=False)

@@ -38,30 +38,19 @@ _PRINTABLE: Final = "!#$%&'()*+,/:;=?@[]~"
 
 @attrs.define(eq=False, repr=False)
 class ResourceEntry:
-    """A resource with a fixed URI, or a resource template.
+    """A resource with a fixed URI, or a resource template."""
 
-    Attributes:
-        address: the URI, or the text of the template.
-        listed: its entry in the listing.
-        source: its text or bytes, or a file or function to read for each request.
-        ttl_ms, cache_scope: how long (milliseconds) and for whom clients may cache it.
-        quota: its own quota, if it has one.
-        template: the RFC 6570 template; `source` is then a function of its variables.
-        validator: checks the variables of a template.
-        permission: needed to read it; None if every client may.
-        guard: refuse variables that leave a directory (`..`).
-    """
-
-    address: str
-    listed: Resource | ResourceTemplate
-    source: str | bytes | Path | PreparedFunction
+    address: str  # the URI, or the text of the template
+    listed: Resource | ResourceTemplate  # its entry in the listing
+    source: str | bytes | Path | PreparedFunction  # its text or bytes, or a file or function to read for each request
+    # `ttl_ms`, `cache_scope`: how long (milliseconds) and for whom clients may cache it
     ttl_ms: int
     cache_scope: CacheScope
-    quota: Quota | None
-    template: UriTemplate | None = None
-    validator: Validator | None = None
-    guard: bool = True
-    permission: Permission | None = None
+    quota: Quota | None  # its own quota, if it has one
+    template: UriTemplate | None = None  # the RFC 6570 template; `source` is then a function of its variables
+    validator: Validator | None = None  # checks the variables of a template
+    guard: bool = True  # refuse variables that leave a directory (`..`)
+    permission: Permission | None = None  # needed to read it; None if every client may
 
     def match(self, uri: str) -> Mapping[str, Any] | None:
         """Return the template's variables in a URI, or None if the URI does not match."""

@@ -83,21 +83,17 @@ class UriTemplate:
 
     Raises:
         ValueError: it is not a template by RFC 6570.
-
-    Attributes:
-        text: the template.
-        variables: its variable names, in order, each once.
     """
 
     __slots__ = ("_steps", "text", "variables")
 
     def __init__(self, text: str) -> None:
-        self.text: str = text
+        self.text: str = text  # the template
         parts = _parse(text)
         found = [v.name for part in parts if isinstance(part, _Expression) for v in part.variables]
         if len(found) > _MOST_VARIABLES:
             raise ValueError(f"a template may have {_MOST_VARIABLES} variables, this one has {len(found)}")
-        self.variables: tuple[str, ...] = tuple(dict.fromkeys(found))
+        self.variables: tuple[str, ...] = tuple(dict.fromkeys(found))  # its variable names, in order, each once
         self._steps = tuple(step for part in parts for step in _steps(part))
 
     def __repr__(self) -> str:

@@ -43,24 +43,18 @@ log: logging.Logger = logging.getLogger("trimcp.session")
 
 @slotted
 class Questions:
-    """The questions and answers of one request, over all its rounds.
-
-    Attributes:
-        memory: the contents of the sealed state of this round.
-        asked: what this run asked without having an answer, by key: method and raw params.
-        answers: payloads of answers, by key; `refusals` are errors that the peer answered with instead.
-        seen: how often each question was asked in this run.
-        unwound: whether this round is answered with questions.
-    """
+    """The questions and answers of one request, over all its rounds."""
 
     session: Session
     digest: str
-    memory: Memory = attrs.field(factory=Memory)
+    memory: Memory = attrs.field(factory=Memory)  # the contents of the sealed state of this round
+    # what this run asked without having an answer, by key: method and raw params
     asked: dict[str, tuple[Method, Any]] = attrs.field(factory=dict)
+    # payloads of answers, by key; `refusals` are errors that the peer answered with instead
     answers: dict[str, Any] = attrs.field(factory=dict)
     refusals: dict[str, McpError] = attrs.field(factory=dict)
-    seen: dict[str, int] = attrs.field(factory=dict)
-    unwound: bool = False
+    seen: dict[str, int] = attrs.field(factory=dict)  # how often each question was asked in this run
+    unwound: bool = False  # whether this round is answered with questions
 
     async def settle(self, job: Job) -> bytes | None:
         """Return the reply of a request whose handler unwound to ask, or None if it is to run again.

@@ -51,28 +51,21 @@ class Caller(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class Rounds:
-    """One call: a request and, while the answer consists of questions, the same request again with their answers.
-
-    Attributes:
-        name, params: the method and its payload; the questions' answers are added to a copy.
-        left: how many more rounds of questions are answered.
-        meta: added to `_meta` of every round, or None.
-        on_progress, on_reply: called with progress and with each reply, or None.
-        headers: additional headers of every round, or None if the channel carries none.
-        deadline: when the caller stops waiting, on Trio's clock; the peer is sent the remaining seconds.
-        asked: whether there was a question. The result then depends on its answers.
-    """
+    """One call: a request and, while the answer consists of questions, the same request again with their answers."""
 
     session: Session
     caller: Caller
+    # `name`, `params`: the method and its payload; the questions' answers are added to a copy
     name: str
     params: Any
-    left: int
-    meta: Mapping[str, JSON] | None = None
+    left: int  # how many more rounds of questions are answered
+    meta: Mapping[str, JSON] | None = None  # added to `_meta` of every round, or None
+    # `on_progress`, `on_reply`: called with progress and with each reply, or None
     on_progress: Callable[[ProgressParams], object] | None = None
     on_reply: Callable[[Replied], object] | None = None
-    headers: Mapping[str, str] | None = None
-    deadline: float = math.inf
+    headers: Mapping[str, str] | None = None  # additional headers of every round, or None if the channel carries none
+    deadline: float = math.inf  # when the caller stops waiting, on Trio's clock; the peer is sent the remaining seconds
+    # whether there was a question. The result then depends on its answers.
     asked: bool = attrs.field(init=False, default=False)
     _pending: Pending | None = attrs.field(init=False, default=None)
 

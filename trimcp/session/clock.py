@@ -16,15 +16,10 @@ from trimcp.support.slotted import slotted
 
 @slotted
 class WorkClock:
-    """Limits how long the peer may work on a call: progress restarts it, and it pauses while a person is asked.
+    """Limits how long the peer may work on a call: progress restarts it, and it pauses while a person is asked."""
 
-    Args:
-        limit: seconds without progress.
-        cap: seconds in all.
-    """
-
-    limit: float
-    cap: float
+    limit: float  # seconds without progress
+    cap: float  # seconds in all
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _until: float = attrs.field(init=False)
     _remaining: float | None = attrs.field(init=False, default=None)
@@ -66,21 +61,12 @@ class WorkClock:
 
 @slotted
 class Clocks:
-    """The work clocks of one session's calls.
+    """The work clocks of one session's calls."""
 
-    Args:
-        limit: seconds without progress after which a call fails, or None.
-        cap: seconds after which a call fails in any case, or None.
-        tells: whether requests tell the peer how long the caller waits.
-
-    Attributes:
-        asked: number of people being asked now.
-    """
-
-    limit: float | None = None
-    cap: float | None = None
-    tells: bool = True
-    asked: int = attrs.field(init=False, default=0)
+    limit: float | None = None  # seconds without progress after which a call fails, or None
+    cap: float | None = None  # seconds after which a call fails in any case, or None
+    tells: bool = True  # whether requests tell the peer how long the caller waits
+    asked: int = attrs.field(init=False, default=0)  # number of people being asked now
     _running: set[WorkClock] = attrs.field(init=False, factory=set)
 
     def __bool__(self) -> bool:

@@ -39,12 +39,9 @@ class Crew:
     that waits delays no other: a task that takes a job while others are queued starts another task first. When no job
     is queued, one idle task stays and the rest end. A task also ends if its job changed a context variable or left a
     cancel scope open, which the next job would see.
-
-    Args:
-        nursery: where the jobs run; they end before it does.
     """
 
-    nursery: trio.Nursery
+    nursery: trio.Nursery  # where the jobs run; they end before it does
     # While jobs are queued, one task is scheduled to take them, or runs and has not waited yet.
     _jobs: deque[Job] = attrs.field(init=False, factory=deque)
     _idle: WaitingTasks = attrs.field(init=False, factory=WaitingTasks)  # one task at most
@@ -127,32 +124,20 @@ def _changed(before: contextvars.Context) -> bool:
 
 @slotted
 class Jobs:
-    """The requests of one session's peer that were admitted and are not answered yet.
+    """The requests of one session's peer that were admitted and are not answered yet."""
 
-    Args:
-        limits: how many may run and wait, and their memory. A single job may exceed it.
-
-    Attributes:
-        crew: runs them, perhaps with those of other sessions; None until the session is driven.
-        by_id: all of them.
-        mailbox: those that wait for a slot.
-        running: those that have a slot.
-        parked: those that wait for the peer's answer to a question; they have no slot.
-        bytes_running: memory of the jobs that run or are parked, including results that wait for the reader.
-        bytes_unread: memory of the results in it.
-        idle: tasks that wait until no job is left.
-    """
-
-    limits: Limits
-    crew: Crew | None = None
-    by_id: dict[RequestId, Job] = attrs.field(init=False, factory=dict)
-    mailbox: Mailbox = attrs.field(init=False)
-    running: int = attrs.field(init=False, default=0)
+    limits: Limits  # how many may run and wait, and their memory. A single job may exceed it.
+    crew: Crew | None = None  # runs them, perhaps with those of other sessions; None until the session is driven
+    by_id: dict[RequestId, Job] = attrs.field(init=False, factory=dict)  # all of them
+    mailbox: Mailbox = attrs.field(init=False)  # those that wait for a slot
+    running: int = attrs.field(init=False, default=0)  # those that have a slot
+    # those that wait for the peer's answer to a question; they have no slot
     parked: int = attrs.field(init=False, default=0)
+    # memory of the jobs that run or are parked, including results that wait for the reader
     bytes_running: int = attrs.field(init=False, default=0)
-    bytes_unread: int = attrs.field(init=False, default=0)
+    bytes_unread: int = attrs.field(init=False, default=0)  # memory of the results in it
     _unread: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)  # tasks that wait until it shrinks
-    idle: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
+    idle: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)  # tasks that wait until no job is left
 
     def __attrs_post_init__(self) -> None:
         self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)

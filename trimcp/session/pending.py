@@ -19,22 +19,17 @@ from trimcp.wire.lifecycle import ProgressParams
 
 @slotted
 class Pending:
-    """One request of ours in progress. Several tasks may wait for it.
-
-    Attributes:
-        origin: the origin of the peer's request that it belongs to, or None.
-        on_progress: called with each progress message, or None to ask for none.
-        on_reply: called with the answer, or with the reason why there will be none; or None. Neither must block.
-        reply: the answer, once there is one.
-    """
+    """One request of ours in progress. Several tasks may wait for it."""
 
     engine: Connection
     id: int
     verb: Verb
-    origin: Origin | None = None
+    origin: Origin | None = None  # the origin of the peer's request that it belongs to, or None
+    # called with each progress message, or None to ask for none
     on_progress: Callable[[ProgressParams], object] | None = None
+    # called with the answer, or with the reason why there will be none; or None. Neither must block.
     on_reply: Callable[[Replied], object] | None = None
-    reply: Replied | None = None
+    reply: Replied | None = None  # the answer, once there is one
     _waiting: WaitingTasks = attrs.field(init=False, factory=WaitingTasks)
 
     def replied(self, reply: Replied) -> None:

@@ -91,17 +91,13 @@ class _Ended:
 
 @slotted
 class Pushed:
-    """One pushed session.
+    """One pushed session."""
 
-    Args:
-        session: the session, to which nothing was delivered yet. Its sink gets messages that belong to no request.
-        crew: runs its jobs, beside those of others.
-        take_back: called when it is closed and as good as new. Returns whether it is kept for another request, which is
-            cheaper than a new session. None if it serves more than one request.
-    """
-
+    # the session, to which nothing was delivered yet. Its sink gets messages that belong to no request.
     session: Session
-    _crew: Crew
+    _crew: Crew  # runs its jobs, beside those of others
+    # called when it is closed and as good as new. Returns whether it is kept for another request, which is cheaper than
+    # a new session. None if it serves more than one request.
     _take_back: Callable[[Pushed], bool] | None = None
     _work: Work | None = attrs.field(init=False, default=None)
 

@@ -74,14 +74,12 @@ class LazyParkingLot:
     """A parking lot of Trio that is made when the first task waits.
 
     For what each session has and few ever use: it takes 40 bytes until then, a parking lot 240.
-
-    Attributes:
-        lot: the parking lot, or None. Where every message passes, it is asked before anything is called.
     """
 
     __slots__ = ("lot",)
 
     def __init__(self) -> None:
+        # the parking lot, or None. Where every message passes, it is asked before anything is called.
         self.lot: trio.lowlevel.ParkingLot | None = None
 
     def __len__(self) -> int:
@@ -110,14 +108,11 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
 
     A session uses it without waiting: `put` may exceed the bounds by the requests of one read, and the reader checks
     `full` before it reads again.
-
-    Attributes:
-        bytes_queued: memory of the queued requests; 0 only if there are none.
     """
 
     max_requests: int
     max_bytes: int
-    bytes_queued: int = attrs.field(init=False, default=0)
+    bytes_queued: int = attrs.field(init=False, default=0)  # memory of the queued requests; 0 only if there are none
     _queue: OrderedDict[Job, int] = attrs.field(init=False, factory=OrderedDict)  # with their memory
     _closed: bool = attrs.field(init=False, default=False)
     _senders: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
@@ -204,33 +199,22 @@ class Mailbox(trio.abc.SendChannel[Job], trio.abc.ReceiveChannel[Job]):
 
 @slotted
 class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Sequence[Outgoing]]):
-    """A bounded channel of outgoing messages for a writer task, which receives all that are queued at once.
-
-    Args:
-        max_messages: the most messages that may wait.
-        max_bytes: the most bytes that may wait. A single message may exceed it, so that a large result can be sent.
-        counts: counts the messages replaced by a later one.
-
-    Attributes:
-        bytes_queued: bytes that wait, without those of `post_latest`.
-        leaving: bytes that the writer has received and not yet written.
-        batches: number of batches that the writer has received.
-        writing: whether the writer has received a batch and not yet written it.
-        send_nowait: sends a message while the writer sends nothing, and returns the rest; None if only the writer can.
-        weigher: counts what waits as memory of the peer, each time that it has grown by `STEP`; None where nobody does.
-    """
+    """A bounded channel of outgoing messages for a writer task, which receives all that are queued at once."""
 
     queues: ClassVar[bool] = True
-    max_messages: int
-    max_bytes: int
-    counts: LaneCounts = attrs.field(factory=LaneCounts)
-    bytes_queued: int = attrs.field(init=False, default=0)
-    batches: int = attrs.field(init=False, default=0)
+    max_messages: int  # the most messages that may wait
+    max_bytes: int  # the most bytes that may wait. A single message may exceed it, so that a large result can be sent.
+    counts: LaneCounts = attrs.field(factory=LaneCounts)  # counts the messages replaced by a later one
+    bytes_queued: int = attrs.field(init=False, default=0)  # bytes that wait, without those of `post_latest`
+    batches: int = attrs.field(init=False, default=0)  # number of batches that the writer has received
+    # whether the writer has received a batch and not yet written it
     writing: bool = attrs.field(init=False, default=False)
-    leaving: int = attrs.field(init=False, default=0)
+    leaving: int = attrs.field(init=False, default=0)  # bytes that the writer has received and not yet written
+    # sends a message while the writer sends nothing, and returns the rest; None if only the writer can
     send_nowait: Callable[[Outgoing], Outgoing | None] | None = attrs.field(init=False, default=None)
     _queue: list[Outgoing] = attrs.field(init=False, factory=list)  # an empty deque takes ten times as much memory
     _latest: dict[Hashable, Outgoing] = attrs.field(init=False, factory=dict)
+    # counts what waits as memory of the peer, each time that it has grown by `STEP`; None where nobody does
     weigher: Weigher | None = attrs.field(init=False, default=None)
     _weigh_at: int = attrs.field(init=False, default=STEP)  # bytes queued at which it is called
     _waiting_writer: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
@@ -389,12 +373,9 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
 
 @slotted
 class Changes(trio.abc.ReceiveChannel[ChangeT]):
-    """A receive channel of changes: each change once, in the order of arrival.
+    """A receive channel of changes: each change once, in the order of arrival."""
 
-    Attributes:
-        end: the exception raised once all were received, or None while more may arrive.
-    """
-
+    # the exception raised once all were received, or None while more may arrive
     end: BaseException | None = attrs.field(init=False, default=None)
     _kept: dict[ChangeT, None] = attrs.field(init=False, factory=dict)
     _waiting: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
@@ -461,16 +442,11 @@ class BatchSink(Sink):
     """The sink of one array: its replies are sent together as one array, once all of them are ready.
 
     Everything else is sent at once. An array of notifications is never answered.
-
-    Args:
-        below: the sink of the connection that the array was received on.
-        origin: where it was received.
-        held: the bytes that wait in all arrays of the session.
     """
 
-    below: Sink
-    origin: Origin | None
-    held: HeldReplies
+    below: Sink  # the sink of the connection that the array was received on
+    origin: Origin | None  # where it was received
+    held: HeldReplies  # the bytes that wait in all arrays of the session
     _waiting: set[RequestId] = attrs.field(init=False, factory=set)
     _replies: list[bytes] = attrs.field(init=False, factory=list)
 

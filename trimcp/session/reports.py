@@ -17,18 +17,12 @@ NUMBERS: Final = (int, float)  # no bool, and no number of another library
 
 @slotted
 class Reports:
-    """What one request has reported of its progress.
+    """What one request has reported of its progress."""
 
-    Attributes:
-        last: the last value.
-        count: how many reports waited for room.
-        head: a report's text up to its first number, the same for all; None before the first.
-        total, tail: the total of the last report, and the text that follows the first number.
-    """
-
-    last: float = -math.inf
-    count: int = 0
-    head: bytes | None = None
+    last: float = -math.inf  # the last value
+    count: int = 0  # how many reports waited for room
+    head: bytes | None = None  # a report's text up to its first number, the same for all; None before the first
+    # `total`, `tail`: the total of the last report, and the text that follows the first number
     total: float | None = None
     tail: bytes = b"}}"
 

@@ -53,12 +53,9 @@ class WaitingTasks:
 
     For what each call waits for: it takes a quarter of the time of a parking lot, which spends most of it on its order
     and on being able to move tasks between lots.
-
-    Attributes:
-        tasks: those that wait.
     """
 
-    tasks: list[trio.lowlevel.Task] = attrs.field(init=False, factory=list)
+    tasks: list[trio.lowlevel.Task] = attrs.field(init=False, factory=list)  # those that wait
 
     def wait(self) -> Awaitable[object]:
         """Wait until `wake` is called, to be awaited at once. Cancelling it loses nothing."""
@@ -119,15 +116,10 @@ class Scope:
 
 @slotted
 class Work:
-    """The tasks of one request. Its answer waits for them, they end with it, and if one crashes the request fails.
+    """The tasks of one request. Its answer waits for them, they end with it, and if one crashes the request fails."""
 
-    Args:
-        host: a nursery that outlives the request; it is used from the first task on.
-        owner: the cancel scope of the handler, cancelled when a task crashes.
-    """
-
-    host: trio.Nursery
-    owner: trio.CancelScope
+    host: trio.Nursery  # a nursery that outlives the request; it is used from the first task on
+    owner: trio.CancelScope  # the cancel scope of the handler, cancelled when a task crashes
     failure: Exception | None = attrs.field(init=False, default=None)
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _nursery: trio.Nursery | None = attrs.field(init=False, default=None)

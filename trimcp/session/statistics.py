@@ -15,15 +15,12 @@ from trimcp.support.values import valued
 @attrs.frozen
 @valued
 class QueueStatistics:
-    """How full a queue of a session is, with the field names of Trio's memory channels.
+    """How full a queue of a session is, with the field names of Trio's memory channels."""
 
-    Attributes:
-        current_buffer_used, max_buffer_size: items in it, and the most there may be; bytes are bounded, too.
-        tasks_waiting_send, tasks_waiting_receive: tasks that wait for room, or for an item.
-    """
-
+    # `current_buffer_used`, `max_buffer_size`: items in it, and the most there may be; bytes are bounded, too
     current_buffer_used: int
     max_buffer_size: int
+    # `tasks_waiting_send`, `tasks_waiting_receive`: tasks that wait for room, or for an item
     tasks_waiting_send: int
     tasks_waiting_receive: int
 

@@ -46,19 +46,12 @@ class TurnStatistics:
 
 @attrs.define(eq=False, repr=False)
 class Turns:
-    """The turns of one quota.
+    """The turns of one quota."""
 
-    Args:
-        quota: how many, and how fast.
-        name: whose turns they are, for error messages.
-
-    Attributes:
-        abandoned: turns held by threads that still run although nobody waits for them: threads cannot be stopped.
-    """
-
-    quota: Quota
-    name: str
+    quota: Quota  # how many, and how fast
+    name: str  # whose turns they are, for error messages
     running: int = attrs.field(init=False, default=0)
+    # turns held by threads that still run although nobody waits for them: threads cannot be stopped
     abandoned: int = attrs.field(init=False, default=0)
     begun: int = attrs.field(init=False, default=0)
     refused: int = attrs.field(init=False, default=0)

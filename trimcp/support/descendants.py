@@ -79,14 +79,10 @@ class Descendants:
     """The descendants of a child process.
 
     The methods read the system's process table, which takes milliseconds: call `look` in a thread.
-
-    Args:
-        pid: the child, leader of its own session, not yet waited for.
-        mark: the value of `MARK` in its environment.
     """
 
-    pid: int
-    mark: str
+    pid: int  # the child, leader of its own session, not yet waited for
+    mark: str  # the value of `MARK` in its environment
     _start: str | None = None
     _known: set[KnownProcess] = attrs.field(factory=set)
 

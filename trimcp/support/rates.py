@@ -7,19 +7,14 @@ class TokenBucket:
     """Allows `rate` events per second on average, and at most `burst` at once. It starts full.
 
     Times are in seconds of any one clock, passed by the caller.
-
-    Attributes:
-        rate: tokens per second.
-        burst: the most tokens it holds.
-        tokens: the tokens it held when it was last refilled.
     """
 
     __slots__ = ("_at", "burst", "rate", "tokens")
 
     def __init__(self, rate: float, burst: float, now: float) -> None:
-        self.rate: float = rate
-        self.burst: float = burst
-        self.tokens: float = burst
+        self.rate: float = rate  # tokens per second
+        self.burst: float = burst  # the most tokens it holds
+        self.tokens: float = burst  # the tokens it held when it was last refilled
         self._at = now
 
     def refill(self, now: float) -> float:

@@ -30,26 +30,16 @@ _SIDES: Final = {True: "client", False: "server"}
 
 @attrs.define(eq=False)
 class JournalWriter:
-    """Writes a journal, each message at once.
+    """Writes a journal, each message at once."""
 
-    Args:
-        path: the file. If it exists, the new one gets a number: `weather-2.jsonl`.
-        target: the recorded server, as text for the reader.
-        masked: write numbers in place of secrets.
-        max_bytes: the size in bytes after which recording ends, with a note.
-        tell: called with a line of text when recording begins, and when it ends early.
-
-    Attributes:
-        path: the file that is written.
-        full: whether recording has ended.
-    """
-
-    path: Path = attrs.field(converter=Path)
-    target: str = ""
-    masked: bool = attrs.field(default=True, kw_only=True)
+    path: Path = attrs.field(converter=Path)  # the file that is written
+    target: str = ""  # the recorded server, as text for the reader
+    masked: bool = attrs.field(default=True, kw_only=True)  # write numbers in place of secrets
+    # the size in bytes after which recording ends, with a note
     max_bytes: int = attrs.field(default=_MAX_BYTES, kw_only=True)
+    # called with a line of text when recording begins, and when it ends early
     tell: Callable[[str], object] = attrs.field(default=lambda line: None, kw_only=True)
-    full: bool = attrs.field(init=False, default=False)
+    full: bool = attrs.field(init=False, default=False)  # whether recording has ended
     _file: BinaryIO = attrs.field(init=False)
     _began: float = attrs.field(init=False, factory=time.monotonic)
     _written: int = attrs.field(init=False, default=0)

@@ -96,14 +96,10 @@ def _line(file: str, number: int, function: str) -> str:
 
 @attrs.define(eq=False)
 class Run(trio.abc.Instrument):
-    """The running tasks of one `trio.run`.
+    """The running tasks of one `trio.run`."""
 
-    Attributes:
-        tasks: the tasks that have not ended, with the place of their start.
-        ended: called when the main task ends, before the remaining tasks are cancelled.
-    """
-
-    ended: Callable[[Run], None]
+    ended: Callable[[Run], None]  # called when the main task ends, before the remaining tasks are cancelled
+    # the tasks that have not ended, with the place of their start
     tasks: dict[trio.lowlevel.Task, Place] = attrs.field(init=False, factory=dict)
     _main: trio.lowlevel.Task | None = attrs.field(init=False, default=None)
 
@@ -142,24 +138,18 @@ def parent_of(task: trio.lowlevel.Task) -> trio.lowlevel.Task | None:
 
 @attrs.define(eq=False)
 class Hooks:
-    """The hooks and the places that they noted.
+    """The hooks and the places that they noted."""
 
-    Attributes:
-        run_ended: called when the main task of a run ends.
-        runs: the current runs of Trio.
-        descriptors: the place where each number was last opened.
-        processes: the place where each child was started, and its command, by process id.
-        threads: the place where each thread was started.
-        jobs: the place where the current job of each cached Trio thread was started, by the thread's identity.
-        sessions: the place where each session was created, and the task that did so.
-    """
-
-    run_ended: Callable[[Run], None]
-    runs: WeakSet[Run] = attrs.field(init=False, factory=WeakSet)
-    descriptors: dict[int, Place] = attrs.field(init=False, factory=dict)
+    run_ended: Callable[[Run], None]  # called when the main task of a run ends
+    runs: WeakSet[Run] = attrs.field(init=False, factory=WeakSet)  # the current runs of Trio
+    descriptors: dict[int, Place] = attrs.field(init=False, factory=dict)  # the place where each number was last opened
+    # the place where each child was started, and its command, by process id
     processes: dict[int, tuple[Place, str]] = attrs.field(init=False, factory=dict)
+    # the place where each thread was started
     threads: WeakKeyDictionary[threading.Thread, Place] = attrs.field(init=False, factory=WeakKeyDictionary)
+    # the place where the current job of each cached Trio thread was started, by the thread's identity
     jobs: dict[int, Place] = attrs.field(init=False, factory=dict)
+    # the place where each session was created, and the task that did so
     sessions: WeakKeyDictionary[Session, tuple[Place, trio.lowlevel.Task | None]] = attrs.field(
         init=False, factory=WeakKeyDictionary
     )

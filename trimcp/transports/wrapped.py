@@ -13,13 +13,9 @@ from trimcp.channel import HttpClientStatistics, Incoming, MessageChannel, Outgo
 
 @attrs.define(eq=False, repr=False)
 class WrappedChannel(MessageChannel):
-    """Does what another channel does; subclasses override what they change.
+    """Does what another channel does; subclasses override what they change."""
 
-    Attributes:
-        channel: the wrapped channel.
-    """
-
-    channel: MessageChannel
+    channel: MessageChannel  # the wrapped channel
 
     def __attrs_post_init__(self) -> None:
         self.mirrors_headers: bool = self.channel.mirrors_headers

@@ -36,17 +36,11 @@ class Unencodable(LocalError):
 @slotted
 @valued
 class Request:
-    """A request, which must get exactly one answer (JSON-RPC 2.0 section 4).
+    """A request, which must get exactly one answer (JSON-RPC 2.0 section 4)."""
 
-    Attributes:
-        id: unique among the sender's requests in progress.
-        method: the method's name.
-        params: its parameters by name, or None if there are none.
-    """
-
-    id: RequestId
-    method: str
-    params: dict[str, Any] | None = None
+    id: RequestId  # unique among the sender's requests in progress
+    method: str  # the method's name
+    params: dict[str, Any] | None = None  # its parameters by name, or None if there are none
 
 
 @slotted
@@ -70,64 +64,43 @@ class Response:
 @slotted(frozen=True)
 @valued
 class ErrorResponse:
-    """The error that answers a request (JSON-RPC 2.0 section 5.1).
+    """The error that answers a request (JSON-RPC 2.0 section 5.1)."""
 
-    Attributes:
-        id: the request it answers; None if its sender could not read the id (null or absent on the wire).
-        code: an integer, see `trimcp.wire.codes`.
-        message: one line for a person. Untrusted text.
-        data: additional data, or None.
-    """
-
+    # the request it answers; None if its sender could not read the id (null or absent on the wire)
     id: RequestId | None
-    code: int
-    message: str
-    data: Any = None
+    code: int  # an integer, see `trimcp.wire.codes`
+    message: str  # one line for a person. Untrusted text.
+    data: Any = None  # additional data, or None
 
 
 @slotted(frozen=True)
 @valued
 class Lost:
-    """Not a message of the peer, but a report of the transport: an answer will not arrive.
+    """Not a message of the peer, but a report of the transport: an answer will not arrive."""
 
-    Attributes:
-        id: the request of ours that gets no answer; None if the peer has lost our subscriptions.
-        message: the reason, as one line for a person.
-        authorization: if no access token could be obtained, the authorization server's error code or ""; else None.
-        nothing_sent: nothing of the request was sent.
-    """
-
-    id: RequestId | None
-    message: str
+    id: RequestId | None  # the request of ours that gets no answer; None if the peer has lost our subscriptions
+    message: str  # the reason, as one line for a person
+    # if no access token could be obtained, the authorization server's error code or ""; else None
     authorization: str | None = None
-    nothing_sent: bool = False
+    nothing_sent: bool = False  # nothing of the request was sent
 
 
 @slotted(frozen=True)
 @valued
 class Malformed:
-    """Input that is not a valid message, with the error that answers it.
+    """Input that is not a valid message, with the error that answers it."""
 
-    Attributes:
-        code: the error code for the answer.
-        message: the error's message: one line for a person, without the invalid text.
-        id: the id, if it could be read anyway, or None.
-        reason: a short name for programs: "json", "utf8", "number", "depth", "members", "size", "id",
-            "shape", "params" or "batch".
-        is_response: it was meant as a response. It gets no answer; the call with its id has failed.
-        is_notification: it was a notification with invalid parameters. It gets no answer.
-        is_request: it has a method and no outcome, so `id` is that of a request whose sender waits for an answer.
-        request_id: see `IdScanner`.
-    """
-
-    code: int
-    message: str
-    id: RequestId | None
+    code: int  # the error code for the answer
+    message: str  # the error's message: one line for a person, without the invalid text
+    id: RequestId | None  # the id, if it could be read anyway, or None
+    # a short name for programs: "json", "utf8", "number", "depth", "members", "size", "id", "shape", "params" or
+    # "batch"
     reason: str
-    is_response: bool = False
-    is_notification: bool = False
+    is_response: bool = False  # it was meant as a response. It gets no answer; the call with its id has failed.
+    is_notification: bool = False  # it was a notification with invalid parameters. It gets no answer.
+    # it has a method and no outcome, so `id` is that of a request whose sender waits for an answer
     is_request: bool = False
-    request_id: str | None = None
+    request_id: str | None = None  # see `IdScanner`
 
     @property
     def answerable(self) -> bool:
@@ -155,18 +128,13 @@ _Member: TypeAlias = Request | Notification | Response | ErrorResponse | Malform
 @attrs.frozen(field_transformer=checked())
 @valued
 class ParseLimits:
-    """Bounds on one message, beside its size in bytes.
+    """Bounds on one message, beside its size in bytes."""
 
-    Attributes:
-        max_depth: levels of nested arrays and objects.
-        max_members: array elements, object members and containers in a message over 256 KiB; a smaller one
-            cannot contain enough of them to matter.
-        max_batch: messages in a batch.
-    """
-
-    max_depth: int = 128
+    max_depth: int = 128  # levels of nested arrays and objects
+    # array elements, object members and containers in a message over 256 KiB; a smaller one cannot contain enough of
+    # them to matter
     max_members: int = 200_000
-    max_batch: int = 100
+    max_batch: int = 100  # messages in a batch
 
 
 DEFAULT_LIMITS: Final = ParseLimits()

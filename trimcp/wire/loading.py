@@ -322,24 +322,19 @@ def _chosen(choose: Callable[[dict[str, Any]], Any], hooks: dict[Any, Hook]) -> 
 
 
 class _Plan:
-    """How objects of one payload class are loaded.
-
-    Attributes:
-        hooks: for each name on the wire, the attribute and what loads it.
-        defaults, factories: values of attributes that were not given, and what makes those that are mutable.
-        mandatory, expected: names that must be there: of attributes without a default, and others.
-        nullable: names of members for which null means missing.
-        known: the names of all members in any revision, if undeclared ones are kept.
-    """
+    """How objects of one payload class are loaded."""
 
     def __init__(self, cls: Any) -> None:
         self.cls = cls
-        self.hooks: dict[str, tuple[str, Hook]] = {}
+        self.hooks: dict[str, tuple[str, Hook]] = {}  # for each name on the wire, the attribute and what loads it
+        # `defaults`, `factories`: values of attributes that were not given, and what makes those that are mutable
         self.defaults: dict[str, Any] = {}
         self.factories: list[tuple[str, Callable[[], Any]]] = []
+        # `mandatory`, `expected`: names that must be there: of attributes without a default, and others
         self.mandatory: list[str] = []
         self.expected: list[str] = []
-        self.nullable: set[str] = set()
+        self.nullable: set[str] = set()  # names of members for which null means missing
+        # the names of all members in any revision, if undeclared ones are kept
         self.known: frozenset[str] | None = None
 
     def without_nulls(self, value: dict[str, Any]) -> dict[str, Any]:

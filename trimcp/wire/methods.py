@@ -40,36 +40,28 @@ BOTH: Final = Direction.BOTH
 
 @slotted(frozen=True)
 class Method:
-    """One method.
+    """One method."""
 
-    Attributes:
-        name: its name on the wire.
-        params: the payload class of its params (a union of two for `elicitation/create`). If a message
-            has no params, load this from an empty object.
-        result: the payload class of its result, or None for a notification.
-        direction: who sends it; `narrowed` changes that from some revision on.
-        since: the first revision that has it.
-        until: the first revision that no longer has it as a message.
-        capability: the capability that it requires, as an argument of `capabilities.declares`, or None.
-        cacheable: its result says for how long it may be cached.
-        may_ask_from: the first revision in which its result may be an `InputRequiredResult`, or None.
-        mirrored: the params member that Streamable HTTP repeats as `Mcp-Name`, or None.
-        failed: makes a result from an error text, if its results can report errors; else None.
-        members: the list in its result from which a member that cannot be read is left out, or None.
-    """
-
-    name: str
+    name: str  # its name on the wire
+    # the payload class of its params (a union of two for `elicitation/create`). If a message has no params, load this
+    # from an empty object.
     params: Any
-    result: Any
-    direction: Direction
-    since: Revision = attrs.field(default=OLDEST, kw_only=True)
+    result: Any  # the payload class of its result, or None for a notification
+    direction: Direction  # who sends it; `narrowed` changes that from some revision on
+    since: Revision = attrs.field(default=OLDEST, kw_only=True)  # the first revision that has it
+    # the first revision that no longer has it as a message
     until: Revision | None = attrs.field(default=None, kw_only=True)
+    # the capability that it requires, as an argument of `capabilities.declares`, or None
     capability: str | None = attrs.field(default=None, kw_only=True)
-    cacheable: bool = attrs.field(default=False, kw_only=True)
+    cacheable: bool = attrs.field(default=False, kw_only=True)  # its result says for how long it may be cached
+    # the first revision in which its result may be an `InputRequiredResult`, or None
     may_ask_from: Revision | None = attrs.field(default=None, kw_only=True)
     narrowed: tuple[Revision, Direction] | None = attrs.field(default=None, kw_only=True)
+    # the params member that Streamable HTTP repeats as `Mcp-Name`, or None
     mirrored: str | None = attrs.field(default=None, kw_only=True)
+    # makes a result from an error text, if its results can report errors; else None
     failed: Callable[[str], Any] | None = attrs.field(default=None, kw_only=True)
+    # the list in its result from which a member that cannot be read is left out, or None
     members: str | None = attrs.field(default=None, kw_only=True)
     is_notification: bool = attrs.field(
         init=False, default=attrs.Factory(lambda method: method.result is None, takes_self=True)

@@ -84,15 +84,13 @@ class IdScanner:
     It reads on as long as the structure of the text is valid. Invalid numbers, invalid Unicode, too deep nesting and a
     missing end do not hide an id. Ids inside nested values and inside strings are ignored. It keeps at most about
     70 KiB. It is for refused text only: a parsed message needs no scanner.
-
-    Attributes:
-        saw_method: the text has a top-level `method`, so it was meant as a request or notification.
-        saw_outcome: the text has a top-level `result` or `error`, so it was meant as a response.
-        request_id: the top-level text of this name, by which another protocol tells its messages apart, or None.
     """
 
+    # the text has a top-level `method`, so it was meant as a request or notification
     saw_method: bool = attrs.field(init=False, default=False)
+    # the text has a top-level `result` or `error`, so it was meant as a response
     saw_outcome: bool = attrs.field(init=False, default=False)
+    # the top-level text of this name, by which another protocol tells its messages apart, or None
     request_id: str | None = attrs.field(init=False, default=None)
     _id: RequestId | None = attrs.field(init=False, default=None)
     _ambiguous: bool = attrs.field(init=False, default=False)

@@ -112,14 +112,10 @@ class ParentConnection:
 
 @attrs.define(eq=False, repr=False)
 class RemoteContext(Admitted):
-    """The context of a call, for a `ThreadContext` around it. Its async methods never yield.
+    """The context of a call, for a `ThreadContext` around it. Its async methods never yield."""
 
-    Attributes:
-        admission, request_id, method, headers, deadline: as a `Context` has them; the deadline is on the clock of
-            `time.monotonic`.
-        cancel_reason, cancel_detail: always None, because cancelling a call kills the process.
-    """
-
+    # `admission`, `request_id`, `method`, `headers`, `deadline`: as a `Context` has them; the deadline is on the clock
+    # of `time.monotonic`
     admission: Admission
     request_id: RequestId
     method: str
@@ -128,6 +124,7 @@ class RemoteContext(Admitted):
     _parent: ParentConnection
     _call: str
     _may_ask: bool
+    # `cancel_reason`, `cancel_detail`: always None, because cancelling a call kills the process
     cancel_reason: None = attrs.field(init=False, default=None)
     cancel_detail: None = attrs.field(init=False, default=None)
     _last_progress: float = attrs.field(init=False, default=-math.inf)

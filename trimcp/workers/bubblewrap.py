@@ -81,19 +81,12 @@ _ENDED: Final = 5.0  # seconds for the system to end killed processes
 
 @attrs.frozen
 class Sandbox:
-    """What programs in a sandbox see and may do beside what every one may.
+    """What programs in a sandbox see and may do beside what every one may."""
 
-    Attributes:
-        bwrap: the path of bubblewrap's program.
-        read: paths that are visible, not to be written.
-        write: paths that may be written, too.
-        scratch: bytes that fit into /tmp, and into /dev/shm; they are memory.
-    """
-
-    bwrap: str
-    read: tuple[str, ...]
-    write: tuple[str, ...]
-    scratch: int
+    bwrap: str  # the path of bubblewrap's program
+    read: tuple[str, ...]  # paths that are visible, not to be written
+    write: tuple[str, ...]  # paths that may be written, too
+    scratch: int  # bytes that fit into /tmp, and into /dev/shm; they are memory
 
     @staticmethod
     def of(read: Sequence[str | os.PathLike[str]], write: Sequence[str | os.PathLike[str]], scratch: int) -> Sandbox:

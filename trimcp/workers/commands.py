@@ -64,15 +64,10 @@ class _Part:
 
 @attrs.frozen
 class _Argument:
-    """One argument of the command.
+    """One argument of the command."""
 
-    Attributes:
-        parts: its texts and placeholders in order.
-        may_be_dashed: whether a value at its beginning may begin with "-": "--" stands before it.
-    """
-
-    parts: tuple[_Part, ...]
-    may_be_dashed: bool
+    parts: tuple[_Part, ...]  # its texts and placeholders in order
+    may_be_dashed: bool  # whether a value at its beginning may begin with "-": "--" stands before it
 
     @property
     def names(self) -> list[str]:

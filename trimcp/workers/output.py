@@ -29,19 +29,14 @@ _BAR: Final = "    | "  # as in tracebacks: what follows is quoted
 
 
 class OutputBound(TokenBucket):
-    """How much all workers of one kind may show.
-
-    Attributes:
-        left_out: bytes that were not shown since this was last said.
-        silent: whether the first of them was told of.
-    """
+    """How much all workers of one kind may show."""
 
     __slots__ = ("left_out", "silent")
 
     def __init__(self, *, sandboxed: bool, now: float) -> None:
         super().__init__(*SHOWN[sandboxed], now)
-        self.left_out: int = 0
-        self.silent: bool = False
+        self.left_out: int = 0  # bytes that were not shown since this was last said
+        self.silent: bool = False  # whether the first of them was told of
 
     def spend(self, text: str) -> str:
         """Return a text, which is charged; without room for any, "": it is counted as left out."""
@@ -54,14 +49,10 @@ class OutputBound(TokenBucket):
 
 @attrs.define(eq=False, repr=False)
 class WorkerOutput:
-    """Copies what one worker writes to our standard error.
-
-    Attributes:
-        mark: what stands before each line: the tool's name and the process.
-    """
+    """Copies what one worker writes to our standard error."""
 
     bound: OutputBound
-    mark: str = ""
+    mark: str = ""  # what stands before each line: the tool's name and the process
     _tail: bytearray = attrs.field(init=False, factory=bytearray)
     _line: bytearray = attrs.field(init=False, factory=bytearray)
 

@@ -68,36 +68,27 @@ class _Turn:
 
 @attrs.define(eq=False, repr=False)
 class WorkerProcess:
-    """One worker process. Its output is copied to our standard error, marked and bounded.
+    """One worker process. Its output is copied to our standard error, marked and bounded."""
 
-    Attributes:
-        process: the process, leader of its own group.
-        memory: the bound of its address space in bytes, or None.
-        sandbox: the sandbox it is in, or None. One in a sandbox has one call, which may leave nothing to the next.
-        idle_scope: cancelled after being idle for too long; the pool sets its deadline.
-        killed: whether its group was sent SIGKILL.
-        crashed: whether it ended by itself, or was killed for an error of its own.
-        done: whether its call has ended, with a result or an exception; then it can take another.
-        turn: its call's turn; None while it is idle.
-        strayed: whether it wrote what belongs to none of its calls.
-        call: the id of its call, which each of its messages repeats. No call before could know it.
-        output: what it writes.
-    """
-
-    process: trio.Process | SandboxedProgram
-    memory: int | None
+    process: trio.Process | SandboxedProgram  # the process, leader of its own group
+    memory: int | None  # the bound of its address space in bytes, or None
+    # the sandbox it is in, or None. One in a sandbox has one call, which may leave nothing to the next.
     sandbox: Sandbox | None
-    output: WorkerOutput
+    output: WorkerOutput  # what it writes
     _connection: trio.SocketStream
     _output_pipe: trio.lowlevel.FdStream
     _parent_pipe: int
+    # cancelled after being idle for too long; the pool sets its deadline
     idle_scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
-    killed: bool = attrs.field(init=False, default=False)
+    killed: bool = attrs.field(init=False, default=False)  # whether its group was sent SIGKILL
+    # whether it ended by itself, or was killed for an error of its own
     crashed: bool = attrs.field(init=False, default=False)
+    # whether its call has ended, with a result or an exception; then it can take another
     done: bool = attrs.field(init=False, default=True)
-    turn: _Turn | None = attrs.field(init=False, default=None)
+    turn: _Turn | None = attrs.field(init=False, default=None)  # its call's turn; None while it is idle
+    # the id of its call, which each of its messages repeats. No call before could know it.
     call: str = attrs.field(init=False, default="")
-    strayed: bool = attrs.field(init=False, default=False)
+    strayed: bool = attrs.field(init=False, default=False)  # whether it wrote what belongs to none of its calls
     _why: str | None = attrs.field(init=False, default=None)  # it was killed
     _send: trio.MemorySendChannel[Any] = attrs.field(init=False)
     _receive: trio.MemoryReceiveChannel[Any] = attrs.field(init=False)

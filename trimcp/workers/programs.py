@@ -59,19 +59,12 @@ Start = Callable[[Pipes], Awaitable[Started]]
 
 @attrs.frozen
 class Finished:
-    """How a program ended.
+    """How a program ended."""
 
-    Attributes:
-        status: its exit status, or minus the signal that ended it; None if it cannot be killed.
-        output: what it wrote to standard output.
-        errors: the last of what it wrote to standard error.
-        overflow: whether it wrote more output than allowed, and was killed for it.
-    """
-
-    status: int | None
-    output: bytes
-    errors: bytes
-    overflow: bool
+    status: int | None  # its exit status, or minus the signal that ended it; None if it cannot be killed
+    output: bytes  # what it wrote to standard output
+    errors: bytes  # the last of what it wrote to standard error
+    overflow: bool  # whether it wrote more output than allowed, and was killed for it
 
 
 @attrs.define(eq=False)

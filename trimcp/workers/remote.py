@@ -62,25 +62,16 @@ _HINT: Final = (
 
 @attrs.define(eq=False, repr=False)
 class RemoteTool:
-    """A tool's function, as worker processes find and run it.
-
-    Attributes:
-        recipe: what a worker needs to build the tool, in JSON.
-        memory: the bound of its workers' address space in bytes, or None.
-        cpu_time: seconds of processor time a call may take, or None.
-        wants_context: whether the function takes the context.
-        may_ask: whether its workers may have the client asked, in the server's name.
-        sandbox: where its workers run, or None for plain processes.
-    """
+    """A tool's function, as worker processes find and run it."""
 
     name: str
     function: Callable[..., Any]
-    recipe: dict[str, JSON]
-    memory: int | None
-    cpu_time: float | None
-    wants_context: bool
-    may_ask: bool
-    sandbox: Sandbox | None = None
+    recipe: dict[str, JSON]  # what a worker needs to build the tool, in JSON
+    memory: int | None  # the bound of its workers' address space in bytes, or None
+    cpu_time: float | None  # seconds of processor time a call may take, or None
+    wants_context: bool  # whether the function takes the context
+    may_ask: bool  # whether its workers may have the client asked, in the server's name
+    sandbox: Sandbox | None = None  # where its workers run, or None for plain processes
     _checked: bool = attrs.field(init=False, default=False)
 
     def check(self) -> None:

@@ -21,17 +21,11 @@ _log = logging.getLogger("trimcp.stdio")
 @attrs.frozen(field_transformer=checked(zero=("close", "terminate", "kill")))
 @valued
 class ShutdownTimes:
-    """Seconds a child gets for each step of its shutdown; the defaults add up to less than five.
+    """Seconds a child gets for each step of its shutdown; the defaults add up to less than five."""
 
-    Attributes:
-        close: to exit by itself after its standard input was closed.
-        terminate: to exit, with its descendants, after SIGTERM.
-        kill: for the system to remove the processes after SIGKILL.
-    """
-
-    close: float = 2.0
-    terminate: float = 1.5
-    kill: float = 0.5
+    close: float = 2.0  # to exit by itself after its standard input was closed
+    terminate: float = 1.5  # to exit, with its descendants, after SIGTERM
+    kill: float = 0.5  # for the system to remove the processes after SIGKILL
 
 
 async def end_process(

@@ -73,22 +73,17 @@ class LifeSign(Enum):
 
 @attrs.define(eq=False, repr=False)
 class PeerSigns:
-    """When a peer gave signs of life, and what its silence asks for. It sets no timer: its user asks it.
-
-    Attributes:
-        reading: a read is in progress, so the peer's silence counts.
-        starved: reading waits until there is memory for more of a message.
-        since: when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read.
-        due: when the message in progress has to be complete; infinity without one.
-        amount: counts the bytes kept of messages that are incomplete, or that nobody has taken.
-    """
+    """When a peer gave signs of life, and what its silence asks for. It sets no timer: its user asks it."""
 
     _gate: FrameGate
     _keep_alive: KeepAlive
+    # counts the bytes kept of messages that are incomplete, or that nobody has taken
     amount: Amount = attrs.field(factory=Amount)
-    reading: bool = attrs.field(init=False, default=False)
-    starved: bool = attrs.field(init=False, default=False)
+    reading: bool = attrs.field(init=False, default=False)  # a read is in progress, so the peer's silence counts
+    starved: bool = attrs.field(init=False, default=False)  # reading waits until there is memory for more of a message
+    # when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read
     since: float = attrs.field(init=False, factory=trio.current_time)
+    # when the message in progress has to be complete; infinity without one
     due: float = attrs.field(init=False, default=math.inf)
     _signs: int = attrs.field(init=False, default=0)  # the gate's counters at the last `feed`
     _rounds: int = attrs.field(init=False, default=0)
@@ -180,27 +175,19 @@ class GatedStream(trio.abc.Stream):
     Args:
         stream: the stream to the peer. Never closed here: a Close frame may still have to be sent.
         early: bytes that arrived with the handshake.
-
-    Attributes:
-        over: set when nothing more will be read.
-        writing: a write is in progress, or one was cut short.
-        sent_close: a Close frame was written.
-        signs: the peer's signs of life. Without room for the bytes that it counts nothing more is read.
-        unlimited: read on however many messages wait, because they will be dropped.
-        held: bytes that wait to be flushed.
-        connection: trio-websocket's connection, once it exists.
     """
 
     def __init__(
         self, stream: trio.abc.Stream, gate: FrameGate, keep_alive: KeepAlive = KEEP_ALIVE, early: bytes = b""
     ) -> None:
-        self.over: trio.Event = trio.Event()
-        self.writing: bool = False
-        self.sent_close: bool = False
-        self.unlimited: bool = False
+        self.over: trio.Event = trio.Event()  # set when nothing more will be read
+        self.writing: bool = False  # a write is in progress, or one was cut short
+        self.sent_close: bool = False  # a Close frame was written
+        self.unlimited: bool = False  # read on however many messages wait, because they will be dropped
+        # the peer's signs of life. Without room for the bytes that it counts nothing more is read.
         self.signs: PeerSigns = PeerSigns(gate, keep_alive)
-        self.held: int = 0
-        self.connection: WebSocketConnection | None = None
+        self.held: int = 0  # bytes that wait to be flushed
+        self.connection: WebSocketConnection | None = None  # trio-websocket's connection, once it exists
         self._stream = stream
         self._gate = gate
         self._room = trio.Event()

@@ -27,14 +27,11 @@ _UPGRADE: Final = {"Upgrade": "websocket", "Connection": "Upgrade"}
 
 
 class HandshakeFailed(Exception):
-    """The opening handshake failed.
-
-    Attributes:
-        answer: for a client, the bytes that were received instead of an acceptance; for a server, the response to send.
-    """
+    """The opening handshake failed."""
 
     def __init__(self, why: str, answer: bytes = b"") -> None:
         super().__init__(why)
+        # for a client, the bytes that were received instead of an acceptance; for a server, the response to send
         self.answer = answer
 
 

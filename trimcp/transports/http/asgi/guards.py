@@ -71,21 +71,15 @@ _ORDINARY: Final = (
 
 
 class GuardedConfig(Config):
-    """The configuration of a guarded server, and the state of the guards.
-
-    Attributes:
-        limits: of connections.
-        ssl_context: for TLS, instead of one made from files.
-        connections, shares: the open connections, and their number by owner.
-        reads: at which those that send something large wait for their turn.
-    """
+    """The configuration of a guarded server, and the state of the guards."""
 
     def __init__(self, limits: HttpLimits, ssl_context: ssl.SSLContext | None = None) -> None:
-        self.limits = limits
-        self.ssl_context = ssl_context
+        self.limits = limits  # of connections
+        self.ssl_context = ssl_context  # for TLS, instead of one made from files
+        # `connections`, `shares`: the open connections, and their number by owner
         self.connections: set[_GuardedStream] = set()
         self.shares: Shares[_GuardedStream] = Shares(2)
-        self.reads: ReadTurns = ReadTurns()
+        self.reads: ReadTurns = ReadTurns()  # at which those that send something large wait for their turn
 
     @property
     def ssl_enabled(self) -> bool:

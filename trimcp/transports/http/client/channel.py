@@ -232,15 +232,12 @@ class HttpChannel(MessageChannel):
 
 @attrs.define(eq=False)
 class GetStream:
-    """One session's stream for messages that belong to no request.
-
-    Attributes:
-        scope: cancel it to close the stream for good.
-        written: set once the first GET was written, or has failed.
-    """
+    """One session's stream for messages that belong to no request."""
 
     _state: ClientState
+    # cancel it to close the stream for good
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    # set once the first GET was written, or has failed
     written: trio.Event = attrs.field(init=False, factory=trio.Event)
     _cursor: Cursor = attrs.field(init=False, factory=Cursor)
     _opened: bool = attrs.field(init=False, default=False)

@@ -33,14 +33,11 @@ Dial: TypeAlias = Callable[[], Awaitable[trio.abc.Stream]]
 
 @attrs.define(eq=False)
 class ClientConnection:
-    """One connection, for one request at a time. One task opens, reads and closes it.
+    """One connection, for one request at a time. One task opens, reads and closes it."""
 
-    Attributes:
-        in_turns: whether a read of many tiny chunks is parsed in several turns of the event loop; see `portions`.
-        reply: the reply to the last request, as far as it was received.
-    """
-
+    # whether a read of many tiny chunks is parsed in several turns of the event loop; see `portions`
     in_turns: ClassVar[bool] = True
+    # the reply to the last request, as far as it was received
     reply: ReplyParser = attrs.field(init=False, factory=ReplyParser)
     _wire: Wire | None = attrs.field(init=False, default=None)
     _parts: list[bytes] | None = attrs.field(init=False, default=None)  # of the last read, not yet parsed, last first

@@ -61,13 +61,9 @@ class NotAuthorized(ExchangeBroken):
 
 
 class Authorizes(Protocol):
-    """Provides authorization headers for one connection's requests, or raises `AuthorizationError`.
+    """Provides authorization headers for one connection's requests, or raises `AuthorizationError`."""
 
-    Attributes:
-        person: a context manager to enter while a user logs in.
-    """
-
-    person: Callable[[], AbstractContextManager[None]]
+    person: Callable[[], AbstractContextManager[None]]  # a context manager to enter while a user logs in
 
     async def headers(self, method: str, url: str, /) -> Mapping[str, str]:
         """Return the headers that a request needs."""
@@ -100,14 +96,10 @@ class TooLarge(Exception):
 
 @attrs.define(eq=False)
 class OpenReply:
-    """The reply to one request. Its body can be read inside the block that opened it.
-
-    Attributes:
-        url: the URL that sent the reply, after redirects.
-    """
+    """The reply to one request. Its body can be read inside the block that opened it."""
 
     _raw: RawReply
-    url: str
+    url: str  # the URL that sent the reply, after redirects
     _http: Http
     _asked: str
 
@@ -194,24 +186,17 @@ class OpenReply:
 
 @attrs.define(eq=False)
 class Http:
-    """Exchanges with one server.
+    """Exchanges with one server."""
 
-    Attributes:
-        url: the default URL of requests, in the form of `normal_url`.
-        engine: what carries the requests.
-        authorizer: provides authorization headers; None sends only `headers`.
-        max_redirects: redirects that are followed, within the origin.
-        h1: the engine if it is our own, and requests need no more than their headers: then they can be pushed.
-        last_code: the status code of the last reply, or 0 before the first one.
-    """
-
-    url: str
-    engine: HttpEngine
+    url: str  # the default URL of requests, in the form of `normal_url`
+    engine: HttpEngine  # what carries the requests
     _headers: Mapping[str, str] = attrs.field(repr=False)
+    # provides authorization headers; None sends only `headers`
     authorizer: Authorizes | None = attrs.field(default=None, repr=False)
-    max_redirects: int = _MAX_REDIRECTS
+    max_redirects: int = _MAX_REDIRECTS  # redirects that are followed, within the origin
+    # the engine if it is our own, and requests need no more than their headers: then they can be pushed
     h1: H1Engine | None = attrs.field(init=False)
-    last_code: int = attrs.field(init=False, default=0)
+    last_code: int = attrs.field(init=False, default=0)  # the status code of the last reply, or 0 before the first one
     _warned: bool = attrs.field(init=False, default=False)
     _moved: dict[str, str] = attrs.field(init=False, factory=dict)
 

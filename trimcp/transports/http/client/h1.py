@@ -24,13 +24,9 @@ _AHEAD: Final = 64 * 1024  # bytes that are read before their reader takes them
 
 @attrs.define(eq=False)
 class H1Engine:
-    """An `HttpEngine` over a pool, which must run.
+    """An `HttpEngine` over a pool, which must run."""
 
-    Attributes:
-        pool: the connections.
-    """
-
-    pool: Pool
+    pool: Pool  # the connections
     _jar: BoundedCookieJar | None = attrs.field(init=False, default=None, repr=False)
 
     async def request(

@@ -42,14 +42,11 @@ def proxied_client(url: str) -> httpx2.AsyncClient:
 
 @attrs.define(eq=False)
 class HttpxEngine:
-    """An `HttpEngine` over an `httpx2.AsyncClient`, which the caller closes.
-
-    Args:
-        auth: name and password of the URL, or None: then the client's own authentication is used.
-    """
+    """An `HttpEngine` over an `httpx2.AsyncClient`, which the caller closes."""
 
     _client: httpx2.AsyncClient
     _timeout: httpx2.Timeout
+    # name and password of the URL, or None: then the client's own authentication is used
     _auth: tuple[str, str] | None = attrs.field(default=None, repr=False)
     _in_use: int = attrs.field(init=False, default=0)
 

@@ -28,19 +28,12 @@ _PIECE = 1024
 
 @attrs.define(eq=False)
 class Inbox:
-    """A bounded queue of incoming messages, from any number of streams to one reader.
+    """A bounded queue of incoming messages, from any number of streams to one reader."""
 
-    Args:
-        max_messages: messages that may wait before streams are read no further.
-        max_bytes: of waiting messages. One message may exceed it; otherwise a large one could never be received.
-
-    Attributes:
-        max_message: bytes of the largest message that is accepted; may be changed at any time.
-    """
-
-    max_messages: int = 1_024
+    max_messages: int = 1_024  # messages that may wait before streams are read no further
+    # of waiting messages. One message may exceed it; otherwise a large one could never be received.
     max_bytes: int = 4 * 1024 * 1024
-    max_message: int = CLIENT_MAX_MESSAGE
+    max_message: int = CLIENT_MAX_MESSAGE  # bytes of the largest message that is accepted; may be changed at any time
     _queue: deque[Incoming] = attrs.field(init=False, factory=deque)
     _bytes: int = attrs.field(init=False, default=0)
     _ended: bool = attrs.field(init=False, default=False)
@@ -117,17 +110,11 @@ class Inbox:
 
 @attrs.define(eq=False)
 class Cursor:
-    """Where to resume a stream that ended (WHATWG HTML, "Server-sent events", "Last-Event-ID").
+    """Where to resume a stream that ended (WHATWG HTML, "Server-sent events", "Last-Event-ID")."""
 
-    Attributes:
-        last_event_id: of the newest event, or None if none had one.
-        retry: seconds to wait before reconnecting, as the server requests, or None.
-        moved: whether an event arrived since this was last set to False.
-    """
-
-    last_event_id: str | None = None
-    retry: float | None = None
-    moved: bool = False
+    last_event_id: str | None = None  # of the newest event, or None if none had one
+    retry: float | None = None  # seconds to wait before reconnecting, as the server requests, or None
+    moved: bool = False  # whether an event arrived since this was last set to False
 
     @property
     def header(self) -> dict[str, str]:
@@ -140,17 +127,11 @@ class Cursor:
 
 @attrs.define(eq=False)
 class EventReader:
-    """Decodes the stream of one reply, piece by piece, and passes its events on.
+    """Decodes the stream of one reply, piece by piece, and passes its events on."""
 
-    Args:
-        cursor: notes where to resume the stream.
-        inbox: says how large an event may be. A larger one is passed without its data.
-        take: called with each event.
-    """
-
-    _cursor: Cursor
-    _inbox: Inbox
-    _take: Callable[[Event], Awaitable[object]]
+    _cursor: Cursor  # notes where to resume the stream
+    _inbox: Inbox  # says how large an event may be. A larger one is passed without its data.
+    _take: Callable[[Event], Awaitable[object]]  # called with each event
     _decoder: EventDecoder = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

@@ -62,48 +62,31 @@ class Timeouts:
 
 @attrs.frozen
 class Trouble:
-    """Why an attempt brought no answer.
+    """Why an attempt brought no answer."""
 
-    Attributes:
-        why: one line of text for the user.
-        untouched: the server cannot have acted on the request.
-        passing: another attempt may succeed.
-        after: seconds the server asks to wait before it, or None.
-        answer: the error with which the server refused the request, or None.
-        nonsense: the reply was not a valid answer.
-        status: the status of its reply, or 0 without one.
-        authorization: if no access token could be obtained: the authorization server's code, or ""; else None.
-        forgotten: the id of the session that the server does not know (any more), or None.
-    """
-
-    why: str
-    untouched: bool = False
-    passing: bool = False
-    after: float | None = None
-    answer: ErrorResponse | None = None
-    nonsense: bool = False
-    status: int = 0
+    why: str  # one line of text for the user
+    untouched: bool = False  # the server cannot have acted on the request
+    passing: bool = False  # another attempt may succeed
+    after: float | None = None  # seconds the server asks to wait before it, or None
+    answer: ErrorResponse | None = None  # the error with which the server refused the request, or None
+    nonsense: bool = False  # the reply was not a valid answer
+    status: int = 0  # the status of its reply, or 0 without one
+    # if no access token could be obtained: the authorization server's code, or ""; else None
     authorization: str | None = None
+    # the id of the session that the server does not know (any more), or None
     forgotten: str | None = attrs.field(default=None, repr=False)
 
 
 @attrs.frozen
 class Backoff:
-    """The number of attempts, and the pauses between them, in seconds.
+    """The number of attempts, and the pauses between them, in seconds."""
 
-    Attributes:
-        retries: attempts after the first.
-        random: varies the pauses, so that many clients do not reconnect at the same time.
-        first: the first pause; each further one is twice as long.
-        longest: the longest pause.
-        asked: the longest pause a server may request; after a longer request there is no other attempt.
-    """
-
-    retries: int
+    retries: int  # attempts after the first
+    # varies the pauses, so that many clients do not reconnect at the same time
     random: random.Random = attrs.field(factory=random.Random)
-    first: float = 0.25
-    longest: float = 30.0
-    asked: float = 30.0
+    first: float = 0.25  # the first pause; each further one is twice as long
+    longest: float = 30.0  # the longest pause
+    asked: float = 30.0  # the longest pause a server may request; after a longer request there is no other attempt
 
     def pause(self, attempt: int) -> float:
         """Return the pause after the `attempt`-th attempt (from 0): random, between half and all of the full pause."""

@@ -37,15 +37,10 @@ _log = logging.getLogger("trimcp.http")
 
 
 class ClientExchange(Protocol):
-    """One request and what becomes of it. All but `arrived` are called at once and must not block or raise.
+    """One request and what becomes of it. All but `arrived` are called at once and must not block or raise."""
 
-    Attributes:
-        request: the bytes to send.
-        connection: the connection that carries it; None before and after.
-    """
-
-    request: bytes
-    connection: PooledConnection | None
+    request: bytes  # the bytes to send
+    connection: PooledConnection | None  # the connection that carries it; None before and after
 
     def sent(self) -> None:
         """Note that the last byte of the request was written."""
@@ -62,14 +57,10 @@ class ClientExchange(Protocol):
 
 @attrs.define(eq=False)
 class PooledConnection(ClientConnection):
-    """One connection of a pool, and its task.
-
-    Attributes:
-        exchange: the exchange under way, or None.
-    """
+    """One connection of a pool, and its task."""
 
     _pool: Pool
-    exchange: ClientExchange | None = attrs.field(init=False, default=None)
+    exchange: ClientExchange | None = attrs.field(init=False, default=None)  # the exchange under way, or None
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _why: str = attrs.field(init=False, default="")
     _silence: Deadline | None = attrs.field(init=False, default=None)
@@ -245,18 +236,15 @@ class Pool:
     """The connections to one server.
 
     Args:
-        dial: opens one, within its time limit, or raises `ConnectionLost`.
         server, place: how the server, and where it is reached, are called in errors.
-        most: connections at a time; further exchanges wait, in order.
-        kept: idle connections at a time.
     """
 
-    dial: Dial
+    dial: Dial  # opens one, within its time limit, or raises `ConnectionLost`
     server: str
     _place: str
     timeouts: Timeouts
-    _most: int
-    _kept: int
+    _most: int  # connections at a time; further exchanges wait, in order
+    _kept: int  # idle connections at a time
     deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)
     lingering: DeadlineQueue = attrs.field(init=False)
     _expiry: DeadlineQueue = attrs.field(init=False)

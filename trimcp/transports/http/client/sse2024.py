@@ -39,16 +39,12 @@ _log = logging.getLogger("trimcp.http")
 
 @attrs.define(eq=False)
 class SseConnection:
-    """One connection over HTTP+SSE.
-
-    Attributes:
-        known: set once the endpoint is known, or has failed to arrive.
-        why: why there is no connection (any more), or None.
-    """
+    """One connection over HTTP+SSE."""
 
     _state: ClientState
+    # set once the endpoint is known, or has failed to arrive
     known: trio.Event = attrs.field(init=False, factory=trio.Event)
-    why: str | None = attrs.field(init=False, default=None)
+    why: str | None = attrs.field(init=False, default=None)  # why there is no connection (any more), or None
     _over: trio.Event = attrs.field(init=False, factory=trio.Event)
     _reply: OpenReply | None = attrs.field(init=False, default=None)
     _endpoint: str | None = attrs.field(init=False, default=None, repr=False)

@@ -56,24 +56,15 @@ FallBack: TypeAlias = Callable[[Trouble, Outgoing], Awaitable[Trouble | None]]
 
 @attrs.define(eq=False)
 class LegacySession:
-    """The state of one client's legacy session, if there is one.
-
-    Args:
-        timeout: seconds for a new handshake.
-        renewed: called when a new session has replaced a forgotten one.
-
-    Attributes:
-        revision: the agreed revision, None before the handshake.
-        id: the session's id, None without one.
-        confirming: set once the server has accepted `notifications/initialized`; None before that was sent.
-    """
+    """The state of one client's legacy session, if there is one."""
 
     _http: Http
     _inbox: Inbox
-    _timeout: float
-    _renewed: Callable[[], object]
-    revision: Revision | None = attrs.field(init=False, default=None)
-    id: str | None = attrs.field(init=False, default=None, repr=False)
+    _timeout: float  # seconds for a new handshake
+    _renewed: Callable[[], object]  # called when a new session has replaced a forgotten one
+    revision: Revision | None = attrs.field(init=False, default=None)  # the agreed revision, None before the handshake
+    id: str | None = attrs.field(init=False, default=None, repr=False)  # the session's id, None without one
+    # set once the server has accepted `notifications/initialized`; None before that was sent
     confirming: trio.Event | None = attrs.field(init=False, default=None)
     _offer: bytes = attrs.field(init=False, default=b"", repr=False)
     _confirmation: bytes = attrs.field(init=False, default=b"", repr=False)
@@ -226,15 +217,7 @@ class LegacySession:
 
 @attrs.define(eq=False)
 class ClientState:
-    """Shared by the requests, notifications and streams of one channel.
-
-    Attributes:
-        retry_calls: whether tools may be called twice.
-        fall_back: tries `initialize` over the older transport after trouble with the newer; returns None on success.
-        unreachable: whether the last request could not be sent in all its attempts; then the next ones make one each.
-        last_failure: why the last unanswered request got no answer; None if nothing is known.
-        over: whether the channel's tasks are being ended, so that nothing more can be sent.
-    """
+    """Shared by the requests, notifications and streams of one channel."""
 
     http: Http
     inbox: Inbox
@@ -242,11 +225,13 @@ class ClientState:
     nursery: trio.Nursery
     timeouts: Timeouts
     backoff: Backoff
-    retry_calls: bool
+    retry_calls: bool  # whether tools may be called twice
+    # tries `initialize` over the older transport after trouble with the newer; returns None on success
     fall_back: FallBack
+    # whether the last request could not be sent in all its attempts; then the next ones make one each
     unreachable: bool = False
-    last_failure: str | None = None
-    over: bool = False
+    last_failure: str | None = None  # why the last unanswered request got no answer; None if nothing is known
+    over: bool = False  # whether the channel's tasks are being ended, so that nothing more can be sent
     _heads: dict[tuple[str, ...], bytes] = attrs.field(init=False, factory=dict, repr=False)
     _heads_of: tuple[object, ...] = attrs.field(init=False, default=(), repr=False)
 

@@ -56,17 +56,12 @@ _LINES: Final = 64  # chunk lines per call: ten thousand chunks of one byte must
 
 
 class RequestRefused(Exception):
-    """The input is no request that is accepted. Respond with the status and close; the input after it is meaningless.
-
-    Attributes:
-        status: the HTTP status.
-        reason: one line that may be sent to the client; it contains no text of the client's.
-    """
+    """No request that is accepted. Respond with the status and close; the input after it is meaningless."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(status, reason)
-        self.status = status
-        self.reason = reason
+        self.status = status  # the HTTP status
+        self.reason = reason  # one line that may be sent to the client; it contains no text of the client's
 
 
 class Http2Begins(RequestRefused):
@@ -102,11 +97,10 @@ class RequestParser:
     """Parses the requests of one connection.
 
     Args:
-        limits: bounds of heads. The caller bounds bodies.
         peer, loopback, secure, holding: copied into every `Head`.
     """
 
-    _limits: HttpLimits = attrs.field(alias="limits")
+    _limits: HttpLimits = attrs.field(alias="limits")  # bounds of heads. The caller bounds bodies.
     _peer: str = attrs.field(default="", alias="peer")
     _loopback: bool = attrs.field(default=True, alias="loopback")
     _secure: bool = attrs.field(default=False, alias="secure")

@@ -23,15 +23,11 @@ _SHORT: Final = 64  # bytes between two line ends, below which they are taken fo
 
 
 class UnreadableReply(Exception):
-    """What the server sent is no HTTP/1.1, or too large. The text quotes nothing that the server wrote.
-
-    Attributes:
-        data: what was being read, for programs that may show it.
-    """
+    """What the server sent is no HTTP/1.1, or too large. The text quotes nothing that the server wrote."""
 
     def __init__(self, text: str, data: bytes = b"") -> None:
         super().__init__(text)
-        self.data: bytes = data
+        self.data: bytes = data  # what was being read, for programs that may show it
 
 
 class ReplyParser:

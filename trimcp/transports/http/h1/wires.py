@@ -33,18 +33,14 @@ Take: TypeAlias = Callable[[bytes], bool]
 
 
 class Wire(ABC):
-    """One connection's bytes. One task reads and closes; at most one task drains; any task may call `try_write`.
-
-    Attributes:
-        error: the system's number of the first error that ended the connection, or None.
-    """
+    """One connection's bytes. One task reads and closes; at most one task drains; any task may call `try_write`."""
 
     __slots__ = ("_open", "_scope", "error")
 
     def __init__(self) -> None:
         self._open = True
         self._scope: trio.CancelScope | None = None  # around a wait that `wake` ends
-        self.error: int | None = None
+        self.error: int | None = None  # the system's number of the first error that ended the connection, or None
 
     @property
     def timed_out(self) -> bool:

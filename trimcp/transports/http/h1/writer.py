@@ -62,14 +62,9 @@ class _Connection(WriterOwner, Protocol):
 
 @attrs.define(eq=False)
 class H1Writer:
-    """Writes to one wire.
+    """Writes to one wire."""
 
-    Attributes:
-        owner: told when bytes were written, or cannot be any more; None after `close`.
-        stall_timeout: seconds after which a peer that takes nothing is given up.
-    """
-
-    owner: WriterOwner | None
+    owner: WriterOwner | None  # told when bytes were written, or cannot be any more; None after `close`
     _wire: Wire
     _nursery: trio.Nursery  # outlives the connection; a task runs in it while bytes wait
     _deadlines: Deadlines  # for a peer that does not read
@@ -78,6 +73,7 @@ class H1Writer:
     stalled: bool = attrs.field(init=False, default=False)  # whether it broke because the peer did not read
     broken: bool = attrs.field(init=False, default=False)  # whether further writes are dropped
     undelivered: int = attrs.field(init=False, default=0)  # bytes that waited when it broke
+    # seconds after which a peer that takes nothing is given up
     stall_timeout: float = attrs.field(
         init=False, default=attrs.Factory(lambda self: self._limits.stall_timeout, takes_self=True)
     )

@@ -48,15 +48,10 @@ class _Share(Generic[T]):
 
 @attrs.define(eq=False)
 class Shares(Generic[T]):
-    """All items of one kind, by owner.
+    """All items of one kind, by owner."""
 
-    Args:
-        much: how many times as much as the newcomer an owner must hold to lose a used, idle item.
-        owner_of: returns the owner of an item.
-    """
-
-    much: int = FAR
-    owner_of: Callable[[T], str] = attrgetter("owner")
+    much: int = FAR  # how many times as much as the newcomer an owner must hold to lose a used, idle item
+    owner_of: Callable[[T], str] = attrgetter("owner")  # returns the owner of an item
     _shares: dict[str, _Share[T]] = attrs.field(init=False, factory=dict)
     _by_count: dict[int, dict[str, None]] = attrs.field(init=False, factory=dict)
 
@@ -274,9 +269,6 @@ class Places(Generic[W]):
     Args:
         most: the upper bound.
         what: the name of a piece in the security log.
-
-    Attributes:
-        taken: how many there are.
     """
 
     __slots__ = ("_owners", "most", "taken", "what")
@@ -284,7 +276,7 @@ class Places(Generic[W]):
     def __init__(self, most: int, what: str) -> None:
         self.most: int = most
         self.what: str = what
-        self.taken: int = 0
+        self.taken: int = 0  # how many there are
         self._owners: dict[str, dict[Hashable, W]] = {}  # of each the oldest first
 
     def __iter__(self) -> Iterator[W]:
