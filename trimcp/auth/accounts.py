@@ -112,8 +112,7 @@ class Account:
     async def newest(self, store: CredentialStore) -> Credentials | None:
         """Return what the store has, or what is newer; the store's lock is held.
 
-        Raises:
-            Exception: the store's, if there is nothing in memory that could be used instead.
+        Raises Exception: the store's, if there is nothing in memory that could be used instead.
         """
         try:
             kept = await store.load(self.key)

@@ -39,8 +39,7 @@ class AuthChallenge:
 def parse_challenges(header: str) -> tuple[AuthChallenge, ...]:
     """Return the challenges that a header holds, as far as it can be read.
 
-    Args:
-        header: its value; several headers joined with commas. What follows the first 16 KiB is not read.
+    `header`: its value; several headers joined with commas. What follows the first 16 KiB is not read.
     """
     found: list[tuple[str, dict[str, str]]] = []
     at, header = 0, header[:_MAX_HEADER]
@@ -63,8 +62,7 @@ def find_challenge(header: str, schemes: Iterable[str] = ("dpop", "bearer")) -> 
 def challenge_text(scheme: str, parameters: Mapping[str, str | None]) -> str:
     """Return the value of a `WWW-Authenticate` header; parameters that are None are left out.
 
-    Raises:
-        ValueError: a parameter holds what cannot stand in a header.
+    Raises ValueError: a parameter holds what cannot stand in a header.
     """
     pairs = []
     for name, text in parameters.items():

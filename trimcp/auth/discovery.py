@@ -119,12 +119,7 @@ class Discovery:
     # What an authorization server says
 
     def issuer_metadata(self, issuer: str, at: str | None = None) -> Flow[AuthorizationServer]:
-        """Return what an authorization server says of itself.
-
-        Args:
-            issuer: who it is.
-            at: where that lies, if not at its own address.
-        """
+        """Return what an authorization server says of itself."""
         check_url(issuer, "the authorization server")
         if at is not None:
             check_url(at, "its metadata")
@@ -212,10 +207,6 @@ class Discovery:
 
 
 def check_url(url: str, what: str) -> None:
-    """Check that secrets may be sent to a URL.
-
-    Raises:
-        AuthorizationError: it could be overheard.
-    """
+    """Check that secrets may be sent to a URL. Raises AuthorizationError: it could be overheard."""
     if not secure_url(url):
         raise AuthorizationError(f"{what} is at {shown(url)}, which is neither https nor on this machine")

@@ -76,7 +76,6 @@ async def opened_fetcher(
         private: whether all may.
         client: a client of the user's own, with its proxies and certificates; it is not closed, and no address is
             checked, since it may be a proxy that resolves names.
-        timeout: seconds for one request.
     """
     if client is not None:
         yield Fetcher(client, timeout=timeout)
@@ -119,10 +118,6 @@ def _is_public(text: str) -> bool:
 
 async def addresses_of(host: str, port: int, *, private: bool = False) -> list[str]:
     """Return the addresses that a name stands for, at least one.
-
-    Args:
-        host, port: what to resolve.
-        private: whether they need not be public.
 
     Raises:
         PrivateAddress: one of them is not public.

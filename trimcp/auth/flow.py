@@ -62,13 +62,12 @@ class Login:
     def begin(self, challenge: AuthChallenge | None, known: Credentials | None) -> Flow[Credentials]:
         """Find out who gives tokens, and get one.
 
+        Raises AuthorizationError: there is no token to be had.
+
         Args:
             challenge: with which the server refused a request, or None.
             known: what is kept of an earlier login. Its registration is used again where the issuer is the same, and
                 what it was allowed to do is asked for again.
-
-        Raises:
-            AuthorizationError: there is no token to be had.
         """
         discovery = self._discovery()
         found = yield from discovery.find(challenge)
@@ -114,8 +113,7 @@ class Login:
     def refresh(self, known: Credentials) -> Flow[Credentials | None]:
         """Exchange a refresh token, or return None where it is not good any more (RFC 6749 section 6).
 
-        Raises:
-            AuthorizationError: it could not be tried, so that it may be good later.
+        Raises AuthorizationError: it could not be tried, so that it may be good later.
         """
         tokens, pinned = known.tokens, self.grant.issuer
         if tokens is None or tokens.refresh_token is None or not (pinned is None or same_issuer(pinned, known.issuer)):
@@ -195,8 +193,7 @@ class Login:
     ) -> Flow[Credentials]:
         """Let a person log in, and exchange the code that they come back with.
 
-        Args:
-            trying: whether the registration is one of an earlier login, of which the server may know nothing any more.
+        `trying`: whether the registration is one of an earlier login, of which the server may know nothing any more.
         """
         server, resource, redirect_uri = found.server, self._resource(found), registration.redirect_uri or ""
         verifier, state = secrets.token_urlsafe(48), secrets.token_urlsafe(24)
@@ -433,13 +430,7 @@ class Login:
 def authorization_code(came: str, state: str, server: AuthorizationServer) -> str:
     """Return the code with which a person came back (RFC 6749 section 4.1.2; RFC 9207 section 2.4).
 
-    Args:
-        came: the URL that they were redirected to.
-        state: what it must hold.
-        server: who was asked.
-
-    Raises:
-        AuthorizationError: it is an answer to another question, by another server, or a refusal.
+    Raises AuthorizationError: it is an answer to another question, by another server, or a refusal.
     """
     try:
         query = parse_qs(urlsplit(came).query, keep_blank_values=True, max_num_fields=50)

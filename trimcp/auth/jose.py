@@ -48,11 +48,7 @@ class ProofKey:
 
     @classmethod
     def from_jwk(cls, jwk: dict[str, Any] | None) -> ProofKey:
-        """Return a key that was kept.
-
-        Raises:
-            ValueError: it is no such key.
-        """
+        """Return a key that was kept. Raises ValueError: it is no such key."""
         try:
             # What else it says of itself is left out: what it may be used for, by somebody else's rules.
             key = None if jwk is None else ECKey.import_key({name: jwk[name] for name in _MEMBERS if name in jwk})
@@ -76,7 +72,6 @@ class ProofKey:
         """Return a proof for one request; each may be used once.
 
         Args:
-            method: of the request.
             url: of the request; query and fragment are not part of the proof.
             token: the access token that is sent beside it, if one is.
         """

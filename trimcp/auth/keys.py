@@ -96,8 +96,7 @@ class IssuerKeys:
     async def find(self, header: Mapping[str, Any]) -> Key | None:
         """Return the key for a token's header, fetched if it is not known and that was not tried just now.
 
-        Raises:
-            AuthorizationError: there are no keys at all, since the issuer could not be asked.
+        Raises AuthorizationError: there are no keys at all, since the issuer could not be asked.
         """
         key = self.known(header)
         if key is None and (self._fetching or trio.current_time() >= self._again_at):
@@ -125,8 +124,7 @@ class IssuerKeys:
     async def describe(self) -> AuthorizationServer:
         """Return the issuer's metadata, fetched once (RFC 8414; OpenID Connect Discovery).
 
-        Raises:
-            AuthorizationError: there is none, or it is of another issuer.
+        Raises AuthorizationError: there is none, or it is of another issuer.
         """
         if self.metadata is None:
             reply = Fetched(0)

@@ -61,8 +61,7 @@ class AuthorizationServer:
 def read_json(cls: type[T], body: bytes, where: str) -> T:
     """Return metadata of this class, read from a JSON object; members it does not know are ignored.
 
-    Raises:
-        AuthorizationError: it is not such an object, or a member has the wrong type.
+    Raises AuthorizationError: it is not such an object, or a member has the wrong type.
     """
     try:
         said = json.loads(body)

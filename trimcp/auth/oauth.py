@@ -180,10 +180,8 @@ class Authorizer:
     async def headers(self, method: str, url: str) -> Mapping[str, str]:
         """Return the headers that a request needs: none before the server has asked for a token.
 
-        Waits only where the token has ended and is being renewed.
-
-        Raises:
-            AuthorizationError: it has ended, and there is no other to be had.
+        Waits only where the token has ended and is being renewed. Raises AuthorizationError: it has ended, and there is
+        no other to be had.
         """
         tokens = self.account.tokens
         if tokens is None or (url != self._server and origin_of(url) != origin_of(self._server)):
@@ -219,11 +217,7 @@ class Authorizer:
         return status == 401
 
     def accepted(self, sent: Mapping[str, str]) -> None:
-        """Take note that the server has answered a request as it should.
-
-        Args:
-            sent: what `headers` returned for it.
-        """
+        """Take note that the server has answered a request as it should. `sent`: what `headers` returned for it."""
         account = self.account
         if account.unaccepted and account.tokens is not None:
             used = sent.get("authorization", "").partition(" ")[2]
@@ -233,14 +227,8 @@ class Authorizer:
     async def refused(self, status: int, headers: Mapping[str, str], sent: Mapping[str, str], tries: int) -> None:
         """Do what a refusal asks for, after which the request is to be sent again.
 
-        Args:
-            status: of the reply.
-            headers: of the reply, by name in lower case.
-            sent: what `headers` returned for the request.
-            tries: how often this request was sent again before.
-
-        Raises:
-            AuthorizationError: there is no token to be had, or what there is does not suffice.
+        `tries`: how often this request was sent again before. Raises AuthorizationError: there is no token to be had,
+        or what there is does not suffice.
         """
         challenge = find_challenge(headers.get("www-authenticate", ""))
         error = "" if challenge is None else code_of(challenge.parameters.get("error", ""))
@@ -279,12 +267,8 @@ class Authorizer:
     async def renew(self, challenge: AuthChallenge | None, *, anew: bool = False) -> None:
         """Get another token, or wait for whoever is getting one.
 
-        Args:
-            challenge: with which the server refused the last one.
-            anew: ask for a new one even where the old could be refreshed.
-
-        Raises:
-            AuthorizationError: there is none to be had.
+        `anew`: ask for a new one even where the old could be refreshed. Raises AuthorizationError: there is none to be
+        had.
         """
         before = self.account.tokens
         while True:

@@ -60,11 +60,7 @@ class AccessToken:
 
 
 def unverified(token: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the header and the claims of a JWT, which nobody has checked yet.
-
-    Raises:
-        BadToken: it is none.
-    """
+    """Return the header and the claims of a JWT, which nobody has checked yet. Raises BadToken: it is none."""
     parts = token.split(".")
     if len(token) > _MAX_TOKEN or len(parts) != 3:
         raise BadToken("the token is not a JWT")
@@ -81,10 +77,7 @@ def read_keys(body: bytes) -> dict[str, Key]:
     """Return the keys of a JWK set (RFC 7517 section 5), by their id; those that cannot be used are left out.
 
     Secret keys are left out, too: who publishes one has made a mistake, and a public key taken for a secret one is an
-    attack.
-
-    Raises:
-        ValueError: it is no such set, or holds more than 100 keys.
+    attack. Raises ValueError: it is no such set, or holds more than 100 keys.
     """
     try:
         said = json.loads(body)
@@ -144,8 +137,7 @@ class TokenRules:
     def issuer_of(self, header: Mapping[str, Any], claims: Mapping[str, Any]) -> str:
         """Return who says to have given a token, before its signature is checked.
 
-        Raises:
-            BadToken: whoever gave it, it is not good.
+        Raises BadToken: whoever gave it, it is not good.
         """
         kind = header.get("typ")
         if header.get("alg") not in self.algorithms:
@@ -166,11 +158,7 @@ class TokenRules:
         raise BadToken("the token is from another issuer")
 
     def judge(self, token: str, key: Key, now: float) -> AccessToken:
-        """Check a token's signature and what it says.
-
-        Raises:
-            BadToken: it is not good.
-        """
+        """Check a token's signature and what it says. Raises BadToken: it is not good."""
         try:
             found = jws.deserialize_compact(token, key, algorithms=list(self.algorithms))
             claims = json.loads(found.payload)
@@ -179,11 +167,7 @@ class TokenRules:
         return self.judge_claims(claims, now)
 
     def judge_claims(self, claims: Mapping[str, Any], now: float) -> AccessToken:
-        """Check what a token says that is known to be its issuer's.
-
-        Raises:
-            BadToken: it is not good.
-        """
+        """Check what a token says that is known to be its issuer's. Raises BadToken: it is not good."""
         issuer, subject, audience = self._issuer_in(claims), claims.get("sub"), claims.get("aud")
         audiences = audience if isinstance(audience, list) else [audience]
         if not any(isinstance(one, str) and one in self.audiences for one in audiences):
@@ -254,14 +238,7 @@ class Replays:
     _floor: float = attrs.field(init=False, default=-math.inf)
 
     def first_use(self, key: str, id: str, issued: float, now: float) -> bool:
-        """Note a proof; return whether it is good for the first time.
-
-        Args:
-            key: the thumbprint of the key.
-            id: the proof's own (`jti`).
-            issued: when it was made, by its client's clock.
-            now: seconds since 1970.
-        """
+        """Note a proof; return whether it is good for the first time."""
         used, floors = self._used, self._floors
         while used and ((entry := next(iter(used.values())))[2] <= now or len(used) >= self.most):
             used.popitem(last=False)
@@ -292,17 +269,11 @@ def check_proof(
 ) -> None:
     """Check that whoever sends a token has the key it is bound to (RFC 9449 section 4.3).
 
-    Args:
-        proof: the header `DPoP`.
-        method, url: of the request; the URL without query.
-        token: the access token beside it.
-        key: the thumbprint of the key that the token is bound to.
-        now: seconds since 1970.
-        replays: which proofs were used.
-        nonce: tells whether what the proof holds as its nonce is good; None asks for none.
+    Raises BadToken: it does not prove that.
 
-    Raises:
-        BadToken: it does not prove that.
+    Args:
+        method, url: of the request; the URL without query.
+        nonce: tells whether what the proof holds as its nonce is good; None asks for none.
     """
 
     def bad(why: str, error: str = "invalid_dpop_proof") -> BadToken:

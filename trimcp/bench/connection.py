@@ -64,11 +64,7 @@ class LoadConnection(ClientConnection):
     _used: float = attrs.field(init=False, default=0.0)
 
     async def ready(self) -> None:
-        """Connect, unless an open connection exists.
-
-        Raises:
-            ConnectionLost: connecting failed.
-        """
+        """Connect, unless an open connection exists. Raises ConnectionLost: connecting failed."""
         if self._wire is not None and trio.current_time() - self._used > _IDLE and not self._wire.is_quiet():
             await self.close()  # servers close idle connections; a request sent then would be lost
         if self._wire is None:

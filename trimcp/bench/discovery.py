@@ -59,8 +59,7 @@ def as_planned(target: Target, plan: Plan) -> Target:
 async def discover(target: Target, plan: Plan) -> Found:
     """Connect to a server with a usual client, check that it has what the plan calls, and disconnect.
 
-    Raises:
-        McpError: it cannot be reached, or lacks something that the plan calls; the text says what to do.
+    Raises McpError: it cannot be reached, or lacks something that the plan calls; the text says what to do.
     """
     target = as_planned(target, plan)
     client = Client(CLIENT["name"], CLIENT["version"], connect_timeout=plan.opening)

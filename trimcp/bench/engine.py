@@ -42,17 +42,15 @@ async def measure(
 ) -> Report:
     """Put load on a server and return a report.
 
-    Cancelling it closes every connection and child process; then there is no report.
+    Cancelling it closes every connection and child process; then there is no report. Raises McpError: the server cannot
+    be reached, or lacks something that the plan calls; the text says what to do. After the first call, failures are
+    counted instead.
 
     Args:
         on_tick: called with the current state. It must return at once, and its time counts as the generator's.
         tick: seconds between two such calls.
         stop: set it to end the measurement early; the report is then about the time until then.
         ssl_context: certificates to trust at an https or wss URL; None for the system's.
-
-    Raises:
-        McpError: the server cannot be reached, or lacks something that the plan calls; the text says what to do. After
-            the first call, failures are counted instead.
     """
     if not plan.mix:
         raise LocalError("there is nothing to send: name a tool or a method")

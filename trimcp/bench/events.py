@@ -65,8 +65,7 @@ class _EventChannel:
     async def open(self) -> None:
         """Open the stream and wait for its first event, the endpoint for POSTs.
 
-        Raises:
-            ConnectionLost: no endpoint was received; the text has the reason.
+        Raises ConnectionLost: no endpoint was received; the text has the reason.
         """
         patience = self._load.plan.opening
         stream = self._stream

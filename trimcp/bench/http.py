@@ -94,11 +94,7 @@ class _Session:
     # The session at the server
 
     async def open(self) -> None:
-        """Initialize the session, if the revision has `initialize`.
-
-        Raises:
-            McpError: it failed.
-        """
+        """Initialize the session, if the revision has `initialize`. Raises McpError: it failed."""
         self._head_from({})
         if self.load.revision.modern:
             return
@@ -124,8 +120,7 @@ class _Session:
     async def renew(self, head: bytes) -> None:
         """Initialize again, once for all calls that were told for this `head` that the session does not exist.
 
-        Raises:
-            McpError: it failed, or was done too often.
+        Raises McpError: it failed, or was done too often.
         """
         async with self._turn:
             if head != self.head:

@@ -235,17 +235,12 @@ class LoadChannel(Protocol):
         """Send without waiting what the system takes, and leave the rest to `run`. Does not raise."""
 
     async def run(self) -> None:
-        """Send what `send` left over, until cancelled.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-        """
+        """Send what `send` left over, until cancelled. Raises trio.BrokenResourceError: the connection broke."""
 
     async def receive(self) -> Sequence[bytes]:
         """Return all messages that have arrived, perhaps none. Cancelling it loses nothing.
 
-        Raises:
-            trio.EndOfChannel, trio.BrokenResourceError: the connection has ended.
+        Raises trio.EndOfChannel or trio.BrokenResourceError: the connection has ended.
         """
         ...
 

@@ -108,12 +108,8 @@ class MixEntry:
     def from_json(value: object) -> MixEntry:
         """Return the request that one entry of a script file describes.
 
-        Args:
-            value: `{"tool": ..., "arguments": ..., "weight": ..., "expect": ...}` or `{"method": ..., "params": ...,
-                "weight": ..., "expect": ...}`.
-
-        Raises:
-            LocalError: the entry is not valid; the text has the reason.
+        `value`: `{"tool": ..., "arguments": ..., "weight": ..., "expect": ...}` or `{"method": ..., "params": ...,
+        "weight": ..., "expect": ...}`. Raises LocalError: the entry is not valid; the text has the reason.
         """
         if not isinstance(value, Mapping):
             raise LocalError(f"an entry of the mix must be an object, not {value!r:.60}")

@@ -100,13 +100,8 @@ def prepare(
 ) -> PreparedRequest:
     """Return a request ready to be sent many times.
 
-    Args:
-        progress: ask for progress.
-        http: it is sent over Streamable HTTP.
-        mirrors: the arguments that the tool's schema mirrors in headers.
-
-    Raises:
-        LocalError: it cannot be sent over this transport.
+    `mirrors`: the arguments that the tool's schema mirrors in headers. Raises LocalError: it cannot be sent over this
+    transport.
     """
     params = dict(entry.params)
     meta: dict[str, JSON] = dict(params.pop("_meta", None) or {})

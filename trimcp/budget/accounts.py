@@ -103,9 +103,7 @@ class Budget:
     def holding(self, owner: str, holder: Holder | None = None) -> Holding:
         """Return a new holding. The caller closes it.
 
-        Args:
-            owner: the principal or the address to count it with; see `trimcp.budget.owners.owner_of`.
-            holder: the connection or session that can be ended when too much is held; None if it cannot be ended.
+        `holder`: the connection or session that can be ended when too much is held; None if it cannot be ended.
         """
         mine = self._owner(owner)
         holding = Holding(self, mine, holder)

@@ -179,11 +179,7 @@ class Asker:
 
 
 def read_answer(field: PrimitiveSchema, typed: str) -> ElicitAnswer:
-    """Convert the typed text to a value of the field.
-
-    Raises:
-        BadAnswer: it does not fit.
-    """
+    """Convert the typed text to a value of the field. Raises BadAnswer: it does not fit."""
     match field:
         case BooleanSchema():
             if typed.lower() not in _YES_OR_NO:

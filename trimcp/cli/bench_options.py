@@ -115,8 +115,7 @@ def _planned(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
 def check_options(options: BenchOptions) -> None:
     """Refuse options that would be ignored or contradict each other.
 
-    Raises:
-        Failure: there is such an option; the text says what to do.
+    Raises Failure: there is such an option; the text says what to do.
     """
     ways = {"--tool": options.tool, "--method": options.method, "--script": options.script}
     given = [name for name, value in ways.items() if value is not None]
@@ -133,15 +132,7 @@ def check_options(options: BenchOptions) -> None:
 
 
 def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
-    """Return the plan without its requests.
-
-    Args:
-        options: as they were typed.
-        load: the fields of a plan that were typed.
-
-    Raises:
-        Failure: the options are not valid; the text says what is.
-    """
+    """Return the plan without its requests. Raises Failure: the options are not valid; the text says what is."""
     counted = load["count"] is not None
     seconds = load["seconds"]
     if seconds is None and not counted and options.compare is not None:
@@ -178,8 +169,7 @@ def needs_tools(options: BenchOptions) -> bool:
 def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tuple[MixEntry, ...]:
     """Return the requests to send; `schema` is the tool's input schema, if known.
 
-    Raises:
-        Failure: there are none, or one is not valid; the text says what is.
+    Raises Failure: there are none, or one is not valid; the text says what is.
     """
     if options.script is not None:
         return read_script(options.script)
@@ -223,8 +213,7 @@ def _json(text: str, where: str) -> Any:
 def read_script(file: str) -> tuple[MixEntry, ...]:
     """Return the mix of requests that a file lists.
 
-    Raises:
-        Failure: it cannot be read, or an entry is wrong or missing; the text says which, and what would be right.
+    Raises Failure: it cannot be read, or an entry is wrong or missing; the text says which, and what would be right.
     """
     import tomllib  # only needed here
 

@@ -71,8 +71,7 @@ class Curve:
 def check_plot(file: str) -> None:
     """Check before the measurement that a plot can be drawn.
 
-    Raises:
-        Failure: the format is unknown, the folder does not exist, or matplotlib is not installed.
+    Raises Failure: the format is unknown, the folder does not exist, or matplotlib is not installed.
     """
     path = Path(file)
     if path.suffix.lower() not in _FORMATS:
@@ -88,12 +87,7 @@ def check_plot(file: str) -> None:
 def draw(file: str, title: str, curves: Sequence[Curve], note: str = "") -> None:
     """Write a plot of one or two servers to a file, whose ending says the format.
 
-    Args:
-        title: what was measured.
-        note: under which conditions, where the names of the curves do not say.
-
-    Raises:
-        Failure: it cannot be written.
+    `note`: under which conditions, where the names of the curves do not say. Raises Failure: it cannot be written.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -40,15 +40,8 @@ _PATIENCE: Final = 30.0
 def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int:
     """Measure one server, or two in turns; show and save the results, and return the exit code.
 
-    The first Ctrl-C ends the measurement and shows its results so far; the second ends the process at once.
-
-    Args:
-        target: the server.
-        options: of the command.
-        load: those that are fields of a `Plan`.
-
-    Raises:
-        Failure: the measurement failed; the text has the reason.
+    The first Ctrl-C ends the measurement and shows its results so far; the second ends the process at once. Raises
+    Failure: the measurement failed; the text has the reason.
     """
     check_options(options)
     plan = plan_of(options, load)
@@ -179,13 +172,7 @@ def _failure(error: McpError, target: Target) -> Failure:
 def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[Report]]) -> None:
     """Print the table of results, and write the requested files.
 
-    Args:
-        screen: the output. Standard output has only the JSON if that is written there.
-        options: of the command.
-        done: the reports of each server, in the order of measurement.
-
-    Raises:
-        Failure: a file cannot be written; everything else was done before.
+    Raises Failure: a file cannot be written; everything else was done before.
     """
     pairs: list[Pair] = []
     if len(done) > 1:

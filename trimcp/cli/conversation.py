@@ -56,10 +56,8 @@ def trace_to(target: str | None, screen: Screen) -> Write | None:
 def converse(target: str, options: ConnectOptions, body: Body) -> int:
     """Connect to a server, run `body` with the session, disconnect, and return the exit code.
 
-    The first Ctrl-C cancels the body, and the server is notified; the second ends the process at once.
-
-    Raises:
-        Failure: it did not work; the text says what to do.
+    The first Ctrl-C cancels the body, and the server is notified; the second ends the process at once. Raises Failure:
+    it did not work; the text says what to do.
     """
     screen = Screen(options.quiet)
     server = find_target(target, screen.server_says, read_headers(options.headers, options.bearer))

@@ -33,8 +33,7 @@ _PATIENCE: Final = 5.0
 def run_demo(directory: str | None = None, trace: str | None = None) -> int:
     """Run the demonstration on a directory, by default Python's standard library, and return the exit code.
 
-    Raises:
-        Failure: it did not work.
+    Raises Failure: it did not work.
     """
     place = Path(directory or sysconfig.get_path("stdlib")).resolve()
     demo = _Demo(place, Screen(), trace)

@@ -210,11 +210,7 @@ async def list_tools(session: ClientSession) -> list[Tool]:
 
 
 def find_tool(tools: Sequence[Tool], name: str) -> Tool:
-    """Return the tool of that name.
-
-    Raises:
-        Failure: there is none; the text says which there are.
-    """
+    """Return the tool of that name. Raises Failure: there is none; the text says which there are."""
     names = [tool.name for tool in tools]
     if name in names:
         return tools[names.index(name)]

@@ -40,11 +40,8 @@ def load_program(name: str) -> Loaded:
     """Import `FILE.py[:NAME]` or `package.module[:NAME]`; return its server, and what belongs to that.
 
     Without a name it is the one called `server`, `mcp` or `app`, or the only one there is. A name may be that of a
-    function without arguments that makes the server.
-
-    Raises:
-        Failure: there is no such file, module or server; the text says what to do. What the user's code raises when
-            it is imported comes out as itself.
+    function without arguments that makes the server. Raises Failure: there is no such file, module or server; the text
+    says what to do. What the user's code raises when it is imported comes out as itself.
     """
     place, attribute = _split(name)
     # Standard output is only for protocol messages, from the first byte on.

@@ -43,11 +43,7 @@ class LoginOptions:
 
 
 def log_in(url: str, options: LoginOptions) -> None:
-    """Log in to a server and keep what that gives.
-
-    Raises:
-        Failure: it did not work; the text says why.
-    """
+    """Log in to a server and keep what that gives. Raises Failure: it did not work; the text says why."""
     oauth = _oauth(options)
     try:
         credentials = trio.run(oauth.login, _server(url))

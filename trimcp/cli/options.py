@@ -22,10 +22,7 @@ POSITIVE: Final = click.FloatRange(0, min_open=True)
 def option(*flags: str, repr: bool = True, **settings: Any) -> Any:
     """Return a field of a record that is an option of a command.
 
-    Args:
-        flags: what is typed for it; without any, the name of the field.
-        repr: show the value where the record is shown; not of secrets.
-        settings: what `click.option` takes.
+    `repr`: show the value where the record is shown; not of secrets.
     """
     return attrs.field(repr=repr, metadata={"flags": flags, "settings": settings})
 
@@ -233,8 +230,7 @@ class RunOptions:
 def check_network(options: RunOptions) -> bool:
     """Return whether to serve over a network, by the options of the command that runs.
 
-    Raises:
-        click.UsageError: an option needs another one, or excludes it.
+    Raises click.UsageError: an option needs another one, or excludes it.
     """
     context = click.get_current_context()
     given = [

@@ -49,9 +49,6 @@ def run_proxy(
     """Record until either side ends, and return the exit code. The headers are sent to a URL, and not written down.
 
     Args:
-        file: the journal.
-        words: the target, or the words of its command.
-        headers: what is sent to it.
         masked, max_bytes: see `JournalWriter`.
         agent_port: where an agent connects, if the target is a service of agent tools; None for MCP.
     """

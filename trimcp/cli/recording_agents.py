@@ -40,7 +40,6 @@ async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) ->
     Args:
         target: the service. It gets the token that the agent has, if `target` has none.
         port: where to listen on this machine; 0 for a free one.
-        journal: gets every message.
     """
     relay = AgentRelay(target, journal)
     async with open_service_nursery() as nursery:

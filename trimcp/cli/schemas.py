@@ -87,17 +87,12 @@ def parse_arguments(
 
     If the schema has a string, the value is kept as text; numbers, booleans, lists and objects are parsed as JSON. A
     name given several times makes a list. Where a schema allows names that it does not have, their values are parsed as
-    JSON if possible, otherwise text.
+    JSON if possible, otherwise text. Raises ValueProblem: a word has no "=", or its value cannot be of any type the
+    schema allows, or the tool has no such argument.
 
     Args:
-        words: as typed.
-        schema: the tool's input schema.
         option: the option that they follow, with a space, for the texts of errors.
         others: take names that the schema does not have, in any case.
-
-    Raises:
-        ValueProblem: a word has no "=", or its value cannot be of any type the schema allows, or the tool has no such
-            argument.
     """
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}

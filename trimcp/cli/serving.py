@@ -46,13 +46,8 @@ _LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions) -> int:
     """Serve until a signal is received, and return the exit code.
 
-    Args:
-        load: returns the server and what belongs to it; called only in a process that serves it.
-        words: the command's own, to start workers with.
-        options: how to serve.
-
-    Raises:
-        Failure: it did not work; the text says what to do.
+    `load`: returns the server and what belongs to it; called only in a process that serves it. Raises Failure: it did
+    not work; the text says what to do.
     """
     if options.workers > 1:
         options = attrs.evolve(options, stateless=True, sse=False)

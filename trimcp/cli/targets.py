@@ -54,12 +54,11 @@ def find_target(
 ) -> Target:
     """Return the server that a TARGET names, see `TARGET_HELP`; it is neither started nor connected to yet.
 
+    Raises Failure: it names none; the text says what to do.
+
     Args:
         on_stderr: takes each line the server writes to its standard error.
         headers: sent to it; only a URL can take them.
-
-    Raises:
-        Failure: it names none; the text says what to do.
     """
     try:
         target = _find(text, on_stderr)
@@ -127,12 +126,8 @@ def _entry(file: str, name: str | None, on_stderr: Callable[[str], object] | Non
 def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, str]:
     """Return the headers given on the command line, which should not contain secrets themselves.
 
-    Args:
-        texts: "Name: value" each, `${VARIABLE}` in it replaced.
-        bearer: the name of an environment variable, or "@" and a file, that holds a bearer token.
-
-    Raises:
-        Failure: one is malformed, or what it names is not there; the text does not contain a value.
+    `bearer`: the name of an environment variable, or "@" and a file, that holds a bearer token. Raises Failure: one is
+    malformed, or what it names is not there; the text does not contain a value.
     """
     found = {}
     for text in texts:
@@ -151,8 +146,8 @@ def read_headers(texts: Iterable[str], bearer: str | None = None) -> dict[str, s
 def lost_text(error: McpError, target: object) -> str:
     """Return why there is no answer, in our words and the server's, and how to give a token if it wants one.
 
-    Raises:
-        Failure: the target is a file or module of the user's, and could not be loaded. That says what is wrong with it.
+    Raises Failure: the target is a file or module of the user's, and could not be loaded. That says what is wrong with
+    it.
     """
     if not isinstance(target, StdioServer):
         return theirs(told(error), None) + token_hint(error)

@@ -25,9 +25,7 @@ def theirs(text: object, width: int | None = 200) -> str:
 
     Nothing in it controls a terminal, and it cannot imitate lines of ours.
 
-    Args:
-        text: what they said.
-        width: it becomes one line of at most so many characters. None: all of it, its further lines marked.
+    `width`: it becomes one line of at most so many characters. None: all of it, its further lines marked.
     """
     if width is not None:
         return one_line(str(text), width)

@@ -116,8 +116,7 @@ class ClientEndpoint:
     async def answer(self, question: InputRequest) -> Any:
         """Answer a question in a result.
 
-        Raises:
-            LocalError: it cannot be answered: there is no handler, the user refused, or there are too many.
+        Raises LocalError: it cannot be answered: there is no handler, the user refused, or there are too many.
         """
         try:
             return await self._answer(question.method, getattr(question, "params", None))

@@ -269,8 +269,7 @@ class ClientProgram:
 async def call_handler(handler: Callable[..., Any], *args: Any, session: object = None) -> Any:
     """Return the result of a sync or async handler. It gets the session if it has a keyword of that name.
 
-    Raises:
-        Exception: as `contained`: also if the handler raised anything else, or left something open.
+    Raises Exception: as `contained`: also if the handler raised anything else, or left something open.
     """
     kwargs: dict[str, object] = {}
     with suppress(TypeError, ValueError):  # not every callable has a signature

@@ -85,8 +85,7 @@ class Outputs:
     def check(self, name: str, result: CallToolResult) -> None:
         """Check a result against its tool's schema.
 
-        Raises:
-            InvalidReply: it does not match; the text names the places.
+        Raises InvalidReply: it does not match; the text names the places.
         """
         tool = self._tools.get(name)
         if tool is None or tool.output_schema is None or result.is_error is True:
@@ -162,8 +161,7 @@ class Mirrors:
     def headers(self, name: str, arguments: Mapping[str, Any]) -> dict[str, str]:
         """Return the headers for the arguments of a call; none for a tool that was never listed.
 
-        Raises:
-            LocalError: an argument cannot be sent in a header.
+        Raises LocalError: an argument cannot be sent in a header.
         """
         return param_headers(self._by_tool.get(name, ()), arguments)
 

@@ -144,9 +144,7 @@ def decode_timeout(value: str) -> float | None:
 def inflate_of(encoding: str | None, max_size: int) -> Inflate:
     """Return what decompresses the payloads of a call, of whose kind its header `grpc-encoding` says.
 
-    Args:
-        encoding: the header, or None.
-        max_size: the most bytes of a payload, after that.
+    `max_size`: the most bytes of a payload, after that.
     """
 
     def inflate(payload: bytes) -> bytes | GrpcFault:

@@ -46,8 +46,7 @@ _NUMBER: Final = r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?"
 def encode_value(value: str | float) -> str:
     """Return a string, integer or boolean as a header value, in base64 if plain text could not be sent unchanged.
 
-    Raises:
-        LocalError: an integer beyond 53 bits, which some readers of headers would round, or a lone surrogate.
+    Raises LocalError: an integer beyond 53 bits, which some readers of headers would round, or a lone surrogate.
     """
     if isinstance(value, str):
         return _encode_text(value)
@@ -77,8 +76,7 @@ def _looks_encoded(text: str) -> bool:
 def decode_value(text: str) -> str:
     """Return the meaning of a header value, decoded from base64 if necessary.
 
-    Raises:
-        ValueError: it has characters that are not allowed in headers, or invalid base64 or UTF-8.
+    Raises ValueError: it has characters that are not allowed in headers, or invalid base64 or UTF-8.
     """
     if not re.fullmatch(_CARRIED, text):
         raise ValueError("it has characters a header cannot carry")
@@ -103,8 +101,7 @@ def decode_value(text: str) -> str:
 def request_headers(version: str, method: str, name: str | None = None) -> dict[str, str]:
     """Return the headers of a request; `name` is the value for `Mcp-Name`, in methods that have one.
 
-    Raises:
-        LocalError: as `encode_value`.
+    Raises LocalError: as `encode_value`.
     """
     headers = {VERSION: version, METHOD: method}
     if name is not None:
@@ -118,8 +115,6 @@ def check_request(
     """Return what is wrong with a request's headers, as the message of a HeaderMismatch error, or None.
 
     Args:
-        headers: the received headers.
-        method, params: the body's.
         named: the parameter that `Mcp-Name` repeats (`Method.mirrored`), or None; then that header is ignored.
         version: the revision in the body's `_meta`.
     """
@@ -185,10 +180,9 @@ _PRIMITIVE: Final = ("string", "integer", "boolean")
 def find_mirrors(schema: Any) -> tuple[Mirror, ...]:
     """Return the arguments of a tool that are repeated in headers, by its input schema.
 
-    Raises:
-        ValueError: an annotation breaks a rule of the specification, so the whole tool is invalid: its value is not a
-            header name or is used twice, its property is not a string, integer or boolean, or its path has other
-            keywords than `properties`. The text says which.
+    Raises ValueError: an annotation breaks a rule of the specification, so the whole tool is invalid: its value is not
+    a header name or is used twice, its property is not a string, integer or boolean, or its path has other keywords
+    than `properties`. The text says which.
     """
     found: dict[str, Mirror] = {}
     for place, path in _places(schema):
@@ -232,8 +226,7 @@ def _mirror(schema: dict[str, Any], path: _Path) -> Mirror:
 def param_headers(mirrors: tuple[Mirror, ...], arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the headers for the arguments of a call. Absent and null arguments, arrays and objects have none.
 
-    Raises:
-        LocalError: as `encode_value`.
+    Raises LocalError: as `encode_value`.
     """
     headers = {}
     for mirror in mirrors:

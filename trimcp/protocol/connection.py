@@ -171,8 +171,7 @@ class Connection:
     def _admit(self, name: str, meta: Any, principal: Principal | None) -> Admission | None:
         """Return who asks, in which revision; None for requests allowed before a revision is agreed on.
 
-        Raises:
-            ErrorReply: the request is not allowed.
+        Raises ErrorReply: the request is not allowed.
         """
         if meta is None:
             if self.legacy.handshake is Handshake.READY and name not in _OPENING:
@@ -420,8 +419,7 @@ class Connection:
     def refusal(request: RequestReceived, error: NotInRevision) -> Any:
         """Return a result that reports that the request's revision cannot express the original one.
 
-        Raises:
-            ErrorReply: the results of this method cannot report that.
+        Raises ErrorReply: the results of this method cannot report that.
         """
         text = f"the result cannot be sent: {error}"
         if request.verb.method.failed is None:
@@ -457,8 +455,7 @@ class Connection:
     def verb(self, name: str) -> Verb:
         """Return the method for a message of ours.
 
-        Raises:
-            LocalError: no revision is agreed on yet, or the revision has no such message in this direction.
+        Raises LocalError: no revision is agreed on yet, or the revision has no such message in this direction.
         """
         revision = self.modern.revision or self.legacy.revision
         if revision is None:
@@ -483,8 +480,7 @@ class Connection:
     ) -> bytes:
         """Return a request of ours as bytes; `params` is the verb's payload or None, `meta` goes into `_meta`.
 
-        Raises:
-            LocalError: the params cannot be encoded as JSON, or not in this revision (`NotInRevision`).
+        Raises LocalError: the params cannot be encoded as JSON, or not in this revision (`NotInRevision`).
         """
         try:
             raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)
@@ -502,11 +498,7 @@ class Connection:
         return jsonrpc.encode_request(id, verb.name, raw or None)
 
     def may_call(self, verb: Verb) -> None:
-        """Check that a request of ours may be sent now.
-
-        Raises:
-            LocalError: it may not; nothing was sent.
-        """
+        """Check that a request of ours may be sent now. Raises LocalError: it may not; nothing was sent."""
         if self.modern.revision is None:
             if self.legacy.handshake is Handshake.CLOSED:
                 raise LocalError("the connection is closed")
@@ -552,8 +544,7 @@ class Connection:
     def load_result(self, verb: Verb, raw: dict[str, Any]) -> Any:
         """Return the payload of the peer's answer to a request of ours, without list members that cannot be read.
 
-        Raises:
-            InvalidReply: it is not a valid answer to this request.
+        Raises InvalidReply: it is not a valid answer to this request.
         """
         try:
             try:

@@ -58,9 +58,7 @@ class Legacy:
         """Process a client's `initialize` and return the agreed revision and our answer.
 
         The client's own revision is used if we support it, else our newest (basic/lifecycle, "Version Negotiation").
-
-        Raises:
-            ErrorReply: no revision can be agreed on, or the client's data is too large (`Profile.max_peer_info`).
+        Raises ErrorReply: no revision can be agreed on, or the client's data is too large (`Profile.max_peer_info`).
         """
         if self.handshake is not Handshake.NEW and not (self.reopens and self.agreed):
             raise ErrorReply(INVALID_REQUEST, "this connection was initialized already")
@@ -120,9 +118,8 @@ class Legacy:
     def accept(self, raw: Mapping[str, Any]) -> InitializeResult:
         """Process the server's answer to our `initialize`.
 
-        Raises:
-            InvalidReply: it is not valid, names a revision that we do not offer, or its data is too large
-                (`Profile.max_peer_info`); the client has to disconnect.
+        Raises InvalidReply: it is not valid, names a revision that we do not offer, or its data is too large
+        (`Profile.max_peer_info`); the client has to disconnect.
         """
         name = raw.get("protocolVersion")
         revision = find(str(name))
@@ -150,8 +147,7 @@ class Legacy:
     def admit(self, meta: Mapping[str, Any] | None, principal: Principal | None) -> Admission:
         """Return what is known about the sender of a request on this connection.
 
-        Raises:
-            ErrorReply: no revision is agreed on yet.
+        Raises ErrorReply: no revision is agreed on yet.
         """
         plain = self._plain
         if meta is None and plain is not None and plain.principal is principal and plain.log_level == self.log_level:
@@ -169,8 +165,7 @@ class Legacy:
     def may_call(self, method: str) -> None:
         """Check that we may send the request `method` now.
 
-        Raises:
-            LocalError: the handshake is not done (basic/lifecycle, "Initialization").
+        Raises LocalError: the handshake is not done (basic/lifecycle, "Initialization").
         """
         if self.handshake is not Handshake.READY and method != "ping":
             raise LocalError(f"{method} cannot be sent before the connection is initialized")

@@ -68,9 +68,8 @@ class Modern:
     def admit(self, meta: Mapping[str, Any] | None, principal: Principal | None) -> Admission:
         """Check a request's envelope and return who sent it.
 
-        Raises:
-            ErrorReply: a required field is missing, invalid or too large (-32602), or the revision is not supported
-                (-32022).
+        Raises ErrorReply: a required field is missing, invalid or too large (-32602), or the revision is not supported
+        (-32022).
         """
         known: Admission | None = self.profile.admitted
         if known is not None and known.meta == meta and known.principal is principal:

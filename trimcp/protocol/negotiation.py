@@ -138,12 +138,7 @@ def decide(outcome: ProbeResult, offered: Sequence[Revision] = REVISIONS, *, pro
 def decide_again(
     code: int, data: Any, tried: Container[Revision], offered: Sequence[Revision] = REVISIONS, *, probed: int
 ) -> Decision:
-    """Return the next step after the server refused `initialize`, the last time with this error, after `probed` probes.
-
-    Args:
-        code, data: of the error.
-        tried: the revisions in which `initialize` was refused.
-    """
+    """Return the next step after the server refused `initialize`, last with this error, after `probed` probes."""
     names = _listed(data)
     modern = _best(names, offered, Era.MODERN)
     if code == UNSUPPORTED_VERSION or modern is not None:

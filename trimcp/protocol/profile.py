@@ -66,12 +66,7 @@ class Profile:
     def weigh_client(self, what: str, *values: Any) -> int:
         """Return the bytes of memory that these values of a client will take.
 
-        Args:
-            what: the names of the members, for the error text.
-            values: those members, as received.
-
-        Raises:
-            ErrorReply: it is more than `max_peer_info` (-32602).
+        Raises ErrorReply: it is more than `max_peer_info` (-32602).
         """
         most = self.max_peer_info
         size = memory_of(most, *values)
@@ -86,8 +81,7 @@ class Profile:
     def weigh_server(self, *values: Any) -> int:
         """Return the bytes of memory that these values of a server will take.
 
-        Raises:
-            InvalidReply: it is more than `max_peer_info`.
+        Raises InvalidReply: it is more than `max_peer_info`.
         """
         size = memory_of(self.max_peer_info, *values)
         if size > self.max_peer_info:

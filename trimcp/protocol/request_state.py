@@ -83,8 +83,7 @@ class Sealer:
     def seal(self, memory: Memory, *, digest: str, principal: str | None, now: float) -> str:
         """Return the state as a string for the client to send back. `now` is in seconds since the epoch.
 
-        Raises:
-            LocalError: it is too large, or a result of `once` is not JSON.
+        Raises LocalError: it is too large, or a result of `once` is not JSON.
         """
         fields: dict[str, Any] = {
             "exp": int(now + self.lifetime),
@@ -108,9 +107,8 @@ class Sealer:
     def open(self, state: str, *, digest: str, principal: str | None, now: float) -> Memory:
         """Return the memory that was passed to `seal`.
 
-        Raises:
-            InvalidState: it was altered, has expired, or belongs to another principal or request. The text says which;
-                log it, but never send it to the peer.
+        Raises InvalidState: it was altered, has expired, or belongs to another principal or request. The text says
+        which; log it, but never send it to the peer.
         """
         if len(state) > _MAX_STATE:
             raise InvalidState("too large")

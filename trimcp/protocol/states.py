@@ -94,8 +94,7 @@ _Step = TypeVar("_Step", bound=Enum)
 def fire(table: Mapping[_State, Mapping[_Step, _State]], state: _State, step: _Step) -> _State:
     """Return the next state.
 
-    Raises:
-        LocalError: the table has no such transition: the caller attempted something that the protocol forbids.
+    Raises LocalError: the table has no such transition: the caller attempted something that the protocol forbids.
     """
     try:
         return table[state][step]

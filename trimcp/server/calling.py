@@ -281,8 +281,6 @@ def prepare(
     """Inspect a function. Raises TypeError for a parameter whose type has no JSON form.
 
     Args:
-        function: async or sync.
-        run: where a sync function runs.
         runs: the allowed values of `run`; for "process" the caller sets `remote`.
         schema_given: the author wrote the JSON Schema; a single parameter `arguments` then takes all arguments.
     """

@@ -64,9 +64,8 @@ def name_of(options: Mapping[str, Any], function_name: str, what: str) -> str:
 def check_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
     """Return the options, with payloads in place of dicts.
 
-    Raises:
-        TypeError: one is not a key of the TypedDict (the text suggests the closest one), or its value is none that its
-            list could have.
+    Raises TypeError: one is not a key of the TypedDict (the text suggests the closest one), or its value is none that
+    its list could have.
     """
     names = list(known.__annotations__)
     checked: dict[str, Any] = {}

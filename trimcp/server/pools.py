@@ -115,11 +115,7 @@ class Pools:
 
         Waiting raises as `Turns.take` does.
 
-        Args:
-            ctx: the context of the request.
-            kind, name: the tool, resource, prompt or completion that it uses.
-            own: its own quota, or None for the default of its kind.
-            function, args: called when it is the request's turn.
+        `kind`, `name`: the tool, resource, prompt or completion that it uses.
         """
         quota = own
         if quota is None and self.bounded:

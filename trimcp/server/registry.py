@@ -213,15 +213,14 @@ class Registry(Generic[EntryT]):
     ) -> Encoded:
         """Return one page of the list, encoded, if possible from the cache.
 
+        Raises ErrorReply: the cursor is not valid (-32602; server/utilities/pagination).
+
         Args:
             cursor: the `nextCursor` of the page before, or None for the first page.
             page_size: entries per page; None for all on one.
             key: the revision, and the client's scopes as `rights_of` returns them.
             encode: makes the page from its entries and the cursor of the next one.
             hidden: the names that the client does not see, as `hidden_from` returns them.
-
-        Raises:
-            ErrorReply: the cursor is not valid (-32602; server/utilities/pagination).
         """
         place = (*key, cursor, hidden)
         cached = self._pages.get(place)

@@ -84,8 +84,7 @@ class Questions:
 def open_questions(session: Session, job: Job) -> Questions:
     """Return the questions of a request, with the contents of its `requestState` and `inputResponses`.
 
-    Raises:
-        ErrorReply: the state was altered, has expired or belongs to another principal or request (-32602).
+    Raises ErrorReply: the state was altered, has expired or belongs to another principal or request (-32602).
     """
     if isinstance(job.questions, Questions):
         return job.questions
@@ -121,10 +120,7 @@ def open_questions(session: Session, job: Job) -> Questions:
 async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | None = None) -> Any:
     """Send the peer a question during a request and return the payload of its answer.
 
-    Args:
-        name: the method, such as `elicitation/create`.
-        params: its payload.
-        key: the name of the question when re-running; by default derived from what is asked.
+    `key`: the name of the question when re-running; by default derived from what is asked.
 
     Raises:
         CannotAsk: the client did not declare the capability, does not answer in time, or cannot be asked from here.

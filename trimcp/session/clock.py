@@ -95,11 +95,7 @@ class Clocks:
 
     @contextmanager
     def running(self) -> Iterator[WorkClock]:
-        """Run a clock around the block.
-
-        Raises:
-            trio.TooSlowError: the clock expired and cancelled the block.
-        """
+        """Run a clock around the block. Raises trio.TooSlowError: the clock expired and cancelled the block."""
         clock = WorkClock(math.inf if self.limit is None else self.limit, math.inf if self.cap is None else self.cap)
         with self.including(clock), clock.scope:
             yield clock

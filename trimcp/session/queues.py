@@ -308,8 +308,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
     async def receive(self) -> Sequence[Outgoing]:
         """Wait for messages and return all that are queued, to be sent in one write.
 
-        Raises:
-            trio.EndOfChannel: the outbox is closed and empty.
+        Raises trio.EndOfChannel: the outbox is closed and empty.
         """
         self.writing = False
         self.leaving = 0

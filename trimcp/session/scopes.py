@@ -130,8 +130,7 @@ class Work:
     def start_soon(self, function: Callable[..., Awaitable[object]], /, *args: Any) -> None:
         """Run `await function(*args)` in a task that ends before the request's answer is sent.
 
-        Raises:
-            LocalError: the request has ended.
+        Raises LocalError: the request has ended.
         """
         if self._over.is_set():
             raise LocalError("the request is over; nothing can be started for it")

@@ -30,8 +30,6 @@ def check_number(name: str, value: object, *, whole: bool = False, zero: bool = 
     """Check one number of a setting. Infinity is accepted unless `whole` is set.
 
     Args:
-        name: the setting's name, for error messages.
-        value: the value to check.
         whole: require an integer.
         zero: accept 0.
         optional: accept None.

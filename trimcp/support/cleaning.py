@@ -48,10 +48,6 @@ def mask(value: Any, key: str = "") -> Any:
 
     A secret is any value except an object under a key that names one (authorization, token, password, requestState,
     ...), and inside any string what follows "Bearer" or a query parameter such as `token=`.
-
-    Args:
-        value: any JSON value; it is not changed.
-        key: the object key that holds the value.
     """
     if isinstance(value, Mapping):
         return {name: mask(member, name) for name, member in value.items()}
@@ -193,11 +189,7 @@ def log_crash(
 
     Every traceback in a log of this package is written by this: an exception's text may quote a peer.
 
-    Args:
-        logger: whose record it is.
-        error: the exception.
-        message, args: what failed, as for `logger.log`.
-        level: of the record.
+    `message`, `args`: what failed, as for `logger.log`.
     """
     if not logger.isEnabledFor(level):
         return

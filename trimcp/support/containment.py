@@ -74,7 +74,6 @@ def abandon_left_open(task: trio.lowlevel.Task, around: object, nurseries: int =
     raise an error around the task, which would end everything that runs beside it.
 
     Args:
-        task: the current task.
         around: its `innermost_scope` before; closing that scope raises a RuntimeError now.
         nurseries: how many nurseries it had open before.
     """

@@ -33,14 +33,13 @@ class MissingFile(UnusableFile, FileNotFoundError):
 def read_file(path: str | os.PathLike[str], what: str, *, secret: bool = False, regular: bool = False) -> bytes:
     """Return what is in a file, of at most 16 MiB.
 
+    Raises UnusableFile: it cannot be read, or is too large; `MissingFile` where there is none.
+
     Args:
         path: of the file. A pipe is read to its end, as of a shell's `<(...)`.
         what: what should be in it, for errors, such as "the tokens", or "".
         secret: it holds secrets: warn where others than its owner may read or change it.
         regular: refuse pipes and devices.
-
-    Raises:
-        UnusableFile: it cannot be read, or is too large; `MissingFile` where there is none.
     """
     path = Path(path)
     try:

@@ -14,10 +14,8 @@ def lazy_names(
 
     Type checkers read the package's stub instead, which `python docs/stubs.py` writes from the same list.
 
-    Args:
-        package: its `__name__`.
-        listed: for each module, its names separated by spaces. `name=there` is exported as `name` and called `there` in
-            the module. `name=.` is the module itself: it is an attribute, but not part of `from package import *`.
+    `listed`: for each module, its names separated by spaces. `name=there` is exported as `name` and called `there` in
+    the module. `name=.` is the module itself: it is an attribute, but not part of `from package import *`.
     """
     homes = {
         name: (module, there or name)

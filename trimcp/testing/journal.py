@@ -110,8 +110,7 @@ def _create(path: Path) -> tuple[BinaryIO, Path]:
 def read_journal(text: str) -> list[tuple[bool, Any]]:
     """Return the messages of a journal, `(True, message)` for the client's. Data that was not JSON is left out.
 
-    Raises:
-        ValueError: the text is not a journal, or has a later format.
+    Raises ValueError: the text is not a journal, or has a later format.
     """
     lines = text.splitlines()
     head = _entry(lines[0] if lines else "", 1)

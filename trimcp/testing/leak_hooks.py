@@ -57,8 +57,7 @@ _PYTEST: Final = tuple(f"{folder}_pytest{os.sep}" for folder in _INSTALLED)
 def _here(started: Place | None) -> Place:
     """Return the stack above the function that calls this one.
 
-    Args:
-        started: where the current task was started; replaces the frames of Trio's loop.
+    `started`: where the current task was started; replaces the frames of Trio's loop.
     """
     step: FrameType | None = sys._getframe(2)
     found: list[FrameType] = []

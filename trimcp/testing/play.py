@@ -63,8 +63,6 @@ async def play(
     """Play one side and return a line for each difference.
 
     Args:
-        messages: the conversation, `(True, message)` for the client's.
-        channel: to the other side; it is not closed.
         client: play the client's side; otherwise the server's.
         ignore: JSON Pointers to values that may differ in any message of the other side; "*" matches any one step.
         patience: seconds to wait for the next expected message.
@@ -335,8 +333,6 @@ def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None
     """Yield a line for every place where two JSON values differ, with its path.
 
     Args:
-        expected: the expected value; a string "..." in it matches any value.
-        actual: the actual value.
         path: the path of the whole value.
         alike: if it returns True, two values count as equal.
     """

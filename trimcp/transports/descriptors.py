@@ -79,9 +79,6 @@ async def unheard(stream: object) -> None:
 
     A peer that has only closed its sending side may still read. Where the system cannot report this, wait until
     cancelled.
-
-    Args:
-        stream: a Trio stream over a socket, or one that has a `fileno`.
     """
     fileno = getattr(socket_under(stream) or stream, "fileno", None)
     if fileno is not None and (fd := fileno()) >= 0:

@@ -23,8 +23,7 @@ _FRAMING: Final = ("content-length", "transfer-encoding")
 def checked_url(url: str, schemes: Collection[str], needed: str) -> SplitResult:
     """Return the parts of a server's URL.
 
-    Raises:
-        LocalError: it is no URL, has no host or has another scheme. `needed` is the text for the last two.
+    Raises LocalError: it is no URL, has no host or has another scheme. `needed` is the text for the last two.
     """
     try:
         parts = urlsplit(url)
@@ -45,8 +44,7 @@ def socket_path(url: str, uds: str | None) -> str | None:
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """Return headers by lower-case name.
 
-    Raises:
-        LocalError: a name or value cannot be sent. Values may be secrets, so the text does not quote them.
+    Raises LocalError: a name or value cannot be sent. Values may be secrets, so the text does not quote them.
     """
     checked: dict[str, str] = {}
     for name, value in (headers or {}).items():
@@ -63,8 +61,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 def masked_url(url: str, *, path: bool = False) -> str:
     """Return a URL without the parts that may be secret: user, path, query and fragment.
 
-    Args:
-        path: keep the path, so that a user can distinguish several URLs.
+    `path`: keep the path, so that a user can distinguish several URLs.
     """
     parts = urlsplit(url)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -96,15 +93,11 @@ async def dial(
 ) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
     """Open a stream to a server.
 
+    Raises ConnectionLost: the connection failed; the text says why, without the address.
+
     Args:
-        host, port: the server's TCP address.
-        path: the Unix socket to connect to instead, or None.
-        tls: the TLS context; None for no TLS.
         timeout: seconds for connecting, including the TLS handshake.
         trusting: the text that tells a user how to trust other certificates.
-
-    Raises:
-        ConnectionLost: the connection failed; the text says why, without the address.
     """
     stream: trio.SocketStream | None = None
     try:

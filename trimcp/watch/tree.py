@@ -57,9 +57,7 @@ def work_tree(sessions: Iterable[Session], now: float | None = None) -> list[str
     are those of its thread. The oldest requests are first; a session without running requests has no line. After 500
     lines only the number of remaining requests is given.
 
-    Args:
-        sessions: the sessions to describe.
-        now: the time on Trio's clock; required when called from another thread.
+    `now`: the time on Trio's clock; required when called from another thread.
     """
     now = trio.current_time() if now is None else now
     lines: list[str] = []

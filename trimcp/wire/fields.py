@@ -98,9 +98,7 @@ def field(
     A member that some revision lacks must have a default. A member without a default is required in every revision.
 
     Args:
-        default: the default value; None for a member that may be missing, and is not sent then.
         factory: returns the default value, if it is mutable.
-        kw_only: only by keyword.
         since: the first revision that has it.
         until: the first revision that no longer has it.
         required: it has a default when we create it, but a peer must send it, in every revision.

@@ -48,8 +48,7 @@ def given_text(name: str, value: Any) -> str | None:
 def given_payload(name: str, value: Any, cls: type[T]) -> T:
     """Return the payload that an author gave, as such or as a dict with the names of the wire.
 
-    Raises:
-        TypeError: it is neither, or a member is unknown or has the wrong type.
+    Raises TypeError: it is neither, or a member is unknown or has the wrong type.
     """
     converter = converter_for(LATEST)
     raw = value

@@ -371,9 +371,8 @@ _ROOMY: Final = 32 * 1024  # bytes; larger results are in memory pages of their 
 def encode(value: JSON) -> bytes:
     """Return JSON text in UTF-8 on one line. An `orjson.Fragment` anywhere inside is inserted unchanged.
 
-    Raises:
-        Unencodable: for NaN and Infinity, integers beyond 64 bits, lone surrogates, keys that are no strings, types
-            that JSON does not have, and more than 254 levels.
+    Raises Unencodable: for NaN and Infinity, integers beyond 64 bits, lone surrogates, keys that are no strings, types
+    that JSON does not have, and more than 254 levels.
     """
     try:
         data = _dumps(value, None, _OPTIONS)
@@ -427,16 +426,12 @@ def encode_result(id: RequestId, result: JSON) -> bytes:
 def encode_error(id: RequestId | None, code: int, message: str, data: JSON = None, *, null_id: bool = False) -> bytes:
     """Return an error answer's text; without a `data` member if it is None.
 
+    Raises Unencodable: as `encode` does.
+
     Args:
         id: the request it answers, or None if that could not be read.
-        code: an integer, see `trimcp.wire.codes`.
-        message: one line for a person.
-        data: any JSON value for a program.
-        null_id: if `id` is None, whether to write `"id": null` as in JSON-RPC, or to omit it as in MCP from
-            2025-11-25 on.
-
-    Raises:
-        Unencodable: as `encode` does.
+        null_id: if `id` is None, whether to write `"id": null` as in JSON-RPC, or to omit it as in MCP from 2025-11-25
+            on.
     """
     error = {"code": code, "message": message} if data is None else {"code": code, "message": message, "data": data}
     if id is None and not null_id:

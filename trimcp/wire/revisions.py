@@ -156,8 +156,7 @@ def find(name: str) -> Revision | None:
 def revisions_of(given: Iterable[Revision | str]) -> tuple[Revision, ...]:
     """Return revisions, of which some may be given by name, oldest first.
 
-    Raises:
-        TypeError: one is no revision, or it is one text instead of several.
+    Raises TypeError: one is no revision, or it is one text instead of several.
     """
     found = []
     for each in [given] if isinstance(given, str) else given:
@@ -172,11 +171,7 @@ def revisions_of(given: Iterable[Revision | str]) -> tuple[Revision, ...]:
 
 
 def revision_named(revision: Revision | str) -> Revision:
-    """Return the revision with that name.
-
-    Raises:
-        LocalError: there is none.
-    """
+    """Return the revision with that name. Raises LocalError: there is none."""
     if isinstance(revision, Revision):
         return revision
     found = find(revision)

@@ -195,10 +195,7 @@ class _DirectPortal:
 def serve(connection: socket.socket, incoming: BinaryIO, memory: int | None) -> None:
     """Run one call after another until the parent ends.
 
-    Args:
-        connection: to the parent.
-        incoming: the input from the parent, after its first line.
-        memory: the bound of this process's address space from now on, in bytes; None for no bound.
+    `memory`: the bound of this process's address space from now on, in bytes; None for no bound.
     """
     if sys.version_info >= (3, 14):
         faulthandler.enable(c_stack=False)  # its lines would be the last, which are kept for the log

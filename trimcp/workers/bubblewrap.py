@@ -232,7 +232,6 @@ class SandboxedProgram:
 
         Args:
             nursery: must not end before it has.
-            sandbox, command, environment, directory, pipes: what runs, and where.
             keep: descriptors that it inherits beside its standard streams.
         """
         mark = Descendants.new_mark()
@@ -339,7 +338,6 @@ async def start_worker(
 
     Args:
         nursery: must not end before it has.
-        sandbox, command: what runs, and where.
         output: the descriptor of its output.
         keep: other descriptors that it inherits.
     """

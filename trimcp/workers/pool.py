@@ -141,8 +141,7 @@ class WorkerProcess:
     async def keep(self, started: Callable[[], None]) -> None:
         """Serve the process until it has ended and was reaped. Cancelling it kills the process.
 
-        Args:
-            started: called once the process is ready for a call.
+        `started`: called once the process is ready for a call.
         """
         try:
             with self.idle_scope:
@@ -270,8 +269,7 @@ class WorkerProcess:
     def kill(self, *, crashed: bool = False) -> None:
         """Kill the process and its descendants, and receive nothing more from it. `keep` reaps it.
 
-        Args:
-            crashed: count it as ended by itself.
+        `crashed`: count it as ended by itself.
         """
         self.crashed = self.crashed or crashed
         self._kill_group()

@@ -110,13 +110,7 @@ async def run_program(start: Start, given: bytes, most: int) -> Finished:
 
     Nothing of it is left when this returns or raises.
 
-    Args:
-        start: starts it.
-        given: its standard input.
-        most: bytes of output it may write.
-
-    Raises:
-        OSError: it could not be started.
+    `most`: bytes of output it may write. Raises OSError: it could not be started.
     """
     captured = _Captured(most)
     with ExitStack() as ours:
@@ -211,7 +205,6 @@ def bounded_by(prlimit: str, memory: int | None, cpu_time: float | None, process
     """Return the beginning of a command line that bounds each process of what follows.
 
     Args:
-        prlimit: the path of that program.
         memory, cpu_time: as of a command.
         processes: how many there may be, in namespaces of users of their own; their first process is one more.
     """

@@ -93,11 +93,7 @@ class RemoteTool:
     ) -> Any:
         """Run a call in a worker and return its finished result. Cancelling it kills the worker.
 
-        Args:
-            pool: provides the worker.
-            ctx: the request's context.
-            arguments: as the client sent them.
-            answers: the user's answer to each declared question, by parameter.
+        `answers`: the user's answer to each declared question, by parameter.
 
         Raises:
             ToolError: the function raised it, or the process ended before there was a result; the text says how.
@@ -271,9 +267,6 @@ def remote_tool(
     """Inspect the function of a tool that is to run in worker processes.
 
     Args:
-        function: the tool's function.
-        name: the tool's name.
-        options: as the tool was added with.
         is_async: whether the function is async, which is refused.
         wants_context: whether the function takes the context.
 

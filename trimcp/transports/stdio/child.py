@@ -55,9 +55,7 @@ def child_environment(
 ) -> dict[str, str]:
     """Return the environment for a server: the inherited variables, then `env`, which takes precedence.
 
-    Args:
-        env: variables to set.
-        inherit: names of variables to copy from our environment; True for all, False for none.
+    `inherit`: names of variables to copy from our environment; True for all, False for none.
     """
     if inherit is True:
         inherited = dict(os.environ)

@@ -37,11 +37,7 @@ async def end_process(
     is logged. Only processes identified as descendants are signalled. Cancelling shortens the first wait to half a
     second. The rest is shielded, since no process may outlive its connection, and bounded by `times`.
 
-    Args:
-        process: the child. It may have exited already; its descendants are ended all the same.
-        descendants: the child's descendants.
-        close_input: closes the child's standard input, without waiting.
-        times: how long each step may take.
+    `process`: the child. It may have exited already; its descendants are ended all the same.
     """
     with trio.CancelScope(shield=True):
         await look(descendants)  # before the child exits: orphans lose their parent id

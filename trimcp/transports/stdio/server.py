@@ -70,10 +70,7 @@ def claim() -> Claim:
     """Claim descriptors 0 and 1: user code and its children then read /dev/null and print to standard error.
 
     Text that is still in the buffer of `sys.stdout` is written to standard error too. A closed descriptor 0 acts as an
-    empty input; a closed descriptor 1 as an output without a reader.
-
-    Raises:
-        RuntimeError: they are claimed already.
+    empty input; a closed descriptor 1 as an output without a reader. Raises RuntimeError: they are claimed already.
     """
     global _claimed
     if _claimed:

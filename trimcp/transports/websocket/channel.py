@@ -349,11 +349,7 @@ async def serve_upgraded(
 
     A request that is no valid handshake (no key, another version) is refused.
 
-    Args:
-        stream: begins after the head of the request; over HTTP/2, after our answer too.
-        head: the request's head, with its Sec-WebSocket headers.
-        upgrade: how to serve it.
-        keep_alive: pings and time limits for a silent or slow client.
+    `stream`: begins after the head of the request; over HTTP/2, after our answer too.
     """
     try:
         if head.http2 or await _answered(stream, head, upgrade):

@@ -143,8 +143,7 @@ class PeerSigns:
     def look(self, *, writing: bool) -> tuple[LifeSign, float]:
         """Return what to do now, and the time on Trio's clock at which to look again at the latest.
 
-        Args:
-            writing: whether a write waits for the peer to read.
+        `writing`: whether a write waits for the peer to read.
         """
         now, keep_alive = trio.current_time(), self._keep_alive
         heard = self.since if self.reading else now
@@ -249,8 +248,7 @@ class GatedStream(trio.abc.Stream):
     async def flush(self) -> None:
         """Write the held frames, in as few writes as possible.
 
-        Raises:
-            trio.BrokenResourceError: the peer is gone, or an earlier write was cut short.
+        Raises trio.BrokenResourceError: the peer is gone, or an earlier write was cut short.
         """
         try:
             self._turn.acquire_nowait()

@@ -38,8 +38,7 @@ class HandshakeFailed(Exception):
 def accept(headers: Mapping[str, str], subprotocol: str | None) -> bytes:
     """Return a server's answer to a request for a WebSocket. `headers` are by lower-case name.
 
-    Raises:
-        HandshakeFailed: the request is no valid handshake.
+    Raises HandshakeFailed: the request is no valid handshake.
     """
     version, key = headers.get("sec-websocket-version"), headers.get("sec-websocket-key")
     refused = {"Sec-WebSocket-Version": _VERSION, "Content-Length": "0", "Connection": "close"}
@@ -58,8 +57,7 @@ async def open_websocket(
 ) -> bytes:
     """Request a WebSocket at `resource` (path and query), and return the bytes that followed the server's answer.
 
-    Raises:
-        HandshakeFailed: the server did not accept.
+    Raises HandshakeFailed: the server did not accept.
     """
     key = base64.b64encode(os.urandom(16)).decode()
     asked = {"Host": host, **_UPGRADE, "Sec-WebSocket-Key": key, "Sec-WebSocket-Version": _VERSION}

@@ -62,13 +62,7 @@ async def push_websocket(
 ) -> bool:
     """Answer a request for a WebSocket, and serve it until either side closes it. The caller closes the wire.
 
-    Args:
-        keep_alive: pings and time limits for a silent or slow client.
-        early: bytes that arrived after the head.
-        wire, writer: the connection.
-        deadlines: the clock.
-        head: the request's head, with its Sec-WebSocket headers.
-        upgrade: how to serve it.
+    `early`: bytes that arrived after the head.
 
     Returns:
         Whether there was a WebSocket. Else the refusal was written.

@@ -390,8 +390,7 @@ class _GuardedStream:
     async def send_all(self, data: bytes) -> None:
         """Write, and drop a client that does not read for too long.
 
-        Raises:
-            trio.BrokenResourceError: the client is gone, or was dropped.
+        Raises trio.BrokenResourceError: the client is gone, or was dropped.
         """
         view = memoryview(data)
         try:

@@ -44,8 +44,7 @@ _FOREVER = 1 << 62
 def check_version() -> None:
     """Check that the guards, which replace private parts, support the installed version of Hypercorn.
 
-    Raises:
-        LocalError: they do not.
+    Raises LocalError: they do not.
     """
     found = version("hypercorn")
     parts = re.match(r"(\d+)\.(\d+)", found)

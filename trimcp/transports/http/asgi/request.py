@@ -396,9 +396,7 @@ class AsgiReply:
 def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
     """Return the head of the request that an `http` or `websocket` scope describes, or its refusal.
 
-    Args:
-        scope: the call's scope.
-        root: the prefix under which the face is mounted, for scopes without it in `root_path`.
+    `root`: the prefix under which the face is mounted, for scopes without it in `root_path`.
     """
     headers = _headers(scope["headers"])
     authority = headers.pop(":authority", None)

@@ -43,11 +43,7 @@ class ClientConnection:
     _parts: list[bytes] | None = attrs.field(init=False, default=None)  # of the last read, not yet parsed, last first
 
     async def open(self, dial: Dial) -> None:
-        """Connect, also again after `close`.
-
-        Raises:
-            ConnectionLost: connecting failed.
-        """
+        """Connect, also again after `close`. Raises ConnectionLost: connecting failed."""
         self._wire = wire_over(await dial())
         self.reply, self._parts = ReplyParser(), None
 
@@ -63,8 +59,7 @@ class ClientConnection:
     async def receive(self) -> int:
         """Wait for bytes, parse them, and return how many; 0 when the server has closed. Cancelling loses nothing.
 
-        Raises:
-            UnreadableReply: they are no HTTP/1.1, or too many.
+        Raises UnreadableReply: they are no HTTP/1.1, or too many.
         """
         if self._parts:
             await trio.lowlevel.checkpoint()
@@ -102,7 +97,6 @@ def dialing(url: str, uds: str | None, timeout: float, trusting: str, tls: ssl.S
 
     Args:
         url: of the server, in the form of `normal_url`.
-        uds: the Unix socket to connect to instead, or None.
         timeout: seconds for connecting, including the TLS handshake.
         trusting: the text that tells a user how to trust other certificates.
         tls: what to trust at an https URL; None for what the system does.

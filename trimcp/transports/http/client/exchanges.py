@@ -148,8 +148,7 @@ class OpenReply:
     async def chunks(self) -> AsyncIterator[AsyncIterator[bytes]]:
         """Yield the body in pieces of at most 64 KiB, decompressed. Leaving early closes the connection.
 
-        Raises:
-            ExchangeBroken: the connection broke, the reply is not valid HTTP, or it cannot be decompressed.
+        Raises ExchangeBroken: the connection broke, the reply is not valid HTTP, or it cannot be decompressed.
         """
         unpacker = _unpacker(self.header("content-encoding"))
         try:
@@ -319,8 +318,7 @@ class Http:
     def head(self, method: str, headers: Mapping[str, str], *, without: Container[str] = ()) -> bytes:
         """Return the head of a request to `place` with the common headers and these, but for its end.
 
-        Args:
-            without: names of common headers to leave out.
+        `without`: names of common headers to leave out.
         """
         common = {name: value for name, value in self._headers.items() if name not in without}
         return request_head(method, self.place, {**common, **headers})
@@ -356,11 +354,8 @@ async def opened_http(
 
     They use the user's own `client`, which is not closed, or connections of their own.
 
-    Args:
-        most: connections at a time that are kept idle, and as many more as subscriptions and streams may need.
-
-    Raises:
-        LocalError: the address is no URL of a server.
+    `most`: connections at a time that are kept idle, and as many more as subscriptions and streams may need. Raises
+    LocalError: the address is no URL of a server.
     """
     url = normal_url(address)
     if url is None:

@@ -101,11 +101,7 @@ class PulledReply:
         return None if self.connection is None else self.connection.socket
 
     async def begun(self) -> None:
-        """Wait for the head.
-
-        Raises:
-            ExchangeBroken: none will come.
-        """
+        """Wait for the head. Raises ExchangeBroken: none will come."""
         while not self.status:
             if self._failure is not None:
                 raise self._failure
@@ -176,8 +172,7 @@ class PulledReply:
 def request_head(method: str, url: str, headers: Mapping[str, str]) -> bytes:
     """Return the head of a request, without the lines about its body and its end.
 
-    Raises:
-        ExchangeBroken: a header cannot be sent.
+    Raises ExchangeBroken: a header cannot be sent.
     """
     host = headers.get("host") or origin(url).partition("://")[2]
     lines = [f"{method} {request_target(url)} HTTP/1.1\r\nhost: {host}\r\n"]
@@ -188,9 +183,8 @@ def request_head(method: str, url: str, headers: Mapping[str, str]) -> bytes:
 def checked_lines(text: str, count: int) -> bytes:
     """Return header lines as bytes.
 
-    Raises:
-        ExchangeBroken: they are not so many, so that one has a line end in it, or not ASCII. Values may be secrets, so
-            the text does not quote them.
+    Raises ExchangeBroken: they are not so many, so that one has a line end in it, or not ASCII. Values may be secrets,
+    so the text does not quote them.
     """
     if text.isascii() and text.count("\r\n") == text.count("\n") == text.count("\r") == count and "\0" not in text:
         return text.encode()

@@ -96,11 +96,7 @@ class Backoff:
     def before_next(self, attempt: int, trouble: Trouble, method: str = "", repeatable: bool = False) -> float | None:
         """Return how long to wait before a message is sent again, or None if it is not.
 
-        Args:
-            attempt: the number of attempts before this one.
-            trouble: the outcome of this one.
-            method: the request's method, if it is a request.
-            repeatable: it may be carried out twice, whatever its method.
+        `repeatable`: it may be carried out twice, whatever its method.
         """
         if attempt >= self.retries or not trouble.passing:
             return None
@@ -133,8 +129,6 @@ def refusal(
     """Return what a status means for the request, and what to do if that is known.
 
     Args:
-        status: of the reply, no success.
-        error: the JSON-RPC error in its body, or None.
         elsewhere: the origin that a redirect points to, or None.
         at: the URL of the request, without secrets.
         said: its body, if that is plain text.

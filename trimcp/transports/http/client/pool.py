@@ -351,9 +351,7 @@ class Pool:
     ) -> None:
         """Note the end of a connection, with the exchange that it has cut short, if any.
 
-        Args:
-            why: why it ended.
-            refused: why it could not be opened; None if it was.
+        `refused`: why it could not be opened; None if it was.
         """
         self._connections.discard(connection)
         if self._closed:

@@ -141,10 +141,8 @@ class SseConnection:
     async def send(self, outgoing: Outgoing) -> None:
         """Send a message, in order. If the server refuses a request, the error becomes its answer.
 
-        Waits until the previous messages were accepted, or for a bounded time.
-
-        Raises:
-            trio.BrokenResourceError: the stream has ended.
+        Waits until the previous messages were accepted, or for a bounded time. Raises trio.BrokenResourceError: the
+        stream has ended.
         """
         if self._handshake is None and outgoing.kind is Kind.REQUEST:
             method = method_of(outgoing.data)

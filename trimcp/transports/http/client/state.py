@@ -242,8 +242,7 @@ class ClientState:
     def post_bytes(self, outgoing: Outgoing) -> bytes:
         """Return the POST that carries a message, head and body. What its head shares with others is made once.
 
-        Raises:
-            ExchangeBroken: a header cannot be sent.
+        Raises ExchangeBroken: a header cannot be sent.
         """
         http, session, own = self.http, self.session, outgoing.headers or {}
         heads_of = (http.place, session.id, session.revision)

@@ -59,13 +59,8 @@ async def serve_http1(
     once. The caller runs the face, and with it the face's clock.
 
     Args:
-        face: answers the requests.
-        host: the name or address to listen on; None for every address of this machine.
-        port: the TCP port; 0 lets the system choose.
-        path: a Unix socket. A stale one is replaced; ours is removed at the end.
         sockets: listening sockets that the caller has opened. They are closed when accepting ends.
         ssl_context: enables TLS; `sockets.tls_context` makes one.
-        limits: bounds for each client.
         upgrade_websocket: serves a WebSocket; None refuses them.
         push_websocket: in place of it, serves one whose session takes pushed messages.
         stop: once it is set, no connection is accepted, connections without a request are closed, and others end with

@@ -134,8 +134,8 @@ class RequestParser:
     def next_head(self) -> H1Request | None:
         """Return the next request, or None if more input is needed. The previous body must have been read to its end.
 
-        Raises:
-            RequestRefused: the input is no request that is accepted. How it was split into pieces makes no difference.
+        Raises RequestRefused: the input is no request that is accepted. How it was split into pieces makes no
+        difference.
         """
         buffer = self._buffer
         if not buffer:
@@ -178,8 +178,7 @@ class RequestParser:
     def next_data(self) -> bytes | None:
         """Return the next bytes of the body, b"" at its end, or None if more input is needed.
 
-        Raises:
-            RequestRefused: the body is invalid.
+        Raises RequestRefused: the body is invalid.
         """
         buffer = self._buffer
         if self._chunks is not None:
@@ -412,10 +411,8 @@ class ChunkDecoder:
     def take(self, buffer: bytes) -> tuple[bytes, int]:
         """Return the joined data of the chunks in `buffer`, and how many bytes of the buffer were used.
 
-        Many small chunks are read in several calls.
-
-        Raises:
-            RequestRefused: the next bytes are no chunk. Data before them is returned first.
+        Many small chunks are read in several calls. Raises RequestRefused: the next bytes are no chunk. Data before
+        them is returned first.
         """
         pieces: list[bytes] = []
         at = lines = 0

@@ -25,8 +25,7 @@ class Reader(Protocol):
     def input_came(self, *, ended: bool) -> None:
         """Note that there is input: all of it must be read before this is called again. Must not raise.
 
-        Args:
-            ended: after the input the peer has ended or broken the connection, which is not said again either.
+        `ended`: after the input the peer has ended or broken the connection, which is not said again either.
         """
 
 
@@ -50,8 +49,7 @@ class Poller:
     def add(self, fd: int, reader: Reader) -> None:
         """Call `reader` about the input of a socket, what is there already included, until it is removed.
 
-        Raises:
-            OSError: the system cannot watch it.
+        Raises OSError: the system cannot watch it.
         """
         # Edge-triggered: a socket that nobody reads at the moment does not come up again and again.
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET)

@@ -87,8 +87,7 @@ class ReplyParser:
     def feed(self, data: bytes) -> None:
         """Parse received bytes. Bytes beyond the end of the reply make the connection unusable.
 
-        Raises:
-            UnreadableReply: they are no HTTP/1.1, or too many.
+        Raises UnreadableReply: they are no HTTP/1.1, or too many.
         """
         self._beside += len(data)
         try:

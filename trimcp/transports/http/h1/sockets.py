@@ -33,15 +33,9 @@ async def open_tcp(
 ) -> list[socket.socket]:
     """Return listening sockets, one for each address of `host` (None: of this machine), all on the same port.
 
-    Args:
-        host: a name or an address.
-        port: 0 lets the system choose.
-        backlog: connections the system queues.
-        unacknowledged: seconds after which the system ends a connection whose peer does not acknowledge data (Linux).
-            The default of Linux is a quarter of an hour.
-
-    Raises:
-        LocalError: the address is not ours, is taken, or is not permitted; the text says which.
+    `unacknowledged`: seconds after which the system ends a connection whose peer does not acknowledge data (Linux). The
+    default of Linux is a quarter of an hour. Raises LocalError: the address is not ours, is taken, or is not permitted;
+    the text says which.
     """
     try:
         found = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -98,11 +92,8 @@ def open_unix(path: str | os.PathLike[str], *, mode: int = 0o600, backlog: int =
     """Listen on a Unix socket for as long as the block runs, then remove it.
 
     A stale socket is replaced atomically: a client finds the old one or the new one. `mode` decides who may connect:
-    whoever may write to the socket.
-
-    Raises:
-        LocalError: another process listens there, or the path is no socket, is too long (about 95 bytes) or not
-            writable.
+    whoever may write to the socket. Raises LocalError: another process listens there, or the path is no socket, is too
+    long (about 95 bytes) or not writable.
     """
     path = os.fspath(path)
     if not hasattr(socket, "AF_UNIX"):
@@ -160,12 +151,8 @@ def _check_free(path: str) -> None:
 def tls_context(certfile: str | os.PathLike[str], keyfile: str | os.PathLike[str] | None = None) -> ssl.SSLContext:
     """Return a context for a server that speaks HTTP/2 and HTTP/1.1 over TLS 1.2 or newer, from PEM files.
 
-    Args:
-        certfile: the chain of certificates up to the authority's, and the key unless it is in `keyfile`.
-        keyfile: the private key.
-
-    Raises:
-        LocalError: a file is missing or invalid.
+    `certfile`: the chain of certificates up to the authority's, and the key unless it is in `keyfile`. Raises
+    LocalError: a file is missing or invalid.
     """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.set_alpn_protocols(ALPN)

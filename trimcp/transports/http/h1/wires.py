@@ -86,18 +86,14 @@ class Wire(ABC):
     def try_write(self, data: bytes | bytearray) -> int:
         """Write without waiting, and return how many bytes were accepted.
 
-        Raises:
-            trio.BrokenResourceError: the peer is gone.
+        Raises trio.BrokenResourceError: the peer is gone.
         """
 
     @abstractmethod
     async def write_some(self, data: bytearray) -> int:
         """Wait until the first bytes of `data` are accepted, and return how many. Other tasks may append meanwhile.
 
-        If cancelled, an unknown part may have been written.
-
-        Raises:
-            trio.BrokenResourceError: the peer is gone.
+        If cancelled, an unknown part may have been written. Raises trio.BrokenResourceError: the peer is gone.
         """
 
     async def write_all(self, data: bytes) -> None:
@@ -128,8 +124,7 @@ class Wire(ABC):
 
         No task may read or drain any more.
 
-        Args:
-            reset: send a reset instead of an end of file, and drop what was not delivered.
+        `reset`: send a reset instead of an end of file, and drop what was not delivered.
         """
 
     @property

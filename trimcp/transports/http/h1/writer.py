@@ -349,13 +349,8 @@ class H1Reply:
 def encode_head(status: int, headers: Iterable[tuple[str, str]], framing: str) -> bytes:
     """Return the head of a response.
 
-    Args:
-        status: the HTTP status.
-        headers: names and values.
-        framing: whole lines about the body and the connection.
-
-    Raises:
-        ValueError: a name or a value contains a character that a header line cannot have.
+    `framing`: whole lines about the body and the connection. Raises ValueError: a name or a value contains a character
+    that a header line cannot have.
     """
     return _head(int(time.time()), status, tuple(headers), framing)
 
