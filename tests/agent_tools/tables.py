@@ -44,7 +44,7 @@ def assert_empty(table: ContextTable, budget: Budget, held: int = 0) -> None:
     for name in ("contexts", "stored", "owners", "calls", "watchers", "tasks", "ending", "gone", "bytes"):
         assert getattr(statistics, name) == 0, name
     assert budget.held == held
-    assert not table._loading
+    assert not table._unloaded.loading
 
 
 @attrs.define(eq=False)

@@ -130,7 +130,7 @@ async def test_contexts_are_bounded_in_number() -> None:
                 await make
             assert refused.value.retry_after
         await table.create(BOB)
-        for each in (*table._owners[ADA].actors.values(), *table._owners[BOB].actors.values()):
+        for each in (*table._live.by_owner[ADA].values(), *table._live.by_owner[BOB].values()):
             each.used()
         with pytest.raises(TooMuch, match="too many contexts"):
             await table.create(("eve", "agent-e"))
@@ -199,10 +199,10 @@ async def test_callers_without_a_principal_have_a_share_by_address() -> None:
             with pytest.raises(TooMuch, match="you may have 3"):
                 await make
         other = await table.find_or_make(nobody, "b", address="192.0.2.2")
-        assert dict(table._budget.owners()).keys() == {"address 192.0.2.1", "address 192.0.2.2"}
+        assert dict(table._live._budget.owners()).keys() == {"address 192.0.2.1", "address 192.0.2.2"}
         assert table.get(nobody, "b") is other, "whoever knows its id may use it, from anywhere"
         await other.destroy()
-        assert dict(table._budget.owners()).keys() == {"address 192.0.2.1"}
+        assert dict(table._live._budget.owners()).keys() == {"address 192.0.2.1"}
 
 
 # Changing
@@ -815,7 +815,7 @@ async def test_all_contexts_end_with_the_table() -> None:
     assert_empty(table, budget)
     assert all_tasks() == tasks
     assert len(cleaned) == 20
-    assert all(call.reasons == ["the service is shutting down"] for call in calls)
+    assert all(call.reasons == ["the server is shutting down"] for call in calls)
     for attempt in (table.create(ADA), table.find(ADA, actors[0].id), table.find_or_make(ADA, "ctx-001")):
         with pytest.raises(Draining):
             await attempt

@@ -410,7 +410,7 @@ async def test_a_loader_that_is_cancelled_leaves_it_to_the_next() -> None:
                     await table.find(ADA, "ctx-001")
                 await wait_all_tasks_blocked()
         assert len(found) == 1
-        assert not table._loading
+        assert not table._unloaded.loading
 
 
 async def test_strangers_do_not_find_it_and_cost_the_store_nothing() -> None:
@@ -579,7 +579,7 @@ async def test_contexts_outlive_the_table() -> None:
         actor.record({"tool": "last"})
     assert_empty(table, budget)
     assert all_tasks() == tasks
-    assert call.reasons == ["the service is shutting down"]
+    assert call.reasons == ["the server is shutting down"]
     assert cleaned == [True]
     assert "destroyed" not in events
     assert store.rows[ADA, "ctx-001"].state == {"a": 1}
@@ -712,7 +712,7 @@ async def test_reads_of_one_hold_up_nobody_else(strangers: dict[str, Any], autoj
         assert trio.current_time() - began <= 12
         assert unknown < 20
         nursery.cancel_scope.cancel()
-    assert not table._readers
+    assert not table._unloaded.readers
 
 
 async def test_all_reads_of_one_are_answered_in_order_and_those_of_a_closing_table_too(autojump_clock: Any) -> None:
@@ -730,11 +730,11 @@ async def test_all_reads_of_one_are_answered_in_order_and_those_of_a_closing_tab
             await wait_all_tasks_blocked()
         await trio.sleep(3.5)
         assert answers == [(0, UnknownContext), (1, UnknownContext)]
-        table._open = False
+        table._unloaded.open = False
         while len(answers) < 5:  # noqa: ASYNC110  # virtual time
             await trio.sleep(0.1)
         assert answers[2:] == [(2, UnknownContext), (3, Draining), (4, Draining)]
-        table._open = True
+        table._unloaded.open = True
 
 
 async def test_a_session_ends_with_those_that_only_the_store_has(tmp_path: Path) -> None:

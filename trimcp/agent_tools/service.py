@@ -347,7 +347,7 @@ class AgentRun:
         """Cancel the calls that belong to no context; contexts end theirs."""
         for call in self.calls:
             if call.agent_actor is None:
-                call.cancel("the server is shutting down")
+                call.cancel(errors.ENDS)
 
 
 def crashed(error: Exception, message: object) -> errors.ToolCrashed:

@@ -47,15 +47,15 @@ class ContextsShared:
     Attributes:
         limits: their limits.
         end: ends a context for a reason; the table does.
-        deadlines: watches their times.
         shares: how many each principal or address has, and which of them gives way to a newcomer's.
+        deadlines: watches their times.
         nursery: runs their tasks, while the table runs.
     """
 
     limits: ContextLimits
     end: Callable[[ContextActor, str], object]
+    shares: Shares[ContextActor]
     deadlines: Deadlines = attrs.field(factory=Deadlines)
-    shares: Shares[ContextActor] = attrs.field(factory=lambda: Shares(owner_of=lambda actor: actor.share.key[0]))
     nursery: trio.Nursery | None = attrs.field(init=False, default=None)
 
 

@@ -188,6 +188,9 @@ class RequestCancelled(AgentToolsError):
     extended_status = "cancelled"
 
 
+ENDS: Final = "the server is shutting down"
+"""Why what is under way ends with the server."""
+
 NOT_STARTED: Final = {"started": False}
 """The data of `Draining` where nothing was done, as MCP's errors have it: the same can be asked again elsewhere."""
 
@@ -210,7 +213,7 @@ class Draining(AgentToolsError):
 
 def draining(*, started: bool | None = None) -> Draining:
     """Return the error while the server ends; `started` is False where nothing was done, None if that is unknown."""
-    return Draining("the server is shutting down", NOT_STARTED if started is False else None)
+    return Draining(ENDS, NOT_STARTED if started is False else None)
 
 
 def context_gone(reason: str | None) -> ContextGone:

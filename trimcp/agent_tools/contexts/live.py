@@ -1,0 +1,110 @@
+"""The contexts in memory, by owner: how many each owner may have, and which gives way to a newcomer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.contexts.actor import ContextActor
+from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.shares import ContextShare, ShareKey
+from trimcp.agent_tools.messages.errors import TooMuch
+from trimcp.budget.accounts import Budget
+from trimcp.security import security_event
+from trimcp.transports.http.peers.shares import Shares
+
+_LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
+
+
+class LiveContexts:
+    """All contexts of one run that are in memory and have not ended; and the shares of those that are ending.
+
+    Attributes:
+        by_owner: the contexts of each owner, by id.
+        shares: whose they are, for who gives way.
+    """
+
+    def __init__(self, limits: ContextLimits, budget: Budget) -> None:
+        self._limits = limits
+        self._budget = budget
+        self.by_owner: dict[Owner, dict[str, ContextActor]] = {}
+        self.shares: Shares[ContextActor] = Shares(owner_of=lambda actor: actor.share.key[0])
+        self._by_share: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
+        self._count = 0
+
+    def __iter__(self) -> Iterator[ContextActor]:
+        return iter([actor for contexts in self.by_owner.values() for actor in contexts.values()])
+
+    def find(self, owner: Owner, id: str) -> ContextActor | None:
+        """Return a context, or None."""
+        contexts = self.by_owner.get(owner)
+        return None if contexts is None else contexts.get(id)
+
+    def make_room(self, owner: Owner, key: ShareKey, stored: Mapping[Owner, int]) -> ContextActor | None:
+        """Return the context that has to end for a newcomer's, or None if there is room.
+
+        Args:
+            owner: whose the newcomer is.
+            key: the share that it counts into.
+            stored: how many each owner has that are not in memory.
+
+        Raises:
+            TooMuch: the owner has too many, or all have and none gives way.
+        """
+        limits, share = self._limits, self._by_share.get(key)
+        # Of what a store kept of callers without a principal nobody knows the addresses.
+        own = (0 if share is None else share.live) + (stored.get(owner, 0) if owner[0] else 0)
+        if own >= limits.max_per_owner:
+            raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
+        if self._count + sum(stored.values()) < limits.max_contexts:
+            return None
+        found = self.shares.make_way(key[0], "context")
+        if found is None:
+            security_event("flood_refused", what="context", owner=key[0], why="contexts")
+            raise TooMuch("there are too many contexts", retry_after=_LATER)
+        return found
+
+    def share(self, key: ShareKey, memory: int) -> ContextShare:
+        """Return the share of a new context. Raises TooMuch if there is no memory for it."""
+        share = self._by_share.get(key)
+        holding = self._budget.holding(key[0]) if share is None else share.holding
+        if not holding.fits(memory):
+            holding.refuse("context")
+            if share is None:
+                holding.close()
+            raise TooMuch("the server has no memory for another context", retry_after=_LATER)
+        if share is None:
+            share = self._by_share[key] = ContextShare(key, holding)
+        return share
+
+    def add(self, actor: ContextActor) -> None:
+        """Add a context, to be found by its owner and id."""
+        self.by_owner.setdefault(actor.owner, {})[actor.id] = actor
+        actor.share.live += 1
+        self.shares.add(actor)
+        self._count += 1
+
+    def end(self, actor: ContextActor) -> None:
+        """Remove a context that is ending: it counts into its share until `forget`."""
+        contexts = self.by_owner[actor.owner]
+        del contexts[actor.id]
+        if not contexts:
+            del self.by_owner[actor.owner]
+        self._count -= 1
+        actor.share.live -= 1
+        actor.share.ending += 1
+        self.shares.remove(actor)
+
+    def forget(self, actor: ContextActor) -> None:
+        """Count an ending context no more: it is gone."""
+        share = actor.share
+        share.ending -= 1
+        if not share.live and not share.ending:
+            del self._by_share[share.key]
+            share.holding.close()
+
+    @property
+    def bytes(self) -> int:
+        """Memory counted for all."""
+        return sum(share.holding.held for share in self._by_share.values())
