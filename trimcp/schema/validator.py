@@ -104,25 +104,29 @@ def _is_plain(schema: Any) -> bool:
     return True
 
 
-def check_author_schema(schema: Schema) -> None:
-    """Check a schema of a server's author at registration, so that a mistake is found before the first call.
+def check_author_schema(schema: Schema) -> Validator:
+    """Return a validator for a schema of a server's author, so that a mistake is found before the first call.
 
     Raises:
         SchemaError: the schema is not valid in its dialect, its dialect is not 2020-12, 2019-09 or draft 7, 6 or 4, no
             engine accepts a pattern, or a `$ref` refers to another document. The text names the place.
     """
-    import jsonschema  # slow to import, and needed only at registration
-
     from trimcp.schema.engine import SchemaError, dialect_of
-    from trimcp.schema.problems import path_text, shorten
 
-    kind = getattr(jsonschema, dialect_of(schema))
     try:
-        # No format checker: it would check patterns by Python's syntax of regular expressions.
-        kind.check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
-    except jsonschema.SchemaError as error:
-        raise SchemaError(f"{shorten(error.message)} @ {path_text(error.absolute_path)}") from None
-    Validator(schema)
+        return Validator(schema)
+    except SchemaError:
+        kind = dialect_of(schema)
+        import jsonschema  # slow to import, and says best what is wrong
+
+        from trimcp.schema.problems import path_text, shorten
+
+        try:
+            # No format checker: it would check patterns by Python's syntax of regular expressions.
+            getattr(jsonschema, kind).check_schema(schema, format_checker=jsonschema.FormatChecker(formats=()))
+        except jsonschema.SchemaError as error:
+            raise SchemaError(f"{shorten(error.message)} @ {path_text(error.absolute_path)}") from None
+        raise
 
 
 def peer_validator(schema: Schema) -> Validator:

@@ -267,7 +267,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     schema = prepared.signature.input_schema
     if given is not None:
         schema = dict(given)
-        check_author_schema(schema)
+    validator = validator_for(schema) if given is None else check_author_schema(schema)
     name = name_of(options, prepared.signature.name, "tool")
     try:
         mirrors = find_mirrors(schema)
@@ -275,7 +275,6 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         raise TypeError(f"the tool {name}: {error}") from None
     shape = None
     if promised is not None:
-        check_author_schema(dict(promised))
         shape = ResultShape(dict(promised))
     elif options.get("structured", True):
         shape = prepared.result_shape()
@@ -288,6 +287,7 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     elif memory is not None or cpu_time is not None:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
     promise = None if shape is None or shape.untyped else shape.schema
+    check = validator_for if promised is None else check_author_schema
     listed = Tool(
         input_schema=schema,
         output_schema=promise,
@@ -297,9 +297,9 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     return ToolEntry(
         listed=listed,
         prepared=prepared,
-        validator=validator_for(schema),
+        validator=validator,
         shape=shape,
-        output_validator=None if promise is None else validator_for(promise),
+        output_validator=None if promise is None else check(promise),
         timeout=timeout,
         quota=quota,
         mirrors=mirrors,
