@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib
 import importlib.metadata
 import itertools
 import json
@@ -27,7 +28,8 @@ PAGE: Final = HERE / "reference" / "types.md"
 THEIRS: Final = HERE / "reference" / "types.json"
 
 _HEAD: Final = """
-import collections, collections.abc, dataclasses, datetime, decimal, enum, functools, ipaddress, pathlib, typing, uuid
+import collections, collections.abc, dataclasses, datetime, decimal, enum, fractions, functools, ipaddress, pathlib, re
+import typing, uuid, zoneinfo
 from typing import *
 import typing_extensions
 """
@@ -50,12 +52,19 @@ _TD: Final = "class Day(TypedDict):\n    on: datetime.date\n"
 _FIELDS: Final = "{0}class A{1}:\n    x: int\n{0}class B{1}:\n    x: int\n    y: int = 0\n"
 _AB: Final = _FIELDS.format("@dataclasses.dataclass\n", "")
 _MODELS: Final = "import pydantic\n" + _FIELDS.format("", "(pydantic.BaseModel)")
+_FIELD_OF_PYDANTIC: Final = (
+    "import pydantic\n@dataclasses.dataclass\nclass A:\n    x: int = pydantic.Field(default=3, ge=1)\n"
+)
+_ORDER: Final = (
+    "@dataclasses.dataclass\nclass Order:\n    x: int\n    y: int = dataclasses.field(init=False, default=7)\n"
+)
+_AT: Final = "import pydantic\nclass At(pydantic.BaseModel):\n    at: datetime.datetime\n"
 _BOX: Final = "T = TypeVar('T')\n@dataclasses.dataclass\nclass Box(Generic[T]):\n    content: T\n"
 
 FORMS: Final[dict[str, list[Form]]] = {
     "Values": [
         Form("int", 3.0),
-        Form("float", 1.5),
+        Form("float", 1),
         Form("str", "a"),
         Form("bool", True),
         Form("Any", [1, "a"]),
@@ -71,6 +80,10 @@ FORMS: Final[dict[str, list[Form]]] = {
         Form("pathlib.PurePosixPath", "a/b"),
         Form("ipaddress.IPv4Address", "127.0.0.1"),
         Form("complex", "1+2j"),
+        Form("fractions.Fraction", "1/3"),
+        Form("re.Pattern[str]", "a+"),
+        Form("zoneinfo.ZoneInfo", "Europe/Berlin"),
+        Form("Hashable", "a"),
         Form("Callable[[], int]", 1),
     ],
     "Lists and mappings": [
@@ -83,14 +96,17 @@ FORMS: Final[dict[str, list[Form]]] = {
         Form("tuple[int, ...]", [1, 2]),
         Form("set[int]", [1, 2]),
         Form("set", [1, "a"]),
-        Form("set[dict[str, int]]", []),
+        Form("set[dict[str, int]]", [{"a": 1}]),
         Form("collections.deque[int]", [1]),
         Form("dict[str, int]", {"a": 1}),
         Form("dict[datetime.date, int]", {"2026-02-28": 1}),
         Form("dict[int | str, int]", {"1": 1}),
         Form("dict[bool, int]", {"true": 1}),
+        Form("dict[float, int]", {"1.5": 1}),
+        Form("dict[str | None, int]", {"a": 1}),
+        Form("dict[tuple[int, int], int]", {"1,2": 1}),
         Form("collections.defaultdict[str, list[int]]", {"a": [1]}),
-        Form("Iterator[int]", [1]),
+        Form("Generator[int, None, None]", [1]),
     ],
     "Records": [
         Form("A", {"x": 1}, _AB),
@@ -104,6 +120,8 @@ FORMS: Final[dict[str, list[Form]]] = {
         Form("Pair", {"left": 1, "right": 2}, "class Pair(NamedTuple):\n    left: int\n    right: int\n"),
         Form("Pair", {"left": 1, "right": 2}, "Pair = collections.namedtuple('Pair', 'left right')\n"),
         Form("A", {"x": 1}, _MODELS),
+        Form("A", {"x": 1}, _FIELD_OF_PYDANTIC),
+        Form("At", {"at": "09:30"}, "import pydantic\nclass At(pydantic.BaseModel):\n    at: datetime.time\n"),
         Form("Box[datetime.date]", {"content": "2026-02-28"}, _BOX),
         Form("Box", {"content": "2026-02-28"}, _BOX),
         Form("Plain", {}, "class Plain:\n    pass\n"),
@@ -135,10 +153,16 @@ FORMS: Final[dict[str, list[Form]]] = {
         Form("list[datetime.date]", gives="[datetime.date(2026, 2, 28)]"),
         Form("dict[datetime.date, int]", gives="{datetime.date(2026, 2, 28): 1}"),
         Form("dict[pathlib.PurePosixPath, int]", gives="{pathlib.PurePosixPath('a/b'): 1}"),
+        Form("dict[bool, int]", gives="{True: 1}"),
+        Form("dict[tuple[int, int], int]", gives="{(1, 2): 3}"),
         Form("set[int]", gives="{1}"),
         Form("decimal.Decimal", gives="decimal.Decimal('1E+2')"),
         Form("Iterable[int]", gives="map(int, '12')"),
         Form("A", gives="A(1)", setup=_AB),
+        Form("Order", gives="Order(1)", setup=_ORDER),
+        Form("Names", gives="Names(['a'])", setup="class Names(list[str]):\n    pass\n"),
+        Form("pydantic.StrictInt", gives="3", setup="import pydantic\n"),
+        Form("At", gives="At(at=datetime.datetime(2026, 2, 28))", setup=_AT),
         Form("Any", gives="{'a': [1]}"),
         Form("Shown", gives="Shown()", setup="class Shown:\n    def __str__(self): return 'as shown'\n"),
         Form("Plain", gives="Plain()", setup="class Plain:\n    pass\n"),
@@ -187,7 +211,7 @@ async def ours(form: Form) -> tuple[str, str]:
         schema = tool.output_schema or {} if form.gives else tool.input_schema["properties"]["value"]
         result = await session.call_tool("tool", {} if form.gives else {"value": form.call})
         structured = result.structured_content if form.gives else None
-        return json.dumps(schema), shown(result.is_error, result.text, structured or None)
+        return json.dumps(schema), shown(bool(result.is_error), result.text, structured or None)
 
 
 def shown(is_error: bool, text: str, structured: Any) -> str:
@@ -227,20 +251,16 @@ async def _theirs(package: str, form: Form) -> str:
     try:
         function = function_of(form)
         if package == "fastmcp":
-            from fastmcp import Client, FastMCP  # type: ignore[import-not-found]
-
-            server = FastMCP("types")
+            server = importlib.import_module("fastmcp").FastMCP("types")
             server.tool(function)
         else:
-            from mcp.server import MCPServer
-
-            server = MCPServer("types")
+            server = importlib.import_module("mcp.server").MCPServer("types")
             server.tool()(function)
     except Exception as error:
         return told(error)
     try:
         if package == "fastmcp":
-            async with Client(server) as client:
+            async with importlib.import_module("fastmcp").Client(server) as client:
                 result = await client.call_tool("tool", arguments, raise_on_error=False)
         else:
             result = await server.call_tool("tool", arguments)
@@ -293,6 +313,8 @@ INTRODUCTION: Final = """
     function.
 
     - A value that the schema does not admit never reaches the function: `"5"` is no number.
+    - The keys of a JSON object are texts. Where the type of a key takes no text, they are its JSON: `"true"`, `"1.5"`.
+    - A field that the class does not take (`init=False`) is part of results, unless its name begins with `_`.
     - Of a union, the alternative is taken that knows most of the members that were sent; of several the first.
     - Members that a record does not know are dropped, but a `TypedDict` keeps them.
     - A schema is written out where it is used. Only what is recursive, or would become large, is a `$ref`.

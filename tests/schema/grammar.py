@@ -14,9 +14,12 @@ import dataclasses
 import datetime
 import decimal
 import enum
+import fractions
 import pathlib
+import re
 import typing
 import uuid
+import zoneinfo
 from typing import *
 import attrs
 import pydantic
@@ -60,6 +63,7 @@ RECORDS: Final = 6
 
 LEAVES: Final = (
     *("int", "str", "bool", "float", "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta"),
+    *("complex", "fractions.Fraction", "typing.Hashable", "re.Pattern", "re.Pattern[str]"),
     *("decimal.Decimal", "uuid.UUID", "pathlib.Path", "Color", "Level", "Literal['a', 'b']", "Literal[1, 2]"),
     *("Any", "Day", "Tags", "Tree", "Bare", "Narrow", "Wide", "NarrowModel", "WideModel", "T", "Either", "Bound"),
     *(
@@ -77,7 +81,10 @@ LISTS: Final = (
     "collections.abc.MutableSequence",
 )
 MAPPINGS: Final = ("dict", "Dict", "Mapping", "collections.OrderedDict", "collections.abc.MutableMapping")
-KEYS: Final = ("str", "int", "datetime.date", "uuid.UUID", "Color", "Level", "pathlib.Path", "Literal['a', 'b']")
+KEYS: Final = (
+    *("str", "int", "datetime.date", "uuid.UUID", "Color", "Level", "pathlib.Path", "Literal['a', 'b']"),
+    *("bool", "float", "complex"),
+)
 HASHABLE: Final = ("int", "str", "datetime.date", "Color", "uuid.UUID", "tuple[int, str]", "Point", "frozenset[int]")
 
 

@@ -6,10 +6,14 @@ import collections
 import dataclasses
 import datetime
 import enum
+import fractions
 import ipaddress
+import os
+import re
 import sys
 import types
 import typing
+import zoneinfo
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Dict, Generic, List, NamedTuple, Optional, Self, TypedDict, TypeVar, Union
@@ -143,6 +147,17 @@ class Level(enum.IntEnum):
     LOW = 1
 
 
+class Mixed(enum.Enum):
+    TWO = "two"
+    HALF = 0.5
+    NONE = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Held:
+    day: datetime.date
+
+
 def converted(hint: Any, json: Any) -> Any:
     """What a function whose parameter is annotated so gets for a JSON value that its schema admits."""
 
@@ -221,6 +236,27 @@ def converted(hint: Any, json: Any) -> Any:
         (dict[int | str, int], {"1": 1, "a": 2}, {"1": 1, "a": 2}),
         (dict[int | Path, int], {"1": 1, "a": 2}, {1: 1, Path("a"): 2}),
         (dict[Path, int], {"a/b": 1}, {Path("a/b"): 1}),
+        (dict[bool, int], {"true": 1, "false": 2}, {True: 1, False: 2}),
+        (dict[float, str], {"1.5": "a", "2": "b"}, {1.5: "a", 2.0: "b"}),
+        (dict[datetime.timedelta, int], {"90": 1}, {datetime.timedelta(seconds=90): 1}),
+        (dict[str | None, int], {"a": 1}, {"a": 1}),
+        (dict[int | None, int], {"1": 1, "null": 2}, {1: 1, None: 2}),
+        (dict[Mixed, int], {"two": 1, "0.5": 2, "null": 3}, {Mixed.TWO: 1, Mixed.HALF: 2, Mixed.NONE: 3}),
+        (dict[pydantic.AnyUrl, int], {"http://a.b/": 1}, {pydantic.AnyUrl("http://a.b/"): 1}),
+        # Numbers become what is asked for, in all places.
+        (list[float], [1, 2.5], [1.0, 2.5]),
+        (Optional[tuple[float, float]], [1, 2], (1.0, 2.0)),
+        (int | float | datetime.date, 3.0, 3.0),
+        (float | datetime.date, 3, 3.0),
+        # Other classes of the standard library.
+        (complex, "1+2j", 1 + 2j),
+        (list[complex], ["1j"], [1j]),
+        (fractions.Fraction, "1/3", fractions.Fraction(1, 3)),
+        (re.Pattern, "(?P<a>x)+", re.compile("(?P<a>x)+")),
+        (re.Pattern[str] | None, "a", re.compile("a")),
+        (zoneinfo.ZoneInfo, "UTC", zoneinfo.ZoneInfo("UTC")),
+        (os.PathLike[str], "a/b", PurePosixPath("a/b")),
+        (typing.Hashable, "a", "a"),
         # Paths and addresses of each kind.
         (PurePosixPath, "a/b", PurePosixPath("a/b")),
         (list[ipaddress.IPv4Address], ["127.0.0.1"], [ipaddress.IPv4Address("127.0.0.1")]),
@@ -250,6 +286,82 @@ def test_an_annotation_is_right_at_every_call(hint: Any, json: Any, value: Any) 
     if shape is not None:
         assert Validator(shape.schema).problems(shape.dump(value)) == []
     assert to_json(value) is not None or value is None
+
+
+@pytest.mark.parametrize("hint", [typing.Iterator[float], typing.Generator[float, None, None], typing.Generator])
+def test_what_is_read_once_is_a_list(hint: Any) -> None:
+    found = converted(hint, [1, 2.5])
+    assert isinstance(found, typing.get_origin(hint))
+    shape = describe_result(hint)
+    assert shape is not None
+    assert shape.dump(found) == {"result": [1, 2.5]}
+
+
+@dataclasses.dataclass
+class Order:
+    price: float
+    count: int = 1
+    total: float = dataclasses.field(init=False)
+    kind: str = dataclasses.field(init=False, default="order")
+    _seen: int = dataclasses.field(init=False, default=0)
+
+    def count_up(self) -> "Order":
+        self.total = self.price * self.count
+        return self
+
+
+@attrs.define
+class Sum:
+    parts: list[float]
+    total: float = attrs.field(init=False)
+    _seen: int = attrs.field(init=False, default=0)
+
+    def __attrs_post_init__(self) -> None:
+        self.total = sum(self.parts)
+
+
+def test_fields_that_nobody_gives_are_part_of_results() -> None:
+    order, shape = converted(Order, {"price": 2, "total": 9}), describe_result(Order)
+    assert not hasattr(order, "total")
+    assert shape is not None
+    for shown in (
+        {"price": 2.0, "count": 1, "kind": "order"},
+        {"price": 2.0, "count": 1, "total": 2.0, "kind": "order"},
+    ):
+        assert shape.dump(order) == shown
+        assert Validator(shape.schema).problems(shown) == []
+        order.count_up()
+    whole = describe_result(Sum)
+    assert whole is not None
+    assert whole.dump(converted(Sum, {"parts": [1, 2]})) == {"parts": [1.0, 2.0], "total": 3.0}
+    assert whole.schema["properties"].keys() == {"parts", "total"}
+
+
+class Scores(dict[str, int]):
+    pass
+
+
+class Name(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "json"),
+    [
+        (dict[tuple[int, int], int], {(1, 2): 3}, {"[1,2]": 3}),
+        (dict[Held, int], {Held(DAY): 3}, {'{"day":"2026-02-28"}': 3}),
+        (dict[bool, int], {True: 1}, {"true": 1}),
+        (Scores, Scores(a=1), {"a": 1}),
+        (Name, Name("a"), {"result": "a"}),
+        (dict[str, Name], {"a": Name("b")}, {"a": "b"}),
+        (range, range(2), {"result": [0, 1]}),
+    ],
+)
+def test_results_of_other_classes(hint: Any, value: Any, json: Any) -> None:
+    shape = describe_result(hint)
+    assert shape is not None
+    assert shape.dump(value) == json
+    assert Validator(shape.schema).problems(json) == []
 
 
 def test_what_is_only_given_to_a_class_is_an_argument_and_no_result() -> None:
@@ -326,11 +438,11 @@ def test_a_reference_means_what_its_own_module_says() -> None:
         (Opaque, "Opaque has no JSON form; use builtins, a dataclass"),
         (HoldsOpaque, "HoldsOpaque.inside: Opaque has no JSON form"),
         (Callable[[], int], "has no JSON form"),
-        (complex, "complex has no JSON form"),
-        (dict[bool, int], "the keys of a JSON object are strings"),
-        (dict[Leaf, int], "the keys of a JSON object are strings"),
+        (dict[tuple[int, int], int], "the keys of a JSON object are strings"),
+        (dict[Held, int], "the keys of a JSON object are strings"),
+        (dict[Leaf, int], r"the keys of dict\[.*Leaf, int\] cannot be hashed"),
         (Loop, "stands for itself"),
-        (typing.Iterator[int], "has no JSON form"),
+        (re.Pattern[bytes], "has no JSON form"),
     ],
 )
 def test_an_annotation_is_refused_in_one_sentence(hint: Any, said: str) -> None:

@@ -81,12 +81,12 @@ Day = NewType("Day", datetime.date)
 @pytest.mark.parametrize(
     "hint",
     [
-        *(str, float, bool, None, Any, object, list, dict, list[str], dict[str, Any], dict[str, list[str]]),
+        *(str, bool, None, Any, object, list, dict, list[str], dict[str, Any], dict[str, list[str]]),
         *(str | None, Sequence[str], Mapping[str, bool], Literal["a", 1], int | float, int | float | None),
     ],
 )
 def test_what_json_already_says_needs_no_conversion(hint: Any) -> None:
-    assert converter_for(hint, schema_of) is None
+    assert converter_for(hint) is None
 
 
 @pytest.mark.parametrize(
@@ -134,17 +134,17 @@ def test_there_and_back(hint: Any, value: Any, json: Any) -> None:
     if json is not None:
         assert dumped == json
     assert Validator(schema_of(hint)).problems(dumped) == []
-    convert = converter_for(hint, schema_of)
+    convert = converter_for(hint)
     assert convert is not None
     assert convert(dumped) == value
     assert type(convert(dumped)) is type(value)
 
 
 def test_numbers_become_what_was_asked_for() -> None:
-    convert = converter_for(list[int], schema_of)
+    convert = converter_for(list[int])
     assert convert is not None
     assert [type(n) for n in convert([1.0, 2])] == [int, int]
-    convert = converter_for(decimal.Decimal, schema_of)
+    convert = converter_for(decimal.Decimal)
     assert convert is not None
     assert convert(0.1) == decimal.Decimal("0.1")
 
@@ -170,7 +170,7 @@ def test_numbers_become_what_was_asked_for() -> None:
     ],
 )
 def test_failures_have_a_place_and_keep_the_value_to_themselves(hint: Any, value: Any, problem: str) -> None:
-    convert = converter_for(hint, schema_of)
+    convert = converter_for(hint)
     assert convert is not None
     with pytest.raises(ConversionError) as caught:
         convert(value)
@@ -180,7 +180,7 @@ def test_failures_have_a_place_and_keep_the_value_to_themselves(hint: Any, value
 
 
 def test_problems_are_few_and_short() -> None:
-    convert = converter_for(list[datetime.date], schema_of)
+    convert = converter_for(list[datetime.date])
     assert convert is not None
     with pytest.raises(ConversionError) as caught:
         convert(["x" * 100_000] * 100)
@@ -222,7 +222,7 @@ def test_a_datetime_without_a_zone_is_local_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [object(), float("nan"), [float("inf")], {1.5: 1}, {None: 1}, {True: 1}, {(1,): 1}, Cat, 1j, lambda: 1]
+    "value", [object(), float("nan"), [float("inf")], {float("nan"): 1}, {object(): 1}, Cat, lambda: 1]
 )
 def test_what_json_cannot_carry(value: Any) -> None:
     with pytest.raises(ConversionError):
@@ -263,6 +263,6 @@ def test_plain_json_stays_itself(value: Any) -> None:
     )
 )
 def test_trees_survive(tree: Tree) -> None:
-    convert = converter_for(Tree, schema_of)
+    convert = converter_for(Tree)
     assert convert is not None
     assert convert(to_json(tree)) == tree

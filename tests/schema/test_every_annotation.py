@@ -140,7 +140,7 @@ def _unbound(variable: Any) -> Any:
         (resolved, "LISTS", {list: list}),  # Iterable, Collection, deque
         (converters, "_count_known", lambda schema, value: 0),  # the alternative that knows all members
         (converters._Loaders, "_key", lambda self, node: None),
-        (convert, "_key", str.__str__),  # keys of results
+        (convert, "key_text", str.__str__),  # keys of results
         (PreparedFunction, "from_texts", lambda self, values: dict(values)),  # prompts
         (signature, "hints_of", lambda target, title, known=None: dict(target.__annotations__)),  # names
     ],

@@ -89,7 +89,14 @@ def test_records(hint: Any, expected: bool) -> None:
     ("record", "fields"),
     [
         (A, [Field("x", int, True), Field("y", list[A], False)]),
-        (D, [Field("x", int, True, description="across"), Field("y", int, False, 2, "down")]),
+        (
+            D,
+            [
+                Field("x", int, True, description="across"),
+                Field("y", int, False, 2, "down"),
+                Field("z", int, False, 3, given=False),
+            ],
+        ),
         (N, [Field("x", int, True), Field("y", int, False, 2)]),
         (M, [Field("x", Required[int], True)]),
     ],

@@ -312,12 +312,12 @@ def test_output_names_every_field_and_no_default() -> None:
 @pytest.mark.parametrize(
     ("hint", "text"),
     [
-        (complex, "complex has no JSON form; use builtins"),
+        (memoryview | slice, "slice has no JSON form; use builtins"),
         (abc.Callable[[], int], "has no JSON form"),
         (Strange, "Strange has values JSON cannot carry"),
-        (dict[float, int], "keys of a JSON object are strings"),
+        (dict[tuple[int, str], int], "keys of a JSON object are strings"),
         (decimal.Context, "Context has no JSON form"),
-        (list[complex], "complex"),
+        (list[slice], "slice"),
     ],
 )
 def test_types_without_a_schema(hint: Any, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import re
 import subprocess
 import sys
 from typing import Annotated, Any, Literal
@@ -38,6 +39,9 @@ class Basket(pydantic.BaseModel):
         if sum(item.how_many for item in items) > 7:
             raise ValueError("too heavy")
         return items
+
+
+DAY = datetime.date(2026, 2, 28)
 
 
 class Node(pydantic.BaseModel):
@@ -274,6 +278,11 @@ class Plain:
 
 
 @attrs.frozen
+class PlainOfOurs:
+    n: int = pydantic.Field(default=3, ge=1)
+
+
+@attrs.frozen
 class Renamed:
     n: Annotated[int, pydantic.Field(alias="number")]
 
@@ -281,12 +290,11 @@ class Renamed:
 @pytest.mark.parametrize(
     ("hint", "text"),
     [
-        (Plain, r"Plain\.n: Pydantic's Field as its default"),
+        (PlainOfOurs, r"PlainOfOurs\.n: an alias or a default"),
         (list[Renamed], r"Renamed\.n: an alias"),
         (Annotated[int, Marker()], r"tool\(\): the parameter 'value' .*Marker\(\) in its Annotated"),
         (Annotated[int, Marker], "Marker in its Annotated"),
         (list[Annotated[int, Marker()]], "Marker"),
-        (Annotated[int, pydantic.Field(json_schema_extra={"x-unit": "m"})], "json_schema_extra"),
         (Annotated[Ours, pydantic.AfterValidator(even)], "Pydantic says: .*Ours"),
         (Annotated[int, pydantic.Field(alias="a", validation_alias=pydantic.AliasPath("a", 0))], "no plain name"),
         (Annotated[int, pydantic.Field(default_factory=lambda data: data["x"])], "only a Pydantic model"),
@@ -300,13 +308,83 @@ def test_what_cannot_be_read_is_refused_by_name(hint: Any, text: str) -> None:
         trimcp.Server("x").tool(tool)
 
 
-@pytest.mark.parametrize("hint", [Annotated[int, Marker()], list[Annotated[int, pydantic.PlainSerializer(str)]]])
+@pytest.mark.parametrize("hint", [Annotated[int, Marker()], tuple[Ours, Annotated[int, pydantic.PlainSerializer(str)]]])
 def test_so_it_is_in_results(hint: Any) -> None:
     async def tool() -> Any: ...
 
     tool.__annotations__["return"] = hint
-    with pytest.raises(TypeError, match=r"Marker|PlainSerializer"):
+    with pytest.raises(TypeError, match=r"Marker|Pydantic says: .*Ours"):
         trimcp.Server("x").tool(tool)
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "json"),
+    [
+        (list[Annotated[int, pydantic.PlainSerializer(str)]], [1], ["1"]),
+        (pydantic.StrictInt, 1, 1),
+        (Annotated[int, pydantic.AfterValidator(double)], 1, 1),
+        (dict[str, Annotated[datetime.date, pydantic.Field(gt=DAY)]], {"a": DAY}, {"a": "2026-02-28"}),
+        (tuple[pydantic.StrictInt, datetime.timedelta], (1, datetime.timedelta(seconds=90)), [1, "PT1M30S"]),
+        (pydantic.JsonValue, {"a": [1]}, {"a": [1]}),
+    ],
+)
+async def test_what_only_pydantic_reads_in_a_result_it_writes(
+    hint: Any, value: Any, json: Any, autojump_clock: Any
+) -> None:
+    async def tool() -> Any:
+        return value
+
+    tool.__annotations__["return"] = hint
+    structured = (await called(tool, {})).structured_content
+    assert structured in (json, {"result": json})
+
+
+class When(pydantic.BaseModel):
+    at: datetime.datetime
+    time: datetime.time = datetime.time(9)
+    naive: pydantic.NaiveDatetime = datetime.datetime(2026, 1, 1)
+    pattern: re.Pattern[str] = re.compile("a")
+
+
+async def test_a_model_is_held_to_no_format_that_its_values_lack(autojump_clock: Any) -> None:
+    async def back(when: When) -> When:
+        return when.model_copy(update={"at": when.at.replace(tzinfo=None)})
+
+    given = {"at": "2026-02-28T12:00:00Z", "time": "09:30", "naive": "2026-02-28T12:00:00", "pattern": "(?P<a>x)"}
+    result = await called(back, {"when": given})
+    assert result.structured_content == {**given, "at": "2026-02-28T12:00:00", "time": "09:30:00"}
+
+
+@dataclasses.dataclass
+class Named:
+    n: Annotated[int, pydantic.Field(alias="number")]
+
+
+@pytest.mark.parametrize(
+    ("hint", "json", "value"),
+    [
+        (Plain, {}, Plain(3)),
+        (list[Plain], [{"n": 2}], [Plain(2)]),
+        (Named, {"number": 3}, Named(3)),
+        (Annotated[int, pydantic.Field(json_schema_extra={"x-unit": "m"}, ge=1)], 3, 3),
+    ],
+)
+async def test_a_field_of_a_dataclass_is_for_pydantic(hint: Any, json: Any, value: Any, autojump_clock: Any) -> None:
+    async def back(it: Any) -> Any:
+        assert it == value
+        return it
+
+    back.__annotations__.update({"it": hint, "return": hint})
+    result = await called(back, {"it": json})
+    assert not result.is_error, text_of(result)
+    if hint is Named:
+        assert result.structured_content == {"n": 3}
+
+
+def test_the_extra_of_a_schema_is_shown() -> None:
+    async def tool(it: Annotated[int, pydantic.Field(json_schema_extra={"x-unit": "m"}, ge=1)] = 3) -> None: ...
+
+    assert schema_of(tool)["properties"]["it"] == {"type": "integer", "minimum": 1, "x-unit": "m", "default": 3}
 
 
 async def test_a_model_in_other_results(autojump_clock: Any) -> None:

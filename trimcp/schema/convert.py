@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import collections.abc as abc
 import dataclasses
 import datetime
 import enum
 import functools
 import math
+import operator
+import os
 import pathlib
 import re
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import attrs
 
-from trimcp.schema.hints import is_model
+from trimcp.schema.hints import is_model, is_shown
 from trimcp.wire.fields import is_payload
+from trimcp.wire.jsonrpc import encode
 
 Convert = Callable[[Any], Any]
 
@@ -75,7 +76,7 @@ def _checked(kind: Callable[[Any], Any], name: str) -> Convert:
     def load(value: Any) -> Any:
         try:
             return kind(value)
-        except (ValueError, ArithmeticError, binascii.Error):
+        except (ValueError, ArithmeticError, LookupError, OSError, re.error):
             raise ValueError(f"must be {name}") from None
 
     return load
@@ -86,20 +87,41 @@ def _whole_number(value: Any) -> Any:
     return value if type(value) is int else int(value)
 
 
+def _text(data: bytes | bytearray | memoryview) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _local_time(value: datetime.datetime) -> str:
+    # The format "date-time" is RFC 3339, which requires an offset.
+    return (value if value.tzinfo is not None else value.astimezone()).isoformat()
+
+
 class Leaf(NamedTuple):
-    """A type whose values have no members: its schema, and what converts JSON values that fit it, if anything does."""
+    """A type whose values have no members: its schema, what converts JSON that fits it, if anything does, and back."""
 
     schema: dict[str, Any]
     load: Convert | None = None
+    dump: Convert = str
 
 
-_TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)?$"
+_REAL: Final = r"\d+(\.\d+)?([eE][+-]?\d+)?"
+_COMPLEX: Final = rf"^[+-]?{_REAL}(j|[+-]{_REAL}j)?$"
+TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)?$"
 _JSON_LEAVES: Final[dict[Any, Leaf]] = {
-    str: Leaf({"type": "string"}),
-    int: Leaf({"type": "integer"}, _whole_number),
-    float: Leaf({"type": "number"}),
+    str: Leaf({"type": "string"}, dump=str.__str__),
+    int: Leaf({"type": "integer"}, _whole_number, int),
+    float: Leaf({"type": "number"}, float, lambda value: _dump(float(value), 1)),
     bool: Leaf({"type": "boolean"}),
     type(None): Leaf({"type": "null"}),
+}
+# Classes that are made of a text and give it back, by module and name: an author who uses one has imported it.
+_TEXTS: Final[dict[tuple[str, str], dict[str, Any]]] = {
+    ("uuid", "UUID"): {"format": "uuid"},
+    ("zoneinfo", "ZoneInfo"): {},
+    ("fractions", "Fraction"): {"pattern": r"^-?\d+(/0*[1-9]\d*|\.\d+)?$"},
+    ("ipaddress", "IPv4Address"): {"format": "ipv4"},
+    ("ipaddress", "IPv6Address"): {"format": "ipv6"},
+    **{("ipaddress", f"IPv{number}{kind}"): {} for number in (4, 6) for kind in ("Network", "Interface")},
 }
 
 
@@ -112,21 +134,27 @@ def _other_leaves() -> dict[Any, Leaf]:
     base64_text = {**text, "contentEncoding": "base64"}
     decode = _checked(functools.partial(base64.b64decode, validate=True), "valid base64 text")
     duration = {"type": "number", "description": "a duration in seconds"}
+    iso, date, time, moment = operator.methodcaller("isoformat"), datetime.date, datetime.time, datetime.datetime
     return {
-        bytes: Leaf(base64_text, decode),
-        bytearray: Leaf(base64_text, lambda value: bytearray(decode(value))),
-        datetime.date: Leaf({**text, "format": "date"}, _checked(datetime.date.fromisoformat, "a valid date")),
-        datetime.datetime: Leaf(
-            {**text, "format": "date-time"}, _checked(datetime.datetime.fromisoformat, "a valid date-time")
-        ),
-        datetime.time: Leaf({**text, "pattern": _TIME}, _checked(datetime.time.fromisoformat, "a valid time")),
+        bytes: Leaf(base64_text, decode, _text),
+        bytearray: Leaf(base64_text, lambda value: bytearray(decode(value)), _text),
+        memoryview: Leaf(base64_text, lambda value: memoryview(decode(value)), _text),
+        date: Leaf({**text, "format": "date"}, _checked(date.fromisoformat, "a valid date"), iso),
+        moment: Leaf({**text, "format": "date-time"}, _checked(moment.fromisoformat, "a valid date-time"), _local_time),
+        time: Leaf({**text, "pattern": TIME}, _checked(time.fromisoformat, "a valid time"), iso),
         datetime.timedelta: Leaf(
-            duration, _checked(lambda seconds: datetime.timedelta(seconds=seconds), "a valid duration")
+            duration,
+            _checked(lambda seconds: datetime.timedelta(seconds=seconds), "a valid duration"),
+            datetime.timedelta.total_seconds,
         ),
         decimal.Decimal: Leaf(
-            number_or_text, _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number")
+            number_or_text,
+            _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number"),
+            lambda value: f"{value:f}",  # its schema has no exponents
         ),
-        uuid.UUID: Leaf({**text, "format": "uuid"}, _checked(uuid.UUID, "a valid uuid")),
+        complex: Leaf({**text, "pattern": _COMPLEX}, complex, lambda value: str(value).strip("()")),
+        re.Pattern: Leaf(text, _checked(re.compile, "a regular expression"), operator.attrgetter("pattern")),
+        os.PathLike: Leaf(text, pathlib.PurePath, os.fspath),
     }
 
 
@@ -136,11 +164,10 @@ def leaf_of(hint: Any) -> Leaf | None:
         return found
     if not isinstance(hint, type):
         return None
-    if issubclass(hint, pathlib.PurePath):
-        return Leaf({"type": "string"}, _checked(hint, "a valid path"))
-    if hint.__module__ == "ipaddress":
-        formats = {"IPv4Address": {"format": "ipv4"}, "IPv6Address": {"format": "ipv6"}}
-        return Leaf({"type": "string", **formats.get(hint.__name__, {})}, _checked(hint, f"a valid {hint.__name__}"))
+    text = _TEXTS.get((hint.__module__, hint.__name__))
+    if text is not None or issubclass(hint, pathlib.PurePath):
+        shown = "path" if text is None else text.get("format", hint.__name__)
+        return Leaf({"type": "string", **(text or {})}, _checked(hint, f"a valid {shown}"))
     return _other_leaves().get(hint)
 
 
@@ -181,7 +208,7 @@ def _dump(value: Any, room: int) -> Any:
     if kind is list or kind is tuple:
         return [_dump(each, room - 1) for each in value]
     if kind is dict:
-        return {_key(key): _dump(each, room - 1) for key, each in value.items()}
+        return {key_text(key): _dump(each, room - 1) for key, each in value.items()}
     return _dump_special(value, room - 1)
 
 
@@ -192,20 +219,18 @@ def _dump_special(value: Any, room: int) -> Any:
         return _dump(value.value, room)
     if is_model(type(value)):
         return _dump_pydantic(value, room)
-    if type(value).__module__ == "ipaddress":
-        return str(value)
-    for kind, dump in _dumpers():
-        if isinstance(value, kind):
-            return dump(value)
+    for kind in type(value).__mro__:
+        if leaf := leaf_of(kind):
+            return leaf.dump(value)
     if attrs.has(type(value)):
-        fields = ((a.alias or a.name, a.name) for a in attrs.fields(type(value)) if a.init)
-        return {alias: _dump(getattr(value, name), room) for alias, name in fields}
+        kept = (a for a in attrs.fields(type(value)) if _has(value, a))
+        return {(a.init and a.alias) or a.name: _dump(getattr(value, a.name), room) for a in kept}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _dump(getattr(value, f.name), room) for f in dataclasses.fields(value) if f.init}
+        return {f.name: _dump(getattr(value, f.name), room) for f in dataclasses.fields(value) if _has(value, f)}
     if isinstance(value, tuple) and (names := getattr(value, "_fields", None)) is not None:
         return {name: _dump(each, room) for name, each in zip(names, value, strict=True)}
     if isinstance(value, abc.Mapping):
-        return {_key(key): _dump(each, room) for key, each in value.items()}
+        return {key_text(key): _dump(each, room) for key, each in value.items()}
     if isinstance(value, abc.Set):
         return _sorted([_dump(each, room) for each in value])
     if isinstance(value, abc.Collection | abc.Iterator):
@@ -223,39 +248,14 @@ def _dump_pydantic(value: Any, room: int) -> Any:
     return _dump(plain, room)
 
 
-def _local_time(value: datetime.datetime) -> str:
-    # The format "date-time" is RFC 3339, which requires an offset.
-    return (value if value.tzinfo is not None else value.astimezone()).isoformat()
+def _has(value: Any, field: Any) -> bool:
+    return field.init or (is_shown(field) and hasattr(value, field.name))
 
 
-def _text(data: bytes | bytearray | memoryview) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
-@functools.cache
-def _dumpers() -> list[tuple[Any, Callable[[Any], Any]]]:
-    import decimal
-
-    return [
-        (datetime.datetime, _local_time),  # before date, of which it is a subclass
-        ((datetime.date, datetime.time), lambda value: value.isoformat()),
-        (datetime.timedelta, lambda value: value.total_seconds()),
-        ((bytes, bytearray, memoryview), _text),
-        ((uuid.UUID, pathlib.PurePath), str),
-        (decimal.Decimal, lambda value: f"{value:f}"),  # its schema has no exponents
-        (str, str.__str__),
-        (int, int),
-        (float, lambda value: _dump(float(value), 1)),
-    ]
-
-
-def _key(key: Any) -> str:
-    plain = key if type(key) is str else _dump(key, 1)
-    if type(plain) is int:
-        return str(plain)
-    if type(plain) is not str:
-        raise _Undumpable(f"an object's key must be a string, not {type(key).__name__}")
-    return plain
+def key_text(key: Any) -> str:
+    """Return the key of a JSON object for a key in Python: what is no text in JSON is written as its JSON."""
+    plain = key if type(key) is str else _dump(key, _MAX_DEPTH)
+    return plain if type(plain) is str else encode(plain).decode()
 
 
 def _sorted(values: list[Any]) -> list[Any]:

@@ -7,26 +7,24 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
-from trimcp.schema.convert import ConversionError, Convert, choice, enumeration, leaf_of
+from trimcp.schema.convert import ConversionError, Convert, choice, enumeration, key_text, leaf_of
 from trimcp.schema.hints import is_typed_dict
+from trimcp.schema.json_schema import schema_of, takes_text
 from trimcp.schema.resolved import LISTS, MAPPINGS, SETS, ResolvedType, TypeResolver, literals_of
 from trimcp.schema.validator import Problems, Validator, validator_for
+from trimcp.wire.jsonrpc import Malformed, parse_value
 
 _MOST_PROBLEMS: Final = 10
 _LONGEST: Final = 200  # characters of the message of an author's own check
 
-SchemaOf = Callable[[Any], dict[str, Any]]
 
-
-def converter_for(hint: Any, schema_of: SchemaOf) -> Convert | None:
+def converter_for(hint: Any) -> Convert | None:
     """Return a function that converts a validated JSON value to `hint`, or None if no conversion is needed.
 
-    The function raises ConversionError. Messages of authors' own checks are kept, shortened. `schema_of` returns the
-    schema of a type, which selects the alternative of a union for a value.
+    The function raises ConversionError. Messages of authors' own checks are kept, shortened.
     """
-    node = TypeResolver().resolve(hint)
-    loaders = _Loaders(schema_of)
-    load = loaders.loader(node)
+    loaders = _Loaders()
+    load = loaders.loader(TypeResolver().resolve(hint))
     if load is None:
         return None
 
@@ -44,30 +42,13 @@ def converter_for(hint: Any, schema_of: SchemaOf) -> Convert | None:
     return convert
 
 
-def is_plain(node: ResolvedType) -> bool:
-    """Return whether a JSON value that fits the schema of a type needs no conversion."""
-    match node.kind:
-        case "leaf":
-            return _loaded(node) is None
-        case "literal":
-            return all(type(value) is type(json) for value, json in literals_of(node))
-        case "union":
-            kinds = {member.bare for member in node.members if member.kind == "leaf"}
-            numbers = (
-                len(kinds) == len(node.members) and kinds <= {int, float, str, bool, type(None)} and float in kinds
-            )
-            return numbers or all(map(is_plain, node.members))
-        case "list":
-            return LISTS[node.container] is list and all(map(is_plain, node.members))
-        case "mapping":
-            named = not node.members or node.members[0].bare in (str, Any)
-            return MAPPINGS[node.container] is dict and named and all(map(is_plain, node.members))
-    return node.kind == "any"
-
-
-def _loaded(node: ResolvedType) -> Convert | None:
-    leaf = leaf_of(node.bare)
-    return None if leaf is None else leaf.load
+def number_of(node: ResolvedType) -> type[int] | type[float] | None:
+    """Return int or float if all that a value of this type may need is to become this number."""
+    members = node.members if node.kind == "union" else [node]
+    numbers = {int, float} & {member.bare for member in members if member.kind == "leaf"}
+    if len(numbers) != 1 or not all(each.bare in numbers or _Loaders().loader(each) is None for each in members):
+        return None
+    return numbers.pop()
 
 
 def _converted(work: Iterable[tuple[Any, Convert | None, Any]]) -> list[Any]:
@@ -99,20 +80,20 @@ def _problems(error: Exception) -> list[tuple[tuple[Any, ...], str]]:
 class _Loaders:
     """Makes the functions that convert values of the types in one tree. They raise Problems, or what a class raises."""
 
-    def __init__(self, schema_of: SchemaOf) -> None:
+    def __init__(self) -> None:
         self.failures: dict[tuple[int, int], Exception] = {}  # of unions in one conversion: never tried twice
-        self._schema_of = schema_of
         self._known: dict[int, Convert | None] = {}  # by the lists that nodes of one record or alias share
 
     def loader(self, node: ResolvedType) -> Convert | None:
         """Return what converts a value, or None where it stays as it is."""
         match node.kind:
             case "leaf":
-                return _loaded(node)
-            case "literal" | "union" if is_plain(node):
-                return None
+                leaf = leaf_of(node.bare)
+                return None if leaf is None else leaf.load
             case "literal":
-                return choice(literals_of(node), lambda value: value)
+                values = literals_of(node)
+                plain = all(type(value) is type(json) for value, json in values)
+                return None if plain else choice(values, lambda value: value)
             case "enum":
                 return enumeration(node.bare)
             case "union":
@@ -157,14 +138,12 @@ class _Loaders:
         return lambda value: tuple(_converted(zip(range(len(loads)), loads, value, strict=True)))
 
     def _mapping(self, node: ResolvedType) -> Convert | None:
-        if is_plain(node):
-            return None
         make = MAPPINGS[node.container]
         if make is collections.defaultdict:
             make = functools.partial(make, _factory(node.members[1]) if node.members else None)
-        if not node.members:
-            return cast("Convert", make)
-        key, item = self._key(node.members[0]), self.loader(node.members[1])
+        key, item = (self._key(node.members[0]), self.loader(node.members[1])) if node.members else (None, None)
+        if key is None and item is None:
+            return None if make is dict else cast("Convert", make)
 
         def load(value: Any) -> Any:
             names = _converted((name, key, name) for name in value)
@@ -176,7 +155,7 @@ class _Loaders:
     def _key(self, node: ResolvedType) -> Convert | None:
         """Return what converts the keys of objects, which are text, whatever their type is."""
         if node.kind in ("literal", "enum"):
-            by_text = {str(json): value for value, json in literals_of(node)}
+            by_text = {key_text(json): value for value, json in literals_of(node)}
             return by_text.__getitem__
         if node.kind in ("union", "alias"):
             keys = sorted(map(self._key, node.members), key=lambda load: load is not None)  # a text is a text first
@@ -191,11 +170,12 @@ class _Loaders:
                 raise failure or ValueError("matches no alternative")
 
             return first
-        return self.loader(node)
+        load = self.loader(node)
+        return load if node.kind == "any" or takes_text(schema_of(node)) else lambda text: _read(text, load)
 
     def _record(self, node: ResolvedType) -> Convert:
         make, whole = node.container, is_typed_dict(node.container)
-        loads = [(field.name, self.loader(kind)) for field, kind in node.fields]
+        loads = [(field.name, self.loader(kind)) for field, kind in node.fields if field.given]
 
         def load(value: Any) -> Any:
             given = [each for each in loads if each[0] in value]
@@ -212,16 +192,21 @@ class _Loaders:
 
         return load
 
-    def _union(self, node: ResolvedType) -> Convert:
+    def _union(self, node: ResolvedType) -> Convert | None:
         """Return a converter to the alternative that knows most members of the value, or the first of several.
 
         Of those whose schema the value fits, and whose conversion succeeds.
         """
+        numbers = {int, float} <= {each.bare for each in node.members if each.kind == "leaf"}  # each stays what it is
+        loads = [None if numbers and each.bare in (int, float) else self.loader(each) for each in node.members]
+        if not any(loads):
+            return None
         branches: list[tuple[Validator, Convert | None]] = []
 
         def load(value: Any) -> Any:
             if not branches:  # built at the first call: the type may be recursive
-                branches.extend((validator_for(self._schema_of(each)), self.loader(each)) for each in node.members)
+                schemas = [validator_for(schema_of(each)) for each in node.members]
+                branches.extend(zip(schemas, loads, strict=True))
             failure = self.failures.get((id(branches), id(value)))
             if failure is None:
                 fitting = [branch for branch in branches if branch[0].is_valid(value)]
@@ -237,6 +222,14 @@ class _Loaders:
             raise failure
 
         return load
+
+
+def _read(text: str, load: Convert | None) -> Any:
+    """Return the key of an object whose type is no text: it is the text of its JSON."""
+    value = parse_value(text.encode())
+    if type(value) is Malformed:
+        raise ValueError(value.message)
+    return value if load is None else load(value)
 
 
 def _factory(node: ResolvedType) -> Any:

@@ -12,7 +12,7 @@ from trimcp.errors import ToolError
 from trimcp.schema.convert import ConversionError, Convert, without_root
 from trimcp.schema.converters import converter_for
 from trimcp.schema.hints import Field, is_model, is_record, split
-from trimcp.schema.json_schema import SchemaBuilder, schema_of
+from trimcp.schema.json_schema import SchemaBuilder, takes_null
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.support.values import valued
 from trimcp.wire.input_requests import ElicitResult
@@ -103,41 +103,27 @@ def form_for(hint: Any, *, name: str = "value") -> Form[Any]:
     whole = builder.is_object(schema) and (is_record(bare) or is_model(bare))
     if not whole:
         schema = {"type": "object", "properties": {name: schema}, "required": [name]}
-    exact = builder.finish(schema)
-    definitions = exact.get("$defs", {})
-    root = _resolved(exact, definitions)
-    fields = {key: _resolved(field, definitions) for key, field in root.get("properties", {}).items()}
-    nullable = [key for key in root.get("required", ()) if _takes_null(fields[key])]
+    root = builder.finish(schema)  # whatever is not recursive is written out
+    fields = root.get("properties", {name: root})
+    nullable = [key for key in root.get("required", ()) if takes_null(fields[key])]
     required = [key for key in root.get("required", ()) if key not in nullable]
     shown = {"type": "object", "properties": {key: _form_field(key, field) for key, field in fields.items()}}
     if required:
         shown["required"] = required
-    checked = {**root, "required": required} | ({"$defs": definitions} if definitions else {})
-    convert = converter_for(hint, schema_of)
-    return Form(shown, validator_for(checked), convert, None if whole else name, nullable if whole else ())
+    convert = converter_for(hint)
+    return Form(
+        shown,
+        validator_for({**root, "required": required}),
+        convert,
+        None if whole else name,
+        nullable if whole else (),
+    )
 
 
 @lru_cache(maxsize=256)
 def known_form(hint: Any) -> Form[Any]:
     """As `form_for`, cached for each type."""
     return form_for(hint)
-
-
-def _resolved(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a field with those references resolved that a form can show."""
-    name = schema.get("$ref")
-    if name is not None:
-        siblings = {key: value for key, value in schema.items() if key not in ("$ref", "$defs")}
-        schema = definitions[name.removeprefix("#/$defs/")] | siblings
-    if "anyOf" in schema:
-        schema = {**schema, "anyOf": [_resolved(branch, definitions) for branch in schema["anyOf"]]}
-    if isinstance(schema.get("items"), dict) and "$ref" in schema["items"]:
-        schema = {**schema, "items": _resolved(schema["items"], definitions)}
-    return schema
-
-
-def _takes_null(schema: dict[str, Any]) -> bool:
-    return any(branch.get("type") == "null" for branch in schema.get("anyOf", ()))
 
 
 def _form_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:

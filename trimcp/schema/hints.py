@@ -39,6 +39,8 @@ class Field:
         hint: its type, with the extras of `Annotated`.
         default: the default value, or ABSENT_DEFAULT.
         description: from the class's docstring or the field's metadata.
+        given: whether the class takes it.
+        kept: whether its objects have it.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Field:
     required: bool
     default: Any = ABSENT_DEFAULT
     description: str | None = None
+    given: bool = True
+    kept: bool = True
 
 
 def split(hint: Any) -> tuple[Any, list[Any]]:
@@ -225,7 +229,7 @@ def belongs_to_pydantic(extra: Any) -> bool:
 
 
 def fields_of(hint: Any) -> list[Field]:
-    """Return the fields that a record takes from JSON. Raises TypeError for an annotation that cannot be resolved."""
+    """Return the fields of a record. Raises TypeError for an annotation that cannot be resolved."""
     cls = get_origin(hint) or hint
     hints = hints_of(cls, f"the annotations of {cls.__name__} name")
     bound: dict[str, Mapping[Any, Any]] = {}  # what the type variables in the annotation of each field stand for
@@ -250,22 +254,27 @@ def _generations(hint: Any) -> Iterator[tuple[type, Mapping[Any, Any]]]:
     yield cls, bound
 
 
+def is_shown(field: Any) -> bool:
+    """Return whether a field of attrs or a dataclass is part of its JSON: it is given, or public."""
+    return field.init or not field.name.startswith("_")
+
+
 def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> Iterator[Field]:
     if attrs.has(cls):
-        for a in attrs.fields(cls):
-            if a.init:
-                required = a.default is attrs.NOTHING
-                hidden = required or isinstance(a.default, attrs.Factory)  # type: ignore[arg-type]  # mypy takes no class as a factory
-                default = ABSENT_DEFAULT if hidden else a.default
-                hint = hints.get(a.name, Any)
-                yield Field(a.alias or a.name, hint, required, default, a.metadata.get("description"))
+        for a in filter(is_shown, attrs.fields(cls)):
+            required = a.default is attrs.NOTHING
+            hidden = required or isinstance(a.default, attrs.Factory)  # type: ignore[arg-type]  # mypy takes no class as a factory
+            default = ABSENT_DEFAULT if hidden else a.default
+            name, hint = (a.init and a.alias) or a.name, hints.get(a.name, Any)
+            yield Field(name, hint, required, default, a.metadata.get("description"), given=a.init)
     elif dataclasses.is_dataclass(cls):
-        for f in cls.__dataclass_fields__.values():  # `dataclasses.fields` leaves out an InitVar
-            if f.init and f._field_type is not dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
-                hidden = f.default is dataclasses.MISSING
+        for f in filter(is_shown, cls.__dataclass_fields__.values()):  # `dataclasses.fields` leaves out an InitVar
+            if f._field_type is not dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
+                hint, hidden = hints.get(f.name, Any), f.default is dataclasses.MISSING
                 required = hidden and f.default_factory is dataclasses.MISSING
                 default = ABSENT_DEFAULT if hidden else f.default
-                yield Field(f.name, hints.get(f.name, Any), required, default, f.metadata.get("description"))
+                kept = not isinstance(hint, dataclasses.InitVar)
+                yield Field(f.name, hint, required, default, f.metadata.get("description"), f.init, kept)
     elif is_typed_dict(cls):
         for name, hint in hints.items():
             yield Field(name, hint, _is_required(hint, name in cls.__required_keys__))
@@ -368,7 +377,7 @@ def readable(extras: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     ours: list[Any] = []
     theirs: list[Any] = []
     for extra in _single(extras):
-        known = _is_known(extra)
+        known = not is_field_info(extra) and _is_known(extra)
         # Only Pydantic checks bounds that are not numbers, such as dates.
         bounds = [getattr(extra, name, None) for name in _NUMBERS]
         if belongs_to_pydantic(extra) and not (known and all(each is None or _is_number(each) for each in bounds)):
@@ -389,11 +398,7 @@ def _single(extras: Sequence[Any]) -> Iterator[Any]:
             continue
         if is_field_info(extra):
             # `pydantic_types.resolve_field` reads its default and aliases.
-            if extra.json_schema_extra is not None:
-                raise UnreadableHint(
-                    "Field(json_schema_extra=...) can only be read in a Pydantic model; give the schema by hand"
-                )
-            if extra.discriminator is not None:
+            if extra.discriminator is not None or extra.json_schema_extra is not None:
                 yield extra
             else:
                 yield Arg(extra.description, title=extra.title, examples=extra.examples)

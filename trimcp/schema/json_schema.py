@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, get_origin
 
-from trimcp.schema.convert import ConversionError, leaf_of, to_json
+from trimcp.schema.convert import ConversionError, key_text, leaf_of, to_json
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import (
     ABSENT_DEFAULT,
     Field,
-    UnreadableHint,
     apply_metadata,
     is_model,
     is_typed_dict,
 )
 from trimcp.schema.resolved import ResolvedType, TypeResolver, in_field, literals_of
 
+_NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
+# The rule of an object's keys for the type of which they are the JSON text.
+_KEYS: Final[dict[Any, dict[str, Any]]] = {
+    "integer": {"pattern": r"^-?\d+$"},
+    "number": {"pattern": _NUMBER},
+    "boolean": {"enum": ["true", "false"]},
+    "null": {"enum": ["null"]},
+}
 _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _SCALARS: Final = {"type": ["string", "number", "boolean", "null"]}
-_MOST_WRITTEN_OUT: Final = 2_000  # members of a schema whose definitions are written where they are used
+_MOST_WRITTEN_OUT: Final = 100_000  # characters of a schema whose definitions are written where they are used
 # Keywords of JSON Schema whose content is never a schema.
 _VALUES: Final = frozenset({"default", "const", "enum", "examples", "required"})
 
@@ -50,11 +56,12 @@ class SchemaBuilder:
     """
 
     def __init__(self, *, output: bool = False) -> None:
-        self.types: TypeResolver = TypeResolver()
+        self.types: TypeResolver = TypeResolver(output=output)
         self._output = output
         self._names: dict[Any, str] = {}
         self._definitions: dict[str, dict[str, Any]] = {}
-        self._uses: dict[str, int] = {}
+        self._uses: dict[str, list[str]] = {"": []}  # what each definition refers to, "" for the document
+        self._at = ""
 
     def build(self, hint: Any, description: str | None = None) -> dict[str, Any]:
         """Return the schema of one type, which is complete only after `finish`.
@@ -66,8 +73,6 @@ class SchemaBuilder:
             description: used where the extras have none.
         """
         node = self.types.resolve(hint)
-        if node.foreign and self._output:
-            raise UnreadableHint(f"{node.foreign[0]!r} would convert a result; only a Pydantic model can hold it there")
         schema = self._build_bare(node)
         if description:
             schema["description"] = description
@@ -83,12 +88,13 @@ class SchemaBuilder:
         if not self._definitions:
             return root
         kept = {name for name in self._definitions if name in self._reached_from(name)}
-        if max(self._uses.values()) > 1 and self._weight(root, kept, {}) > _MOST_WRITTEN_OUT:
-            kept |= {name for name, uses in self._uses.items() if uses > 1}
+        every = [name for names in self._uses.values() for name in names]
+        if len(every) > len(self._definitions) and self._size("", kept, {}) > _MOST_WRITTEN_OUT:
+            kept |= {name for name in self._definitions if every.count(name) > 1}
         written: dict[str, Any] = self._written(root, kept)
         if kept:
             written["$defs"] = {
-                name: self._written(self._definitions[name], kept) for name in self._uses if name in kept
+                name: self._written(self._definitions[name], kept) for name in self._definitions if name in kept
             }
         return written
 
@@ -104,19 +110,21 @@ class SchemaBuilder:
             name = _referred(schema)
         return _mapped(schema, lambda part: self._written(part, kept))
 
-    def _weight(self, schema: Any, kept: set[str], known: dict[str, int]) -> int:
-        """Return how many members a schema has when all definitions but those `kept` are written out."""
-        name = _referred(schema)
-        if name and name not in kept and name not in known:
-            known[name] = self._weight(self._definitions[name], kept, known)
-        parts = sum(self._weight(part, kept, known) for part in _parts(schema))
-        return 1 + parts + (known.get(name, 0) if name else 0)
+    def _size(self, name: str, kept: set[str], known: dict[str, int]) -> int:
+        """Return about how many characters a definition has when all but those `kept` are written out in it."""
+        if name not in known:
+            inner = sum(self._size(each, kept, known) for each in self._uses[name] if each not in kept)
+            known[name] = len(repr(self._definitions.get(name))) + inner
+        return known[name]
+
+    def _resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
+        while name := _referred(schema):
+            schema = self._definitions[name]
+        return schema
 
     def is_object(self, schema: dict[str, Any]) -> bool:
         """Return whether a schema built here accepts only objects."""
-        while name := _referred(schema):
-            schema = self._definitions[name]
-        return schema.get("type") == "object"
+        return self._resolved(schema).get("type") == "object"
 
     def _pydantic(self, bare: Any, extras: list[Any]) -> dict[str, Any]:
         from trimcp.schema.pydantic_types import json_schema, with_extras
@@ -151,6 +159,8 @@ class SchemaBuilder:
                 name: _untitled(each, name.replace("_", " ").title()) for name, each in schema["properties"].items()
             }
             schema = {**schema, "properties": named}
+        if schema.get("format") == "regex":  # of Python, not of ECMAScript
+            schema = {key: value for key, value in schema.items() if key != "format"}
         # What OpenAPI calls a discriminator points to definitions that are written out.
         return _mapped(schema, lambda part: self._adopted(part, definitions), without="discriminator")
 
@@ -225,11 +235,15 @@ class SchemaBuilder:
                 if all(rules) and len(rules) > 1
                 else next((rule for rule in rules if not rule), rules[0])
             )
-        schema = self.build(key)
+        schema = self._resolved(self.build(key))
         if "enum" in schema:
-            return {"enum": [str(each) for each in schema["enum"]]}
-        if schema.get("type") == "integer":
-            return {"pattern": r"^-?\d+$"}
+            return {"enum": [key_text(each) for each in schema["enum"]]}
+        if not takes_text(schema):
+            if not self._output and schema.get("type") not in _KEYS:
+                raise TypeError(
+                    "the keys of a JSON object are strings; use str, int, UUID, or an enumeration of strings"
+                )
+            return _KEYS.get(schema.get("type"), {})
         if "anyOf" in schema:
             (schema,) = (branch for branch in schema["anyOf"] if branch.get("type") == "string")
         return {name: rule for name, rule in schema.items() if name != "type"}
@@ -242,13 +256,14 @@ class SchemaBuilder:
         properties: dict[str, Any] = {}
         required = []
         for field, kind in node.fields:
-            if self._output and isinstance(field.hint, dataclasses.InitVar):
-                continue  # not kept by its objects
+            if not (field.kept if self._output else field.given):
+                continue
             try:
                 properties[field.name] = self.property(field, kind)
             except TypeError as error:
                 raise in_field(node, field, error) from None
-            if field.required or (self._output and not is_typed_dict(cls)):
+            always = field.given or field.default is not ABSENT_DEFAULT  # another may lack until it is set
+            if (field.required and field.given) or (self._output and always and not is_typed_dict(cls)):
                 required.append(field.name)
         schema["properties"] = properties
         if required:
@@ -258,7 +273,7 @@ class SchemaBuilder:
     def property(self, field: Field, kind: ResolvedType | None = None) -> dict[str, Any]:
         """Return the schema of one field or parameter, with its description and default. Raises as `build`."""
         schema = self.build(kind or field.hint, field.description)
-        if field.default is None and not _takes_null(schema):
+        if field.default is None and not takes_null(schema):
             return schema  # `x: int = None` means "left out", which no caller can send
         if field.default is not ABSENT_DEFAULT and not self._output:
             try:
@@ -273,24 +288,30 @@ class SchemaBuilder:
             while unique in self._definitions:
                 unique, number = f"{name}{number}", number + 1
             self._names[key] = unique
-            self._definitions[unique] = {}
-            self._uses[unique] = 0
+            self._definitions[unique], self._uses[unique] = {}, []
+            outer, self._at = self._at, unique
             self._definitions[unique].update(build())
-        known = self._names[key]
-        self._uses[known] += 1
-        return {"$ref": f"#/$defs/{known}"}
+            self._at = outer
+        self._uses[self._at].append(self._names[key])
+        return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _reached_from(self, name: str) -> set[str]:
         """Return the definitions that a definition refers to, directly or indirectly."""
         found: set[str] = set()
         left = [name]
         while left:
-            left += (new := {*_references_in(self._definitions[left.pop()])} - found)
+            left += (new := {*self._uses[left.pop()]} - found)
             found |= new
         return found
 
 
-def _takes_null(schema: dict[str, Any]) -> bool:
+def takes_text(schema: dict[str, Any]) -> bool:
+    """Return whether a schema admits texts."""
+    return any(not each or each.get("type") == "string" for each in schema.get("anyOf", [schema]))
+
+
+def takes_null(schema: dict[str, Any]) -> bool:
+    """Return whether a schema admits null, or may admit it."""
     branches = schema.get("anyOf", [schema])
     return any(not b or b.get("type") == "null" or None in b.get("enum", ()) or "$ref" in b for b in branches)
 
@@ -311,22 +332,6 @@ def _mapped(schema: dict[str, Any], change: Callable[[Any], Any], without: str =
     if isinstance(schema.get("properties"), dict):  # a property may have any name
         made["properties"] = {name: change(each) for name, each in schema["properties"].items()}
     return made
-
-
-def _parts(schema: Any) -> Iterator[Any]:
-    if isinstance(schema, list):
-        yield from schema
-    elif isinstance(schema, dict):
-        named = schema.get("properties")
-        yield from named.values() if isinstance(named, dict) else ()
-        yield from (value for key, value in schema.items() if key != "properties" and key not in _VALUES)
-
-
-def _references_in(schema: Any) -> Iterator[str]:
-    if name := _referred(schema):
-        yield name
-    for part in _parts(schema):
-        yield from _references_in(part)
 
 
 def _choices(values: list[Any]) -> dict[str, Any]:

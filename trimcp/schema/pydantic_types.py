@@ -5,6 +5,7 @@ Imported when a program first uses such a type; Pydantic is then already importe
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable
@@ -12,7 +13,8 @@ from typing import Annotated, Any, Final
 
 import attrs
 
-from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, split
+from trimcp.schema.convert import TIME, ConversionError
+from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, is_model, split
 from trimcp.schema.validator import Problems
 from trimcp.wire.jsonrpc import encode
 
@@ -42,10 +44,45 @@ def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
     """Return Pydantic's JSON Schema of a type, with its `$defs`. Raises TypeError if it has none."""
     adapter = _adapter(hint)
     try:
-        schema: dict[str, Any] = adapter.json_schema(mode="serialization" if output else "validation")
+        schema: dict[str, Any] = adapter.json_schema(
+            mode="serialization" if output else "validation",
+            by_alias=not output
+            or not dataclasses.is_dataclass(hint)
+            or is_model(hint),  # as `to_json` names its members
+            schema_generator=_schemas(),
+        )
     except Exception as error:  # as above, and whatever a hook of the author raises
         raise TypeError(_first_line(error)) from None
     return schema
+
+
+@functools.cache
+def _schemas() -> Any:
+    """Return Pydantic's generator of schemas, without the formats that not every value has: schemas are checked."""
+    base: Any = sys.modules["pydantic"].json_schema.GenerateJsonSchema
+
+    class Schemas(base):  # type: ignore[misc]
+        def time_schema(self, schema: Any) -> dict[str, Any]:
+            return {"type": "string", "pattern": TIME}
+
+        def datetime_schema(self, schema: Any) -> dict[str, Any]:
+            zone = schema.get("tz_constraint", "any" if self.mode == "serialization" else "aware")
+            return super().datetime_schema(schema) if zone == "aware" else {"type": "string"}
+
+    return Schemas
+
+
+def serializer(hint: Any) -> Callable[[Any], Any]:
+    """Return a function from a value of a type to JSON values, as Pydantic says. It raises ConversionError."""
+    adapter = _adapter(hint)
+
+    def serialize(value: Any) -> Any:
+        try:
+            return adapter.dump_python(value, mode="json", by_alias=True, warnings=False)
+        except Exception as error:  # a serializer of the author may raise anything
+            raise ConversionError([f"it cannot be serialized: {type(error).__name__}"]) from error
+
+    return serialize
 
 
 def loader(hint: Any) -> Callable[[Any], Any]:

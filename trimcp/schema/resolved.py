@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc as abc
-import datetime
+import dataclasses
 import enum
 import typing
 from collections.abc import Callable, Iterator
@@ -39,13 +39,21 @@ Kind = Literal["any", "leaf", "literal", "enum", "union", "list", "set", "tuple"
 LISTS: Final[dict[Any, Any]] = {
     **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), list),
     collections.deque: collections.deque,
+    abc.Iterator: iter,
+    abc.Generator: lambda items: (each for each in items),
 }
 SETS: Final[dict[Any, Any]] = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
 MAPPINGS: Final[dict[Any, Any]] = {
     **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), dict),
     **{each: each for each in (collections.OrderedDict, collections.defaultdict, collections.Counter)},
 }
-_SAME: Final[dict[Any, Any]] = {None: type(None), typing.LiteralString: str, object: Any, abc.Hashable: Any}
+_SAME: Final[dict[Any, Any]] = {
+    None: type(None),
+    typing.LiteralString: str,
+    object: Any,
+    **dict.fromkeys((abc.Hashable, typing.Hashable), str | int | float | bool | None),
+}
+_DUMPED: Final[dict[Any, Any]] = {**{each: each for each in (str, int, float)}, abc.Mapping: dict, abc.Collection: list}
 
 
 @slotted
@@ -96,9 +104,16 @@ _PLAIN: Final = {kind: ResolvedType("leaf", kind) for kind in (str, int, float, 
 
 
 class TypeResolver:
-    """Reads annotations, those of one document: a record that is met twice is read once."""
+    """Reads annotations, those of one document: a record that is met twice is read once.
 
-    def __init__(self) -> None:
+    Attributes:
+        output: they describe results.
+        foreign: what only Pydantic reads was met in an `Annotated`.
+    """
+
+    def __init__(self, *, output: bool = False) -> None:
+        self.output = output
+        self.foreign = False
         self._known: dict[Any, ResolvedType] = {}
 
     def resolve(self, hint: Any) -> ResolvedType:
@@ -115,6 +130,7 @@ class TypeResolver:
         bare, extras = split(hint)
         ours, theirs = readable(extras)
         if theirs or is_model(bare):
+            self.foreign = self.foreign or bool(theirs)
             return ResolvedType("model", bare, ours, theirs)
         found = self._resolve_bare(bare)
         return ResolvedType(found.kind, found.bare, ours, [], found.members, found.fields) if ours else found
@@ -132,9 +148,17 @@ class TypeResolver:
             raise TypeError(f"the alias {node.bare} stands for itself")
 
     def _read_record(self, node: ResolvedType) -> None:
-        for field in fields_of(node.bare):
+        fields = fields_of(node.bare)
+        theirs = next(filter(is_for_pydantic, fields), None)
+        if theirs is not None and dataclasses.is_dataclass(node.container):
+            node.kind = "model"
+            return
+        for field in fields:
             try:
-                check_field_infos(field)
+                if field is theirs:
+                    raise UnreadableHint(
+                        "an alias or a default in Pydantic's Field is for Pydantic's models and dataclasses"
+                    )
                 node.fields.append((field, self.resolve(field.hint)))
             except TypeError as error:
                 raise in_field(node, field, error) from None
@@ -147,6 +171,8 @@ class TypeResolver:
             if leaf_of(bare) is not None:
                 return ResolvedType("leaf", bare)
         origin, arguments = get_origin(bare), get_args(bare)
+        if arguments in ((), (str,)) and leaf_of(origin) is not None:  # re.Pattern[str]
+            return ResolvedType("leaf", origin)
         if origin is Literal:
             return ResolvedType("literal", bare)
         if is_union(bare):
@@ -164,11 +190,15 @@ class TypeResolver:
             given = [each for each in arguments if each is not Ellipsis]
             return ResolvedType("tuple", bare, members=[self.resolve(each) for each in given])
         if container in LISTS:
-            return ResolvedType("list", bare, members=[self.resolve(each) for each in arguments])
+            return ResolvedType("list", bare, members=[self.resolve(each) for each in arguments[:1]])
         if container in SETS:
             return self._set(bare, arguments)
         if container in MAPPINGS:
             return self._mapping(bare, arguments)
+        if self.output and isinstance(container, type):
+            for base, dumped in _DUMPED.items():
+                if issubclass(container, base):
+                    return self._resolve_bare(dumped)
         raise TypeError(
             f"{getattr(bare, '__name__', bare)} has no JSON form; use builtins, a dataclass, an attrs class,"
             " a TypedDict, an Enum, or give the schema by hand"
@@ -176,7 +206,7 @@ class TypeResolver:
 
     def _set(self, bare: Any, arguments: tuple[Any, ...]) -> ResolvedType:
         members = [self.resolve(each) for each in arguments]
-        if members and members[0].kind != "any" and not _can_hash(members[0], []):
+        if members and not _can_hash(members[0], []):
             raise TypeError(f"the members of {_shown(bare)} cannot be hashed; use a list, or a frozen class")
         return ResolvedType("set", bare, members=members)
 
@@ -184,8 +214,8 @@ class TypeResolver:
         if arguments and (get_origin(bare) or bare) is collections.Counter:
             arguments = (*arguments, int)
         members = [self.resolve(each) for each in arguments]
-        if members and not all(map(_is_key, members[0].alternatives())):
-            raise TypeError("the keys of a JSON object are strings; use str, int, UUID, or an enumeration of strings")
+        if members and not _can_hash(members[0], []):
+            raise TypeError(f"the keys of {_shown(bare)} cannot be hashed; use str, int, UUID, or an enumeration")
         return ResolvedType("mapping", bare, members=members)
 
 
@@ -208,29 +238,19 @@ def literals_of(node: ResolvedType) -> list[tuple[Any, Any]]:
         raise TypeError(f"the {what} has values JSON cannot carry: {error}") from None
 
 
-def check_field_infos(field: Field) -> None:
-    """Raise TypeError for parts of a Pydantic `Field` that work only in Pydantic models."""
-    if is_field_info(field.default):
-        raise UnreadableHint("Pydantic's Field as its default is for Pydantic's models and dataclasses; use Annotated")
-    if has_field_info(field.hint):
-        from trimcp.schema.pydantic_types import resolve_field
+def is_for_pydantic(field: Field) -> bool:
+    """Return whether a field has a part of a Pydantic `Field` that only Pydantic's classes know."""
+    if is_field_info(field.default) or not has_field_info(field.hint):
+        return is_field_info(field.default)
+    from trimcp.schema.pydantic_types import resolve_field
 
-        resolved, fill = resolve_field(attrs.evolve(field, default=ABSENT_DEFAULT))
-        if resolved.name != field.name or fill is not None:
-            raise UnreadableHint("an alias or a default in Pydantic's Field is for Pydantic's models and dataclasses")
-
-
-def _is_key(node: ResolvedType) -> bool:
-    """Return whether a value of a type may be the key of a JSON object."""
-    if node.kind in ("literal", "enum"):
-        return all(type(json) in (str, int) for _, json in literals_of(node))
-    no_text = (bool, float, datetime.timedelta, type(None))
-    return node.kind in ("any", "union", "alias") or (node.kind == "leaf" and node.bare not in no_text)
+    resolved, fill = resolve_field(attrs.evolve(field, default=ABSENT_DEFAULT))
+    return resolved.name != field.name or fill is not None
 
 
 def _can_hash(node: ResolvedType, above: list[Any]) -> bool:
     """Return whether every value of a type can be a member of a set."""
-    if node.kind in ("leaf", "literal", "enum"):
+    if node.kind in ("any", "leaf", "literal", "enum"):
         return node.bare is not bytearray
     if node.kind in ("union", "tuple", "alias"):
         known = node.members in above

@@ -16,7 +16,7 @@ from typing import Any, Final, get_args, get_origin
 import attrs
 
 from trimcp.schema.convert import ConversionError, Convert, to_json
-from trimcp.schema.converters import converter_for, is_plain
+from trimcp.schema.converters import converter_for, number_of
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import (
     ABSENT_DEFAULT,
@@ -30,7 +30,7 @@ from trimcp.schema.hints import (
     is_union,
     split,
 )
-from trimcp.schema.json_schema import SchemaBuilder, schema_of
+from trimcp.schema.json_schema import SchemaBuilder
 from trimcp.schema.resolved import LISTS, ResolvedType
 from trimcp.support.slotted import slotted
 
@@ -61,13 +61,13 @@ class Signature:
     injected: tuple[tuple[inspect.Parameter, Any], ...]
     return_type: Any
     _converters: tuple[tuple[str, Convert], ...] = attrs.field(alias="converters")
-    _whole_numbers: tuple[str, ...] = attrs.field(alias="whole_numbers")
+    _numbers: tuple[tuple[str, type, type], ...] = attrs.field(alias="numbers")
     _rest: Convert | None = attrs.field(default=None, alias="rest")
     _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
     converts: bool = attrs.field(
         init=False,
         default=attrs.Factory(
-            lambda it: bool(it._converters or it._whole_numbers or it._special) or it._rest is not None, takes_self=True
+            lambda it: bool(it._converters or it._numbers or it._special) or it._rest is not None, takes_self=True
         ),
     )
 
@@ -76,9 +76,9 @@ class Signature:
 
         Raises ConversionError, which names all arguments that fit the schema but cannot be converted.
         """
-        for name in self._whole_numbers:
-            if type(arguments.get(name)) is float:  # in JSON Schema 3.0 is an integer; parsers read it as a float
-                arguments = {**arguments, name: int(arguments[name])}
+        for name, other, number in self._numbers:
+            if type(arguments.get(name)) is other:  # in JSON Schema 3.0 is an integer and 3 a number
+                arguments = {**arguments, name: number(arguments[name])}
         if not self._converters and self._rest is None and not self._special:
             return arguments
         return self._convert(arguments)
@@ -147,7 +147,7 @@ def describe(
         injected=tuple(others),
         return_type=hints.get("return", inspect.Signature.empty),
         converters=tuple(reader.converters),
-        whole_numbers=tuple(reader.whole_numbers),
+        numbers=tuple(reader.numbers),
         rest=reader.rest,
         special=tuple(reader.special),
     )
@@ -157,7 +157,7 @@ class _Reader:
     def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
         self.parameters: list[str] = []
         self.converters: list[tuple[str, Convert]] = []
-        self.whole_numbers: list[str] = []
+        self.numbers: list[tuple[str, type, type]] = []
         self.rest: Convert | None = None
         self.special: list[_Special] = []
         self._function = function
@@ -186,7 +186,7 @@ class _Reader:
             if parameter.kind is parameter.VAR_KEYWORD:
                 kind = self._builder.types.resolve(hint)
                 self._additional = self._builder.build(kind) or True
-                self.rest = converter_for(kind, schema_of)
+                self.rest = converter_for(kind)
             else:
                 header = self._read_named(parameter, hint)
         except TypeError as error:
@@ -212,9 +212,9 @@ class _Reader:
                 self.special.append((field.name, parameter.name, fill))
         kind = self._builder.types.resolve(field.hint)
         schema = self._builder.property(field, kind)
-        if _only_whole_numbers(kind):
-            self.whole_numbers.append(field.name)
-        elif (convert := converter_for(kind, schema_of)) is not None:
+        if (number := number_of(kind)) is not None:
+            self.numbers.append((field.name, float if number is int else int, number))
+        elif (convert := converter_for(kind)) is not None:
             self.converters.append((field.name, convert))
         self._properties[field.name] = schema
         self._note(field.name, field.required)
@@ -228,13 +228,6 @@ class _Reader:
 
     def _refuse(self, parameter: inspect.Parameter, reason: str) -> TypeError:
         return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
-
-
-def _only_whole_numbers(kind: ResolvedType) -> bool:
-    """Return whether values need at most the conversion from a whole float to an int."""
-    members = kind.members if kind.kind == "union" else [kind]
-    leaves = [member.bare for member in members if member.kind == "leaf"]
-    return int in leaves and float not in leaves and all(each.bare is int or is_plain(each) for each in members)
 
 
 def _docstring(function: Callable[..., Any]) -> str | None:
@@ -277,16 +270,17 @@ class ResultShape:
 
     `schema` is an object schema, valid as `outputSchema` in every revision. Values that are not objects are `wrapped`:
     sent as `{"result": value}`. An `untyped` list says nothing of its members, which may be content blocks: then it is
-    sent as these, and the schema is not promised.
+    sent as these, and the schema is not promised. `serialize` makes JSON values of them where Pydantic has a say.
     """
 
     schema: dict[str, Any]
     wrapped: bool = False
     untyped: bool = False
+    serialize: Convert = to_json
 
     def dump(self, value: Any) -> Any:
         """Return a result as JSON values, not validated. Raises ConversionError for a value without a JSON form."""
-        plain = to_json(value)
+        plain = self.serialize(value)
         return {"result": plain} if self.wrapped else plain
 
 
@@ -309,8 +303,13 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
     if _is_unstructured(annotation, is_content):
         return None
     builder = SchemaBuilder(output=True)
+    serialize: Convert = to_json
     try:
         kind = builder.types.resolve(annotation)
+        if builder.types.foreign:
+            from trimcp.schema.pydantic_types import serializer
+
+            kind, serialize = ResolvedType("model", annotation), serializer(annotation)
         schema = builder.build(kind)
     except UnreadableHint:
         raise
@@ -320,9 +319,10 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
         raise
     if builder.is_object(schema):
         finished = builder.finish(schema)
-        return ResultShape(finished if "type" in finished else {"type": "object", **finished})
+        return ResultShape(finished if "type" in finished else {"type": "object", **finished}, serialize=serialize)
     root = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
-    return ResultShape(builder.finish(root), wrapped=True, untyped=any(map(_is_untyped, kind.alternatives())))
+    untyped = any(map(_is_untyped, kind.alternatives()))
+    return ResultShape(builder.finish(root), wrapped=True, untyped=untyped, serialize=serialize)
 
 
 def shows_itself(cls: Any) -> bool:
