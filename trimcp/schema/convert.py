@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 import attrs
 
-from trimcp.schema.hints import is_model, is_shown
+from trimcp.schema.hints import TIME, is_model, is_shown
 from trimcp.wire.fields import is_payload
 from trimcp.wire.jsonrpc import encode
 
@@ -106,7 +106,6 @@ class Leaf(NamedTuple):
 
 _REAL: Final = r"\d+(\.\d+)?([eE][+-]?\d+)?"
 _COMPLEX: Final = rf"^[+-]?{_REAL}(j|[+-]{_REAL}j)?$"
-TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)?$"
 _JSON_LEAVES: Final[dict[Any, Leaf]] = {
     str: Leaf({"type": "string"}, dump=str.__str__),
     int: Leaf({"type": "integer"}, _whole_number, int),
@@ -174,7 +173,7 @@ def leaf_of(hint: Any) -> Leaf | None:
 # --- Python to JSON ---
 
 
-def to_json(value: Any) -> Any:
+def to_json(value: Any, hint: Any = None) -> Any:
     """Convert a value of supported types to plain JSON values.
 
     Enumerations become their values; dates ISO 8601 (a datetime without a zone is local time, as in Python); durations
@@ -182,11 +181,15 @@ def to_json(value: Any) -> Any:
     NamedTuples objects. A subclass of a JSON type becomes that type. Pydantic serializes its models itself, under their
     aliases.
 
+    Args:
+        value: what is converted.
+        hint: its type, if Pydantic converts it by that.
+
     Raises:
         ConversionError: the value contains another type, NaN or Infinity, or is nested too deeply (perhaps a loop).
     """
     try:
-        return _dump(value, _MAX_DEPTH)
+        return _dump(value, _MAX_DEPTH) if hint is None else _dump_pydantic(value, _MAX_DEPTH, hint)
     except _Undumpable as error:
         raise ConversionError([str(error)]) from None
 
@@ -238,11 +241,11 @@ def _dump_special(value: Any, room: int) -> Any:
     raise _Undumpable(f"{type(value).__name__} has no JSON form")
 
 
-def _dump_pydantic(value: Any, room: int) -> Any:
+def _dump_pydantic(value: Any, room: int, hint: Any = None) -> Any:
     from trimcp.schema.pydantic_types import dump
 
     try:
-        plain = dump(value)
+        plain = dump(value, hint)
     except Exception as error:  # a serializer of the author may raise anything
         raise _Undumpable(f"{type(value).__name__} cannot be serialized: {type(error).__name__}") from error
     return _dump(plain, room)

@@ -22,6 +22,9 @@ from trimcp.support.values import valued
 
 _QUALIFIERS: Final = frozenset({"Required", "NotRequired", "ReadOnly", "Final"})  # of typing or typing_extensions
 
+TIME: Final = r"^([01]\d|2[0-3]):[0-5]\d(:[0-5]\d(\.\d+)?)?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)?$"
+"""The pattern of a time, with a zone or without: the format "time" requires one."""
+
 ABSENT_DEFAULT: Final[Any] = inspect.Parameter.empty
 """Marks a parameter or field without a default, or with one that has no JSON form."""
 

@@ -13,8 +13,7 @@ from typing import Annotated, Any, Final
 
 import attrs
 
-from trimcp.schema.convert import TIME, ConversionError
-from trimcp.schema.hints import ABSENT_DEFAULT, Field, is_field_info, is_model, split
+from trimcp.schema.hints import ABSENT_DEFAULT, TIME, Field, is_field_info, is_model, split
 from trimcp.schema.validator import Problems
 from trimcp.wire.jsonrpc import encode
 
@@ -72,19 +71,6 @@ def _schemas() -> Any:
     return Schemas
 
 
-def serializer(hint: Any) -> Callable[[Any], Any]:
-    """Return a function from a value of a type to JSON values, as Pydantic says. It raises ConversionError."""
-    adapter = _adapter(hint)
-
-    def serialize(value: Any) -> Any:
-        try:
-            return adapter.dump_python(value, mode="json", by_alias=True, warnings=False)
-        except Exception as error:  # a serializer of the author may raise anything
-            raise ConversionError([f"it cannot be serialized: {type(error).__name__}"]) from error
-
-    return serialize
-
-
 def loader(hint: Any) -> Callable[[Any], Any]:
     """Return a function that converts a JSON value to a Pydantic type. It raises `Problems`."""
     adapter = _adapter(hint)
@@ -105,10 +91,16 @@ def _text(message: str) -> str:
     return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")[:_LONGEST]
 
 
-def dump(value: Any) -> Any:
-    """Return a Pydantic value as JSON values, under its aliases. Its serializers may raise anything."""
+def dump(value: Any, hint: Any = None) -> Any:
+    """Return a value of a Pydantic type as JSON values, under its aliases. Its serializers may raise anything.
+
+    Args:
+        hint: the type, by default the value's class.
+    """
     kind: Any = type(value)
-    return _adapter(kind).dump_python(value, mode="json", by_alias=True)
+    return _adapter(kind if hint is None else hint).dump_python(
+        value, mode="json", by_alias=True, warnings=hint is None
+    )
 
 
 def resolve_field(field: Field) -> tuple[Field, Callable[[], Any] | None]:

@@ -270,17 +270,18 @@ class ResultShape:
 
     `schema` is an object schema, valid as `outputSchema` in every revision. Values that are not objects are `wrapped`:
     sent as `{"result": value}`. An `untyped` list says nothing of its members, which may be content blocks: then it is
-    sent as these, and the schema is not promised. `serialize` makes JSON values of them where Pydantic has a say.
+    sent as these, and the schema is not promised. `by_pydantic` is their type where Pydantic
+    makes JSON of them.
     """
 
     schema: dict[str, Any]
     wrapped: bool = False
     untyped: bool = False
-    serialize: Convert = to_json
+    by_pydantic: Any = None
 
     def dump(self, value: Any) -> Any:
         """Return a result as JSON values, not validated. Raises ConversionError for a value without a JSON form."""
-        plain = self.serialize(value)
+        plain = to_json(value, self.by_pydantic)
         return {"result": plain} if self.wrapped else plain
 
 
@@ -303,13 +304,11 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
     if _is_unstructured(annotation, is_content):
         return None
     builder = SchemaBuilder(output=True)
-    serialize: Convert = to_json
+    by_pydantic = None
     try:
         kind = builder.types.resolve(annotation)
         if builder.types.foreign:
-            from trimcp.schema.pydantic_types import serializer
-
-            kind, serialize = ResolvedType("model", annotation), serializer(annotation)
+            kind, by_pydantic = ResolvedType("model", annotation), annotation
         schema = builder.build(kind)
     except UnreadableHint:
         raise
@@ -319,10 +318,10 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
         raise
     if builder.is_object(schema):
         finished = builder.finish(schema)
-        return ResultShape(finished if "type" in finished else {"type": "object", **finished}, serialize=serialize)
+        return ResultShape(finished if "type" in finished else {"type": "object", **finished}, by_pydantic=by_pydantic)
     root = {"type": "object", "properties": {"result": schema}, "required": ["result"]}
     untyped = any(map(_is_untyped, kind.alternatives()))
-    return ResultShape(builder.finish(root), wrapped=True, untyped=untyped, serialize=serialize)
+    return ResultShape(builder.finish(root), wrapped=True, untyped=untyped, by_pydantic=by_pydantic)
 
 
 def shows_itself(cls: Any) -> bool:
