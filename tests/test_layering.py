@@ -179,11 +179,12 @@ def _circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def _classes_of_one_name(sources: Mapping[str, str]) -> Iterator[str]:
+    """Private ones count as well: a name that means two things is looked up twice."""
     homes: dict[str, list[str]] = {}
     for path, source in sorted(sources.items()):
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ClassDef):
-                homes.setdefault(node.name, []).append(path)
+                homes.setdefault(node.name.lstrip("_"), []).append(path)
     yield from (f"{name} is a class in {', '.join(paths)}" for name, paths in homes.items() if len(paths) > 1)
 
 
@@ -448,8 +449,9 @@ def test_a_circle_is_found_however_it_is_closed(back: str) -> None:
     assert problems({**SOUND, **more}) == []
 
 
-def test_two_classes_of_one_name_are_found() -> None:
-    more = {"session/session.py": "class Link: ...", "client/client.py": "def f():\n    class Link: ..."}
+@pytest.mark.parametrize("name", ["Link", "_Link"])
+def test_two_classes_of_one_name_are_found(name: str) -> None:
+    more = {"session/session.py": "class Link: ...", "client/client.py": f"def f():\n    class {name}: ..."}
     assert problems({**SOUND, **more}) == ["Link is a class in client/client.py, session/session.py"]
 
 

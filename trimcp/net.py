@@ -89,7 +89,7 @@ class _RunningGrpc(_Common, total=False):
     settings: HttpSettings | None
 
 
-class _Running(_Options, total=False):
+class _RunningOptions(_Options, total=False):
     """Options that `run_http` and `run_websocket` pass on."""
 
     port: int
@@ -335,7 +335,7 @@ class _GrpcUrls:
 
 
 def run_http(
-    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[_Running]
+    server: Server[Any], *, ready: Callable[[list[str]], object] | None = None, **options: Unpack[_RunningOptions]
 ) -> None:
     """Serve over HTTP as the whole program, and shut down gracefully.
 
@@ -355,7 +355,7 @@ def run_websocket(
     *,
     ready: Callable[[list[str]], object] | None = None,
     path: str = "/ws",
-    **options: Unpack[_Running],
+    **options: Unpack[_RunningOptions],
 ) -> None:
     """Serve over WebSocket only as the whole program, and shut down gracefully, as `run_http` does.
 

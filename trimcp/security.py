@@ -58,7 +58,7 @@ _clock = time.monotonic
 _log = logging.getLogger("trimcp.security")
 
 
-class _Kind:
+class _EventCount:
     """The number of events of one kind that were logged and left out in the current minute."""
 
     __slots__ = ("left_out", "logged", "since")
@@ -69,11 +69,11 @@ class _Kind:
         self.left_out: int = 0
 
 
-class _Bounds:
+class _EventCounts:
     """The counts per kind. Their number is bounded by the number of kinds."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, _Kind] = {}
+        self._kinds: dict[str, _EventCount] = {}
         self._lock = threading.Lock()
         self._at_exit = False
 
@@ -81,7 +81,7 @@ class _Bounds:
         """Return whether an event may be logged, and the numbers left out in minutes that have passed."""
         with self._lock:
             over = self._end_minutes(now)
-            entry = self._kinds.setdefault(kind if kind in SECURITY_EVENTS else _OTHER, _Kind(now))
+            entry = self._kinds.setdefault(kind if kind in SECURITY_EVENTS else _OTHER, _EventCount(now))
             if entry.logged < PER_MINUTE:
                 entry.logged += 1
                 return True, over
@@ -103,7 +103,7 @@ class _Bounds:
             return self._end_minutes(float("inf"))
 
 
-_bounds = _Bounds()
+_bounds = _EventCounts()
 
 
 def security_event(kind: str, **facts: object) -> None:

@@ -96,7 +96,7 @@ class _Verified:
 
 
 @attrs.define(eq=False)
-class _Question:
+class _IntrospectionRequest:
     """A token that its issuer is being asked about, for all who show it meanwhile.
 
     An error in it is one that nobody raises: a raised one keeps the frames of the request.
@@ -152,7 +152,7 @@ class ResourceServer:
     _fetcher: Fetcher | None = attrs.field(init=False, default=None, repr=False)
     _verified: OrderedDict[bytes, _Verified] = attrs.field(init=False, factory=OrderedDict, repr=False)
     _refused: OrderedDict[bytes, tuple[float, BadToken]] = attrs.field(init=False, factory=OrderedDict, repr=False)
-    _questions: dict[bytes, _Question] = attrs.field(init=False, factory=dict, repr=False)
+    _questions: dict[bytes, _IntrospectionRequest] = attrs.field(init=False, factory=dict, repr=False)
     _asking: dict[str, trio.Semaphore] = attrs.field(init=False, factory=dict, repr=False)
     _replays: Replays = attrs.field(init=False, factory=Replays, repr=False)
     _told: TokenBucket = attrs.field(init=False, factory=lambda: TokenBucket(0.2, 10, time.monotonic()), repr=False)
@@ -336,7 +336,7 @@ class ResourceServer:
                 raise BadToken(str(answer), answer.error)
             if answer is not None:
                 raise AuthorizationError(str(answer))
-        question = self._questions[digest] = _Question()
+        question = self._questions[digest] = _IntrospectionRequest()
         try:
             async with self._turn(owner_of(None, head.peer)):
                 question.answer = good = await self._introspect(settings, token)

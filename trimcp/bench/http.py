@@ -38,7 +38,7 @@ async def run_http_session(
     load: Load, site: LoadSite, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Run one session to the end of the measurement. Calls `started` once it is open, or failed to open once."""
-    session = _Session(load, site)
+    session = _LoadSession(load, site)
     attempt = 0
     while True:
         try:
@@ -72,7 +72,7 @@ async def run_http_session(
 
 
 @attrs.define(eq=False)
-class _Session:
+class _LoadSession:
     """The state shared by the calls of one session."""
 
     load: Load
@@ -218,7 +218,7 @@ def _message_in(body: bytes, content_type: str) -> dict[str, Any]:
 class _CallSlot:
     """A slot: makes one call at a time."""
 
-    _session: _Session
+    _session: _LoadSession
     _connection: LoadConnection
     _calls: LoadCaller = attrs.field(init=False)
     _id: int = attrs.field(init=False, default=0)

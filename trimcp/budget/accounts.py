@@ -54,7 +54,7 @@ class Holder(Protocol):
         """End it. Called at most once; must not block."""
 
 
-class _Owner:
+class _OwnerAccount:
     """All holdings of one principal or address."""
 
     __slots__ = ("favoured", "held", "holdings", "name")
@@ -91,7 +91,7 @@ class Budget:
         self.reads: ReadTurns = ReadTurns()  # to wait at before each further read of a large message
         self._holdings = 0
         self._fewer, self._more = -1, 1  # numbers of holdings at which the step changes
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[str, _OwnerAccount] = {}
         self._waiting: dict[Holding, Callable[[], object]] = {}
         self._relieving = False
         self._next = 0  # held bytes at which to look again for a holding to end
@@ -143,13 +143,13 @@ class Budget:
         self._more = 2 * number
         self._fewer = -1 if self.step == _LARGEST_STEP else number // 2
 
-    def _owner(self, name: str) -> _Owner:
+    def _owner(self, name: str) -> _OwnerAccount:
         owner = self._owners.get(name)
         if owner is None:
-            owner = self._owners[name] = _Owner(name)
+            owner = self._owners[name] = _OwnerAccount(name)
         return owner
 
-    def _forget(self, holding: Holding, owner: _Owner) -> None:
+    def _forget(self, holding: Holding, owner: _OwnerAccount) -> None:
         """Remove a holding from its owner, and the owner when it has none left."""
         owner.holdings.discard(holding)
         if owner.favoured is holding:
@@ -220,9 +220,9 @@ class Holding:
 
     __slots__ = ("budget", "held", "holder", "owner")
 
-    def __init__(self, budget: Budget, owner: _Owner, holder: Holder | None) -> None:
+    def __init__(self, budget: Budget, owner: _OwnerAccount, holder: Holder | None) -> None:
         self.budget: Budget = budget  # the budget it is counted in
-        self.owner: _Owner = owner
+        self.owner: _OwnerAccount = owner
         self.holder: Holder | None = holder  # the connection or session that can be ended, or None. May be set later.
         self.held: int = 0  # bytes
 
@@ -381,7 +381,7 @@ class Amount:
 
 
 _NONE: Final = Budget(1 << 62)
-_NOBODY: Final = _Owner("nobody")
+_NOBODY: Final = _OwnerAccount("nobody")
 
 
 async def give_back() -> None:

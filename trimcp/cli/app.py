@@ -73,7 +73,7 @@ class _Commands(click.Group):
             raise Failure("interrupted", INTERRUPTED) from None
 
 
-class _Command(click.Command):
+class _Subcommand(click.Command):
     """A command whose server may be given last, after `--`, and whose `--trace` may have a value.
 
     Args:
@@ -146,7 +146,7 @@ def _talks(
             sys.exit(converse(target, options, function(target=target, options=options, **arguments)))
 
         whole = click.argument("target")(with_options(ConnectOptions)(command))
-        return app.command(name, cls=_Command, epilog=TARGET_HELP + "\n" + exit_codes, short_help=short_help)(whole)
+        return app.command(name, cls=_Subcommand, epilog=TARGET_HELP + "\n" + exit_codes, short_help=short_help)(whole)
 
     return decorate
 
@@ -161,7 +161,10 @@ def _show(screen: Screen, session: ClientSession, options: ConnectOptions, resul
 
 
 @app.command(
-    cls=_Command, sections=RUN_SECTIONS, epilog=RUN_EXIT_CODES, short_help="Serve a file or module, here or by network."
+    cls=_Subcommand,
+    sections=RUN_SECTIONS,
+    epilog=RUN_EXIT_CODES,
+    short_help="Serve a file or module, here or by network.",
 )
 @click.argument("server")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -219,7 +222,7 @@ def _load(name: str, gc_threshold: int | None) -> Loaded:
     return loaded
 
 
-@app.command(cls=_Command, epilog=LOGIN_EXIT_CODES, short_help="Log in to a server that wants an access token.")
+@app.command(cls=_Subcommand, epilog=LOGIN_EXIT_CODES, short_help="Log in to a server that wants an access token.")
 @click.argument("url")
 @click.option("--client-id", metavar="ID", help="What the client is registered as; by default it registers itself.")
 @click.option("--client-secret", metavar="VARIABLE", help="The environment variable that holds its secret.")
@@ -267,7 +270,7 @@ def login(
     log_in(url, options)
 
 
-@app.command(cls=_Command, epilog=LOGIN_EXIT_CODES, short_help="Forget the login to a server.")
+@app.command(cls=_Subcommand, epilog=LOGIN_EXIT_CODES, short_help="Forget the login to a server.")
 @click.argument("url")
 @click.option("--identity", default="", metavar="NAME", help="The name of the login, where there are several.")
 def logout(url: str, identity: str) -> None:
@@ -282,7 +285,7 @@ def logout(url: str, identity: str) -> None:
     log_out(url, identity)
 
 
-@app.command(cls=_Command, epilog=LOGIN_EXIT_CODES, short_help="Show which logins are kept.")
+@app.command(cls=_Subcommand, epilog=LOGIN_EXIT_CODES, short_help="Show which logins are kept.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def whoami(as_json: bool) -> None:
     """Show which logins are kept: for which server, as whom, by which authorization server, until when. No secrets.
@@ -430,7 +433,7 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], options: ConnectO
 
 
 @app.command(
-    cls=_Command,
+    cls=_Subcommand,
     sections=BENCH_SECTIONS,
     epilog=TARGET_HELP + "\n" + BENCH_EXIT_CODES,
     short_help="Put load on a server and measure it.",
@@ -543,7 +546,7 @@ def replay(
     sys.exit(run_replay(file, target, headers, ignore=ignore, patience=timeout, client=side == "client"))
 
 
-@app.command(cls=_Command, epilog=DEMO_EXIT_CODES, short_help="Watch a client and a server at work.")
+@app.command(cls=_Subcommand, epilog=DEMO_EXIT_CODES, short_help="Watch a client and a server at work.")
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
 @click.option("--trace", metavar="[=FILE]", help="Show every message, or add it to FILE; secrets are masked.")
 def demo(directory: str | None, trace: str | None) -> None:

@@ -52,9 +52,9 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
     if options.save is not None and not Path(options.save).absolute().parent.is_dir():
         raise Failure(f"--save cannot write {options.save}: there is no such folder")
     screen = Screen(options.quiet)
-    servers = [_Server.of(target, screen, options.headers, options.bearer)]
+    servers = [_MeasuredServer.of(target, screen, options.headers, options.bearer)]
     if options.compare is not None:
-        servers.append(_Server.of(options.compare, screen, options.compare_headers, options.compare_bearer))
+        servers.append(_MeasuredServer.of(options.compare, screen, options.compare_headers, options.compare_bearer))
     write = trace_to(options.trace, screen)
     for server in servers if write is not None else ():
         server.target = attrs.evolve(server.target, trace=write)
@@ -62,7 +62,7 @@ def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> in
 
 
 @attrs.define(eq=False)
-class _Server:
+class _MeasuredServer:
     """One measured server."""
 
     target: Target
@@ -70,12 +70,12 @@ class _Server:
     reports: list[Report] = attrs.field(init=False, factory=list)  # its reports, in the order of measurement
 
     @staticmethod
-    def of(text: str, screen: Screen, headers: Sequence[str], bearer: str | None) -> _Server:
+    def of(text: str, screen: Screen, headers: Sequence[str], bearer: str | None) -> _MeasuredServer:
         """Return the server that a TARGET names."""
         target = find_target(text, screen.server_says, read_headers(headers, bearer))
         if isinstance(target, GrpcServer):
             raise Failure("bench does not measure gRPC; it takes commands and URLs with http, https, ws and wss")
-        return _Server(
+        return _MeasuredServer(
             target, theirs(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
         )
 
@@ -87,8 +87,8 @@ class _Bench:
     screen: Screen
     options: BenchOptions
     plan: Plan
-    servers: Sequence[_Server]
-    _current: _Server = attrs.field(init=False)  # the one that is measured, or asked
+    servers: Sequence[_MeasuredServer]
+    _current: _MeasuredServer = attrs.field(init=False)  # the one that is measured, or asked
 
     def __attrs_post_init__(self) -> None:
         self._current = self.servers[0]

@@ -96,13 +96,13 @@ async def _serve_here(
                 software=options.software,
                 stop=stop,
                 grace=options.grace,
-                task_status=_Started(told),
+                task_status=_ListeningStatus(told),
             )
     return 0
 
 
 @attrs.frozen
-class _Started(trio.TaskStatus[list[str]]):
+class _ListeningStatus(trio.TaskStatus[list[str]]):
     """Notified when a server listens."""
 
     _told: Callable[[], None]

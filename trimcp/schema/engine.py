@@ -96,7 +96,7 @@ class CompiledSchema:
         schema: Schema,
         patterns: _PatternOptions,
         is_valid: Callable[[Any], bool],
-        budget: _Budget | None = None,
+        budget: _WorkLimit | None = None,
         memory: int = 0,
     ) -> None:
         self.is_valid: Callable[[Any], bool] = is_valid
@@ -104,7 +104,7 @@ class CompiledSchema:
         self._schema = schema
         self._patterns = patterns
         self._budget = budget
-        self._explaining = _Budget()
+        self._explaining = _WorkLimit()
 
     def problems(self, value: Any) -> list[str]:
         """Return at most ten texts that explain why `is_valid` refused this value; it must be the last one refused.
@@ -181,7 +181,7 @@ def compile_bounded(schema: Schema) -> CompiledSchema:
     """Compile a peer's schema with bounds on the cost of a value. See `validator.peer_validator`."""
     tamed = tame(schema, PEERS)
     weight, _ = _measure(schema)
-    budget = _Budget(schema, tamed)
+    budget = _WorkLimit(schema, tamed)
     engine, patterns, taken = _build_small(schema, tamed)
     budget.counting = partial(_build, tamed.schema, patterns, budget)
     memory = _MEMBER_BYTES * weight + _REFERENCE_BYTES * tamed.references + taken
@@ -221,7 +221,7 @@ def dialect_of(schema: Schema) -> str:
     return dialect
 
 
-def _build(schema: Schema, patterns: _PatternOptions, budget: _Budget | None = None) -> jsonschema_rs.Validator:
+def _build(schema: Schema, patterns: _PatternOptions, budget: _WorkLimit | None = None) -> jsonschema_rs.Validator:
     try:
         return jsonschema_rs.validator_for(
             schema,
@@ -264,7 +264,7 @@ def _fail(instance: Any) -> None:
 _NEVER: Final = _keyword(_fail)
 
 
-class _Budget:
+class _WorkLimit:
     """How much work one value may take. More fails at once.
 
     Where a value might take too much and the schema has references, an engine is asked that counts the references it

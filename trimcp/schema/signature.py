@@ -131,7 +131,7 @@ def describe(
     except ValueError:
         raise TypeError(f"{name}() does not tell its parameters: wrap it in a function with annotations") from None
     text = parse(_docstring(function), parameters)
-    reader = _Reader(name, text.parameters, loose)
+    reader = _SignatureReader(name, text.parameters, loose)
     others: list[tuple[inspect.Parameter, Any]] = []
     for parameter in parameters.values():
         hint = hints.get(parameter.name, Any)
@@ -153,7 +153,7 @@ def describe(
     )
 
 
-class _Reader:
+class _SignatureReader:
     def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
         self.parameters: list[str] = []
         self.converters: list[tuple[str, Convert]] = []

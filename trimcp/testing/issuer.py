@@ -37,7 +37,7 @@ _FOR_PAGES: Final = (("Access-Control-Allow-Origin", "*"),)  # a client may be a
 
 
 @attrs.frozen
-class _Code:
+class _IssuedCode:
     query: Mapping[str, str]
     user: str
 
@@ -61,7 +61,7 @@ class ToyIssuer:
     connections: int = attrs.field(init=False, default=0)
     deadlines: Deadlines = attrs.field(init=False, factory=Deadlines, repr=False)
     budget: Budget = attrs.field(init=False, factory=Budget, repr=False)
-    _codes: dict[str, _Code] = attrs.field(init=False, factory=dict, repr=False)
+    _codes: dict[str, _IssuedCode] = attrs.field(init=False, factory=dict, repr=False)
     _refresh: dict[str, dict[str, str]] = attrs.field(init=False, factory=dict, repr=False)
 
     def token(self, user: str, resource: str, scope: str = "", **claims: Any) -> str:
@@ -150,7 +150,7 @@ class ToyIssuer:
         back = {"state": query.get("state", ""), "iss": self.url}
         if user and query.get("code_challenge_method") == "S256":
             code = secrets.token_urlsafe(16)
-            self._codes[code] = _Code(query, user)
+            self._codes[code] = _IssuedCode(query, user)
             back["code"] = code
         else:
             back["error"] = "access_denied"

@@ -129,7 +129,7 @@ class Loading:
         of_class: WireFacts = cls.__wire__
         if not of_class.exists_at(self._revision):
             return too_new(cls, self._revision)
-        plan = _Plan(cls)
+        plan = _LoadPlan(cls)
         for attribute in attributes(cls):
             facts = facts_of(attribute)
             default: Any = attribute.default
@@ -143,7 +143,7 @@ class Loading:
                 self._add(plan, attribute, facts)
         return _explaining(plan) if self._explain else _quick(plan)
 
-    def _add(self, plan: _Plan, attribute: attrs.Attribute[Any], facts: FieldFacts) -> None:
+    def _add(self, plan: _LoadPlan, attribute: attrs.Attribute[Any], facts: FieldFacts) -> None:
         name = wire_name(attribute)
         if attribute.default is attrs.NOTHING:
             plan.mandatory.append(name)
@@ -321,7 +321,7 @@ def _chosen(choose: Callable[[dict[str, Any]], Any], hooks: dict[Any, Hook]) -> 
     return load
 
 
-class _Plan:
+class _LoadPlan:
     """How objects of one payload class are loaded."""
 
     def __init__(self, cls: Any) -> None:
@@ -357,7 +357,7 @@ class _Plan:
 _set: Final = object.__setattr__
 
 
-def _quick(plan: _Plan) -> Hook:
+def _quick(plan: _LoadPlan) -> Hook:
     """Return a hook that raises the first problem it meets."""
     hooks, defaults, make, new = plan.hooks, plan.defaults, plan.make, plan.cls.__new__
     cls, simple = plan.cls, plan.known is None and not plan.factories
@@ -395,7 +395,7 @@ def _quick(plan: _Plan) -> Hook:
     return load
 
 
-def _explaining(plan: _Plan) -> Hook:
+def _explaining(plan: _LoadPlan) -> Hook:
     """Return a hook that raises all problems, in the order in which the class declares its members."""
 
     def load(value: Any) -> Any:

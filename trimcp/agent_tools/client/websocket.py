@@ -125,7 +125,7 @@ def _refused(error: ConnectionLost) -> Exception:
 
 
 @attrs.define(eq=False)
-class _Asked:
+class _PendingMessage:
     """A message of ours that waits for its answer.
 
     Attributes:
@@ -166,7 +166,7 @@ class WebSocketWire:
     lost: str | None = attrs.field(init=False, default=None)
     _ended: trio.Event = attrs.field(init=False, factory=trio.Event)
     _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
-    _asked: dict[str, _Asked] = attrs.field(init=False, factory=dict)
+    _asked: dict[str, _PendingMessage] = attrs.field(init=False, factory=dict)
     _watches: dict[str, list[WebSocketWatch]] = attrs.field(init=False, factory=dict)
     _stream: WebSocketProviderStream | None = attrs.field(init=False, default=None)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
@@ -176,7 +176,7 @@ class WebSocketWire:
     async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`. If cancelled, a request that was not sent yet is withdrawn."""
         request = attrs.evolve(request, progress=None if progressed is None else True)
-        asked = _Asked(progressed)
+        asked = _PendingMessage(progressed)
         try:
             value = await self._answer(request, request.request_id, asked)
         except trio.Cancelled as cancelled:
@@ -194,7 +194,7 @@ class WebSocketWire:
 
     async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
-        return answer_in(await self._answer(message, self._new_id(message), _Asked()), message)
+        return answer_in(await self._answer(message, self._new_id(message), _PendingMessage()), message)
 
     @asynccontextmanager
     async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
@@ -206,7 +206,7 @@ class WebSocketWire:
         try:
             if first:
                 message = messages.ContextWatch(context_id=context_id)
-                value = await self._answer(message, self._new_id(message), _Asked(watch=watch))
+                value = await self._answer(message, self._new_id(message), _PendingMessage(watch=watch))
                 event_in(value, (messages.ContextState,))
             else:
                 watch.begun = watch.missed = True
@@ -242,7 +242,7 @@ class WebSocketWire:
         message.request_id = id
         return id
 
-    async def _answer(self, message: messages.AgentMessage, id: str, asked: _Asked) -> Any:
+    async def _answer(self, message: messages.AgentMessage, id: str, asked: _PendingMessage) -> Any:
         """Send a message, and wait for the JSON value that answers it."""
         data = messages.encode_message(message)
         await trio.lowlevel.checkpoint_if_cancelled()
@@ -335,7 +335,7 @@ class WebSocketWire:
                 "the service reports an error: %s", one_line(str(errors.error_from(value.get("error"))), _LONGEST)
             )
 
-    def _take_progress(self, value: dict[str, Any], asked: _Asked | None) -> None:
+    def _take_progress(self, value: dict[str, Any], asked: _PendingMessage | None) -> None:
         if asked is None or asked.progressed is None or asked.settled.is_set():
             return
         try:

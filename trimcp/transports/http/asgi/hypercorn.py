@@ -104,7 +104,7 @@ async def serve_hypercorn(
     config.keyfile_password = keyfile_password
     config.alpn_protocols = ["http/1.1"]  # HTTP/2 is our own listener's
     config.graceful_timeout = grace
-    watched = _Watched(app)
+    watched = _WatchedApplication(app)
     failure: BaseException | None
     try:
         with quiet_headers():
@@ -166,7 +166,7 @@ async def _end(config: GuardedConfig, ending: trio.Event, grace: float) -> None:
 
 
 @attrs.define(eq=False)
-class _Watched:
+class _WatchedApplication:
     """An application whose failure ends its server; Hypercorn would go on without it."""
 
     app: AsgiApplication

@@ -32,7 +32,7 @@ class BoundedCookieJar(CookieJar):
         message = Message()
         for value in values:
             message["Set-Cookie"] = value
-        self.extract_cookies(_Head(message), _request(url))  # type: ignore[arg-type]  # it calls `info` alone
+        self.extract_cookies(_ReplyHead(message), _request(url))  # type: ignore[arg-type]  # it calls `info` alone
 
     def header_for(self, url: str) -> str | None:
         """Return the header Cookie for a request to `url`, or None for none."""
@@ -46,7 +46,7 @@ def _request(url: str) -> Request:
 
 
 @attrs.frozen
-class _Head:
+class _ReplyHead:
     _message: Message
 
     def info(self) -> Message:

@@ -386,7 +386,7 @@ def _read_length(headers: dict[str, str], http10: bool) -> int | None:
     return int(length)
 
 
-class _Next(enum.Enum):
+class _ChunkPart(enum.Enum):
     """The element that the next byte belongs to."""
 
     SIZE = enum.auto()
@@ -400,13 +400,13 @@ class _Next(enum.Enum):
 class ChunkDecoder:
     """Reads one chunked body (RFC 9112 section 7.1) strictly. Extensions and trailers are bounded and ignored."""
 
-    _next: _Next = attrs.field(init=False, default=_Next.SIZE)
+    _next: _ChunkPart = attrs.field(init=False, default=_ChunkPart.SIZE)
     _left: int = attrs.field(init=False, default=0)  # bytes of the chunk still expected
     _spent: int = attrs.field(init=False, default=0)  # bytes of extensions, then of trailers
 
     @property
     def done(self) -> bool:
-        return self._next is _Next.NOTHING
+        return self._next is _ChunkPart.NOTHING
 
     def take(self, buffer: bytes) -> tuple[bytes, int]:
         """Return the joined data of the chunks in `buffer`, and how many bytes of the buffer were used.
@@ -417,15 +417,15 @@ class ChunkDecoder:
         pieces: list[bytes] = []
         at = lines = 0
         try:
-            while self._next is not _Next.NOTHING and (lines < _LINES or not pieces):
-                if self._next is _Next.DATA:
+            while self._next is not _ChunkPart.NOTHING and (lines < _LINES or not pieces):
+                if self._next is _ChunkPart.DATA:
                     piece = buffer[at : at + self._left]
                     pieces.append(piece)
                     at += len(piece)
                     self._left -= len(piece)
                     if self._left:
                         break
-                    self._next = _Next.DATA_END
+                    self._next = _ChunkPart.DATA_END
                 else:
                     line = self._find_line(buffer, at)
                     if not line:
@@ -440,26 +440,26 @@ class ChunkDecoder:
         return b"".join(pieces), at
 
     def _find_line(self, buffer: bytes, at: int) -> bytes:
-        longest = _MAX_TRAILERS if self._next is _Next.TRAILER else _MAX_SIZE_LINE
+        longest = _MAX_TRAILERS if self._next is _ChunkPart.TRAILER else _MAX_SIZE_LINE
         end = buffer.find(b"\n", at, at + longest)
         if end < 0 and len(buffer) - at >= longest:
             raise RequestRefused(400, "a line in a chunked body is too long")
         return buffer[at : end + 1]
 
     def _take_line(self, line: bytes) -> None:
-        if self._next is _Next.SIZE:
+        if self._next is _ChunkPart.SIZE:
             found = _SIZE_LINE.fullmatch(line)
             if found is None:
                 raise RequestRefused(400, "the size of a chunk is malformed")
             self._spend(len(found[2] or b""), _MAX_EXTENSIONS)
             self._left = int(found[1], 16)
-            self._next = _Next.DATA
+            self._next = _ChunkPart.DATA
             if not self._left:
-                self._next = _Next.TRAILER
+                self._next = _ChunkPart.TRAILER
                 self._spent = 0
         elif line == b"\r\n":
-            self._next = _Next.SIZE if self._next is _Next.DATA_END else _Next.NOTHING
-        elif self._next is _Next.DATA_END:
+            self._next = _ChunkPart.SIZE if self._next is _ChunkPart.DATA_END else _ChunkPart.NOTHING
+        elif self._next is _ChunkPart.DATA_END:
             raise RequestRefused(400, "a chunk does not end where its size says")
         else:
             if _TRAILER.fullmatch(line) is None:

@@ -47,7 +47,7 @@ class WriterOwner(Protocol):
         """Check `H1Writer.broken`: nothing can be written any more."""
 
 
-class _Connection(WriterOwner, Protocol):
+class _ReplyOwner(WriterOwner, Protocol):
     """The connection that a reply belongs to."""
 
     writer: H1Writer
@@ -235,7 +235,7 @@ class H1Writer:
 class H1Reply:
     """Sends the response to one request; see `HttpReply`."""
 
-    _owner: _Connection | None  # None after `detach`
+    _owner: _ReplyOwner | None  # None after `detach`
     request: H1Request
     handler: Handler | None  # the request's handler; None if the connection responds itself
     status: int = 0  # of the response, once it has begun
@@ -319,7 +319,7 @@ class H1Reply:
         self._owner = None
         self.handler = None
 
-    def _begin(self, owner: _Connection, response: HttpResponse, framing: str) -> bytes:
+    def _begin(self, owner: _ReplyOwner, response: HttpResponse, framing: str) -> bytes:
         request = self.request
         self.status = status = response.status
         self._bodiless = status in _BODILESS or request.head.method == "HEAD"

@@ -36,7 +36,7 @@ _PLENTY: Final = 4  # times the largest head that is answered; what is larger en
 _MAX_LENGTH_DIGITS: Final = 15
 
 
-class _Table(HeaderTable):
+class _CountedTable(HeaderTable):
     """The table of a peer's compression, which counts its changes."""
 
     changes: int = 0
@@ -58,7 +58,7 @@ class BlockReader(Generic[HeadT]):
     max_head: int
     _read: Callable[[Fields, int], HeadT]
     _decoder: hpack.Decoder = attrs.field(init=False)
-    _table: _Table = attrs.field(init=False, factory=_Table)
+    _table: _CountedTable = attrs.field(init=False, factory=_CountedTable)
     _known: dict[bytes, HeadT] = attrs.field(init=False, factory=dict)
     _known_at: int = attrs.field(init=False, default=0)  # changes of the table for which they are known
 

@@ -112,7 +112,7 @@ class Entry(Generic[K]):
 
 
 @attrs.define(eq=False)
-class _Lane(Generic[K]):
+class _EvictionQueue(Generic[K]):
     """The replies of one session, or its other events, in the order of eviction, and their bounds."""
 
     max_weight: int
@@ -125,8 +125,8 @@ class _Lane(Generic[K]):
 class _Held(Generic[K]):
     """The events of one session."""
 
-    replies: _Lane[K]
-    others: _Lane[K]
+    replies: _EvictionQueue[K]
+    others: _EvictionQueue[K]
     streams: dict[int, dict[int, Entry[K]]] = attrs.field(init=False, factory=dict)
     weight: int = attrs.field(init=False, default=0)
     bits: int = attrs.field(init=False, default=0)  # of the weight when it was last sorted in
@@ -181,7 +181,10 @@ class BoundedEvents(EventStore, Generic[K]):
         weight, total = entry.weight, self._total
         held = self._sessions.get(session)
         if held is None:
-            replies, others = _Lane[K](self.max_reply_bytes, math.inf), _Lane[K](self.max_bytes, self.max_events)
+            replies, others = (
+                _EvictionQueue[K](self.max_reply_bytes, math.inf),
+                _EvictionQueue[K](self.max_bytes, self.max_events),
+            )
             held = _Held(replies, others)
         lane = held.replies if entry.reply else held.others
         if weight > lane.max_weight or weight > self.max_total_bytes or not lane.max_entries:
@@ -237,14 +240,14 @@ class BoundedEvents(EventStore, Generic[K]):
         self._total.evicted += 1
         self._take(session, held, held.replies if entry.reply else held.others, entry)
 
-    def _evict(self, session: str, held: _Held[K], lane: _Lane[K]) -> Entry[K]:
+    def _evict(self, session: str, held: _Held[K], lane: _EvictionQueue[K]) -> Entry[K]:
         """Remove the oldest entry of a lane and return it."""
         entry = next(iter(lane.entries))
         self._total.evicted += 1
         self._take(session, held, lane, entry)
         return entry
 
-    def _take(self, session: str, held: _Held[K], lane: _Lane[K], entry: Entry[K]) -> None:
+    def _take(self, session: str, held: _Held[K], lane: _EvictionQueue[K], entry: Entry[K]) -> None:
         """Remove an entry."""
         weight, total, stream = entry.weight, self._total, held.streams[entry.stream]
         del stream[entry.seq]
