@@ -91,13 +91,13 @@ class HandMade:
 
     async def handle(self, session: Session, job: Job) -> Any:
         name = job.request.verb.name
-        self.asked.append((name, job.params))
+        self.asked.append((name, job.request.params))
         handler = self.methods.get(name)
         if handler is None:
-            handler = self.tools.get(job.params.name)
+            handler = self.tools.get(job.request.params.name)
         if handler is None:
-            raise ErrorReply(-32602, f"unknown tool {job.params.name}")
-        return await handler(job.params, Context(session, job, None))
+            raise ErrorReply(-32602, f"unknown tool {job.request.params.name}")
+        return await handler(job.request.params, Context(session, job, None))
 
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         return None

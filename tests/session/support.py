@@ -54,7 +54,7 @@ class Tools:
     async def handle(self, session: Session, job: Job) -> Any:
         self.jobs.append(job)
         ctx = Context[Any](session, job, None)
-        result = await self.tools[getattr(job.params, "name", job.request.verb.name)](ctx)
+        result = await self.tools[getattr(job.request.params, "name", job.request.verb.name)](ctx)
         return result if isinstance(result, CallToolResult) else text(result)
 
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
@@ -83,7 +83,7 @@ class Answers:
         self.asked.append(job)
         if self.answer is not None:
             return await self.answer(job)
-        return ElicitResult(action="accept", content={"name": job.params.message})
+        return ElicitResult(action="accept", content={"name": job.request.params.message})
 
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         return None

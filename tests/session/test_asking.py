@@ -145,7 +145,7 @@ async def test_cancelling_a_request_cancels_the_question_it_waits_for(steady_clo
         try:
             await trio.sleep_forever()
         finally:
-            seen.append((job.reason, job.detail))
+            seen.append((job.cancelled.reason, job.cancelled.detail))
 
     async def run(ctx: Any) -> str:
         return await _name(ctx)

@@ -239,7 +239,7 @@ async def test_requests_received_get_their_grace_after_the_peer_closed_its_side(
 
     async def run(ctx: Any) -> str:
         try:
-            await trio.sleep(ctx._job.params.arguments["seconds"])
+            await trio.sleep(ctx._job.request.params.arguments["seconds"])
         finally:
             seen.append(ctx.cancel_reason)
         return "x"
@@ -404,7 +404,7 @@ async def test_drain_lets_requests_end_and_cuts_the_rest(autojump_clock: Any) ->
 
     async def run(ctx: Any) -> str:
         try:
-            await trio.sleep(ctx._job.params.arguments["seconds"])
+            await trio.sleep(ctx._job.request.params.arguments["seconds"])
         finally:
             cleaned.append(ctx.request_id)
         return "x"

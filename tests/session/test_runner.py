@@ -244,7 +244,7 @@ async def test_requests_beyond_the_slots_wait_in_order() -> None:
     gates = [trio.Event() for _ in range(5)]
 
     async def run(ctx: Any) -> str:
-        n = ctx._job.params.arguments["n"]
+        n = ctx._job.request.params.arguments["n"]
         order.append(n)
         await gates[n].wait()
         return "x"

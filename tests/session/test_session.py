@@ -48,7 +48,7 @@ def _run(**arguments: Any) -> CallToolParams:
 
 async def _echo(ctx: Any) -> str:
     await trio.lowlevel.checkpoint()
-    return str(ctx._job.params.arguments.get("n"))
+    return str(ctx._job.request.params.arguments.get("n"))
 
 
 async def _forever(ctx: Any) -> None:
@@ -610,7 +610,7 @@ async def test_every_request_that_ended_is_told_of_once(autojump_clock: trio.tes
     told: list[tuple[Any, bytes | None, int | None, CancelReason | None, bool]] = []
 
     async def run(ctx: Any) -> Any:
-        what = ctx._job.params.arguments["what"]
+        what = ctx._job.request.params.arguments["what"]
         if what == "wait":
             await trio.sleep_forever()
         if what == "fail":
@@ -620,7 +620,15 @@ async def test_every_request_that_ended_is_told_of_once(autojump_clock: trio.tes
         return "fine"
 
     async with served({"run": run}, limits=Limits(max_running=1, backlog_requests=2)) as (wire, session):
-        session.on_finished = lambda job, reply: told.append((job.request.id, reply, job.error, job.reason, job.failed))
+        session.on_finished = lambda job, reply: told.append(
+            (
+                job.request.id,
+                reply,
+                None if job.error is None else job.error.code,
+                job.reason,
+                job.extras is not None and job.extras.failed,
+            )
+        )
         for id, what in ((1, "fine"), (2, "fail"), (3, "crash")):
             wire.feed(call(id, what=what))
             await wait_all_tasks_blocked()
@@ -659,7 +667,7 @@ async def test_a_result_larger_than_may_be_sent_becomes_an_error(
     revision: Revision, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def run(ctx: Any) -> str:
-        return "x" * int(ctx._job.params.arguments["n"])
+        return "x" * int(ctx._job.request.params.arguments["n"])
 
     async with linked({"run": run}, revision, limits=Limits(max_result=2_000)) as pair:
         await pair.client.call("tools/call", _run(n=1_000))

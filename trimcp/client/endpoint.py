@@ -103,7 +103,7 @@ class ClientEndpoint:
 
     async def handle(self, actor: Session, job: Job) -> Any:
         """Answer a legacy server's question."""
-        return await self._answer(job.request.verb.name, job.params)
+        return await self._answer(job.request.verb.name, job.request.params)
 
     async def failure(self, actor: Session, job: Job, error: BaseException) -> Any:
         """Return None: a crash is not described to the server."""

@@ -178,7 +178,8 @@ class Audit:
         admission = request.admission
         now = trio.current_time()
         began = job.since if job.started else job.queued or now
-        waited = job.waited + (began - job.queued if job.queued else 0.0)
+        turn = 0.0 if job.extras is None else job.extras.waited
+        waited = turn + (began - job.queued if job.queued else 0.0)
         id = request.id
         record: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -187,7 +188,7 @@ class Audit:
             "revision": admission.revision.name,
             "transport": _transport(job),
             "outcome": "ok",
-            "duration": round(max(now - began - job.waited, 0.0), 6),
+            "duration": round(max(now - began - turn, 0.0), 6),
             "waited": round(waited, 6),
             "request_bytes": job.size,
             "reply_bytes": 0 if reply is None else len(reply),
@@ -201,7 +202,7 @@ class Audit:
             record["client_version"] = harmless(admission.peer.version)
         if (more := getattr(job.origin, "audited", None)) is not None:  # another protocol's call
             record.update((name, harmless(value)) for name, value in more.items())
-        self._add_target(record, job.raw)
+        self._add_target(record, request.raw)
         self._add_outcome(record, job, reply)
         return record
 
@@ -221,30 +222,30 @@ class Audit:
                 record["arguments"] = mask(arguments) if self.arguments == "masked" else arguments
 
     def _add_outcome(self, record: dict[str, Any], job: Job, reply: bytes | None) -> None:
-        code, cause = job.error, job.reason
+        error, cause = job.error, job.cancelled
+        code = None if error is None else error.code
         if code is not None:
             record["code"] = code
         if cause is not None:
-            record["reason"] = cause.value
-            if job.detail is not None:
-                record["detail"] = harmless(job.detail)
+            record["reason"] = cause.reason.value
+            if cause.detail is not None:
+                record["detail"] = harmless(cause.detail)
         if cause is not None and (reply is None or code is not None):
             record["outcome"] = "cancelled"
         elif code == OVERLOADED or (code == CANCELLED_BY_DRAIN and not job.started):
             record["outcome"] = "refused"
             record["reason"] = self._why_refused(job)
-        elif code == FORBIDDEN:
+        elif error is not None and code == FORBIDDEN:
             record["outcome"] = "refused"
-            record["reason"] = "scopes" if job.required else "forbidden"
-            if job.required:
-                record["scopes"] = [harmless(scope) for scope in job.required]
-            if job.detail is not None:
-                record["detail"] = harmless(job.detail)
+            record["reason"] = "scopes" if error.required else "forbidden"
+            if error.required:
+                record["scopes"] = [harmless(scope) for scope in error.required]
+            record["detail"] = harmless(error.message)
         elif reply is None:
             record["outcome"] = "cancelled"
         elif code is not None:
             record["outcome"] = "error"
-        elif job.failed:
+        elif job.extras is not None and job.extras.failed:
             record["outcome"] = "tool_error"
         elif job.questions is not None and job.questions.unwound:
             record["outcome"] = "asked"
@@ -253,7 +254,7 @@ class Audit:
     def _why_refused(self, job: Job) -> str:
         if job in self._refused:
             return "audit"
-        if job.error == CANCELLED_BY_DRAIN:
+        if job.error is not None and job.error.code == CANCELLED_BY_DRAIN:
             return "drain"
         return "quota" if job.started else "overload"
 

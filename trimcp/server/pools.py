@@ -181,7 +181,7 @@ async def _turn(ctx: Context[Any], turns: Turns) -> AsyncIterator[None]:
     _, job = ctx.internals
     began_waiting = trio.current_time()
     since = await turns.take(client_key(ctx), ctx.deadline)
-    job.waited += since - began_waiting
+    job.with_extras().waited += since - began_waiting
     try:
         yield
     finally:

@@ -177,7 +177,7 @@ class Running:
 
     async def handle(self, session: Session, job: Job) -> Any:
         ctx = Context(session, job, self.state, self._scope)
-        if "requestState" in job.raw or "inputResponses" in job.raw:
+        if "requestState" in job.request.raw or "inputResponses" in job.request.raw:
             from trimcp.session.asking import open_questions  # loaded with the first question
 
             open_questions(session, job)
@@ -187,7 +187,7 @@ class Running:
             meta = job.request.admission.meta
             if meta is not None and META_TIMEOUT in meta:
                 return await _while_awaited(handler, ctx, job, meta[META_TIMEOUT])
-            return await handler(ctx, job.params)
+            return await handler(ctx, job.request.params)
         finally:
             CURRENT.reset(token)
 
@@ -202,10 +202,10 @@ class Running:
         from trimcp.server.tools import error_text
         from trimcp.wire.tools import failed_call
 
-        text = error_text(job.params.name, error)
+        text = error_text(job.request.params.name, error)
         if text is None and session.handler_errors != "raise" and _is_beyond_64_bits(error):
             job.log_crash(error)
-            text = f"the result of {job.params.name} cannot be sent: {sole(error)}"
+            text = f"the result of {job.request.params.name} cannot be sent: {sole(error)}"
         if text is None and session.handler_errors == "tell" and not isinstance(sole(error), ErrorReply | CannotAsk):
             from trimcp.support.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
@@ -213,7 +213,7 @@ class Running:
             job.log_crash(error)
             cause = sole(error)
             kind = "" if isinstance(cause, FailedInWorker) else f"{type(cause).__name__}: "  # already in its text
-            text = f"{job.params.name} failed: {kind}{mask(str(cause))}"
+            text = f"{job.request.params.name} failed: {kind}{mask(str(cause))}"
         if text is None:
             return None
 
@@ -221,10 +221,10 @@ class Running:
             return failed_call(text)
 
         ctx = Context(session, job, self.state, self._scope)
-        return await self.server.filtered("tools/call", tell)(ctx, job.params)
+        return await self.server.filtered("tools/call", tell)(ctx, job.request.params)
 
     def whereabouts(self, job: Job) -> str | None:
-        function = self.server.function_of(job.request.verb.name, job.params)
+        function = self.server.function_of(job.request.verb.name, job.request.params)
         return None if function is None else written(function)
 
     def notified(self, session: Session, event: Notified) -> None:
@@ -492,11 +492,11 @@ def _is_beyond_64_bits(error: BaseException) -> bool:
 async def _while_awaited(handler: Handler, ctx: Context[Any], job: Job, seconds: Any) -> Any:
     """Handle a request within the caller's timeout, counted from the request's arrival."""
     if type(seconds) not in (int, float):  # another program may use the same key
-        return await handler(ctx, job.params)
+        return await handler(ctx, job.request.params)
     deadline = job.deadline = job.arrived + seconds
     if deadline > trio.current_time():
         with trio.CancelScope(deadline=deadline + _SLACK) as scope:
-            return await handler(ctx, job.params)
+            return await handler(ctx, job.request.params)
         assert scope.cancelled_caught
     job.note_cancelled(CancelReason.DEADLINE, "the caller's time was over")
     raise ErrorReply(TIMED_OUT, "the caller's time was over", {"reason": "deadline"})

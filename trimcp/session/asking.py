@@ -88,10 +88,10 @@ def open_questions(session: Session, job: Job) -> Questions:
     """
     if isinstance(job.questions, Questions):
         return job.questions
-    raw, name = job.raw, job.request.verb.name
+    raw, name = job.request.raw, job.request.verb.name
     revision, principal = job.request.admission.revision, job.request.admission.principal
     digest = request_digest(name, raw)
-    questions = job.questions = Questions(session, digest)
+    questions = job.with_extras().questions = Questions(session, digest)
     if revision.server_may_call:
         return questions  # this revision does not define these members
     state = raw.get("requestState")
@@ -217,7 +217,8 @@ def _refuse_if_shielded(job: Job) -> None:
     """Raise if unwinding the request would not reach the current task, the handler's or one that it started."""
     if trio.current_effective_deadline() == -float("inf") or _reaches_here(job.scope):
         return
-    if job.work is None or not _reaches_here(job.work.scope):
+    work = None if job.extras is None else job.extras.work
+    if work is None or not _reaches_here(work.scope):
         raise CannotAsk("a question cannot be asked inside a shielded scope: the handler has to unwind for it")
 
 

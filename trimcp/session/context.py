@@ -73,11 +73,12 @@ class RequestScope:
             LocalError: the request has ended.
         """
         job = self._job
-        if job.work is None:
+        extras = job.with_extras()
+        if extras.work is None:
             if job.scope is None:
                 raise LocalError("the request is over; nothing can be started for it")
-            job.work = Work(self._session.nursery, job.scope)
-        job.work.start_soon(function, *args)
+            extras.work = Work(self._session.nursery, job.scope)
+        extras.work.start_soon(function, *args)
 
 
 @slotted
@@ -143,26 +144,29 @@ class Context(Admitted, Generic[StateT]):
         Infinity if there is none. While the client is asked a question, the tool's own timeout pauses.
         """
         job = self._job
-        return job.deadline if job.clock is None else min(job.deadline, job.clock.scope.deadline)
+        clock = None if job.extras is None else job.extras.clock
+        return job.deadline if clock is None else min(job.deadline, clock.scope.deadline)
 
     @contextmanager
     def timed_by(self, clock: WorkClock) -> Iterator[None]:
         """Use this clock as the handler's own timeout while the block runs. It pauses while the peer is asked."""
         job = self._job
-        job.clock = clock
+        extras = job.with_extras()
+        extras.clock = clock
         try:
             yield
         except trio.Cancelled:
-            if clock.scope.cancel_called and job.reason is None:
+            if clock.scope.cancel_called and job.cancelled is None:
                 job.note_cancelled(CancelReason.DEADLINE, "the tool's own time was over")
             raise
         finally:
-            job.clock = None
+            extras.clock = None
 
     @property
     def cancel_detail(self) -> str | None:
         """The reason that the peer sent when it cancelled, or None. Untrusted text."""
-        return self._job.detail
+        cancelled = self._job.cancelled
+        return None if cancelled is None else cancelled.detail
 
     @property
     def internals(self) -> tuple[Session, Job]:
@@ -227,8 +231,8 @@ class Context(Admitted, Generic[StateT]):
         if data is not None:
             # Nothing may follow the answer, or be sent for a cancelled request.
             under_way = request.state is Inbound.UNDER_WAY
-            if job.latest_queued:  # it was smaller, so it is sent first
-                job.latest_queued = False
+            if reports.latest_queued:  # it was smaller, so it is sent first
+                reports.latest_queued = False
                 sink.settle_latest(("progress", request.id), keep=under_way)
             if under_way:
                 sink.post(Outgoing(data, Kind.NOTIFICATION, request.id, job.origin))
@@ -249,7 +253,7 @@ class Context(Admitted, Generic[StateT]):
         data = self._encode_progress(reports, progress, total, message)
         if data is not None and job.request.state is Inbound.UNDER_WAY:
             id = job.request.id
-            job.latest_queued = True
+            reports.latest_queued = True
             job.sink.post_latest(("progress", id), Outgoing(data, Kind.NOTIFICATION, id, job.origin))
 
     def _encode_progress(

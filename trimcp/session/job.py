@@ -18,28 +18,19 @@ import trio
 
 from trimcp.budget.accounts import Amount
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
-from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
+from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
+from trimcp.session.error_answers import ErrorAnswer, error_for, own_error_data
 from trimcp.session.limits import Limits
 from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
 from trimcp.support.containment import abandon_left_open, blamed, contained, has_left_open, innermost_scope
-from trimcp.support.nurseries import sole
 from trimcp.support.slotted import slotted
-from trimcp.wire.codes import (
-    CANCELLED_BY_DRAIN,
-    ERRORS,
-    FORBIDDEN,
-    INTERNAL_ERROR,
-    INVALID_REQUEST,
-    MISSING_CAPABILITY,
-    OVERLOADED,
-    TIMED_OUT,
-)
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.converter import NotInRevision
-from trimcp.wire.jsonrpc import JSON, RequestId, encode_error
+from trimcp.wire.jsonrpc import RequestId, encode_error
 
 SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
 
@@ -72,6 +63,14 @@ _CANCELLED_CODES = {
     CancelReason.DRAIN: CANCELLED_BY_DRAIN,
     CancelReason.LIMIT: OVERLOADED,
 }
+
+
+@slotted
+class Cancellation:
+    """Why a request was cancelled, and the text that the canceller gave, if any."""
+
+    reason: CancelReason
+    detail: str | None = None
 
 
 class Endpoint(Protocol[SessionT_contra]):
@@ -142,69 +141,48 @@ class Asked(Protocol):
 
 
 @slotted
-class Job:
-    """One request of the peer in progress.
+class Extras:
+    """What few requests have: a time limit, tasks beside their handler, questions, a wait for their turn, a crash."""
 
-    Attributes:
-        request: the engine's record of it.
-        params: its payload in its revision; `raw` is the JSON object received.
-        sink: the destination of its answer and of everything that belongs to it.
-        size: approximate memory in bytes.
-        origin, headers: where it was received, and its transport headers; both may be None.
-        scope: cancelling it stops the handler; None while there is none to stop.
-        task: the task that runs it, or None.
-        reply: its answer, once there is one.
-        error: the code of the error that answers it, or None.
-        required: scopes that a token needs for it, if the error says so.
-        retry_after: seconds after which to retry, if the error says so.
-        failed: whether its result has `isError`; computed only if `Session.on_finished` is set.
-        reason: why it was cancelled, or None; `detail` is the text that the canceller gave, or why it was forbidden.
-        queued: when it began to wait for a slot, on Trio's clock; None if it never did.
-        started, since: whether its handler has begun, and when, on Trio's clock.
-        over: whether its answer is queued.
-        waited: seconds for which its handler waited for its turn under a quota.
-        failure: what its handler or one of its tasks raised, until it is answered.
-        crash: the same, if the crash ends the session.
-        parked: number of questions whose answers it waits for.
-        deadline: the caller's deadline, on Trio's clock.
-        clock: the time limit of its handler, if any; it pauses while the peer is asked.
-        work: the tasks started for it with `ctx.request.start_soon`, if any.
-        questions: what it asked when re-running, if anything.
-        reports: what was reported of its progress, if anything.
-        latest_queued: whether progress of which only the latest counts may wait in the sink.
-    """
+    clock: WorkClock | None = None  # the time limit of its handler; it pauses while the peer is asked
+    work: Work | None = None  # the tasks started for it with `ctx.request.start_soon`
+    questions: Asked | None = None  # what it asked when re-running
+    parked: int = 0  # questions whose answers it waits for
+    waited: float = 0.0  # seconds for which its handler waited for its turn under a quota
+    crash: BaseException | None = None  # what its handler raised, if that ends the session
+    failed: bool = False  # whether its result has `isError`; computed only if `Session.on_finished` is set
+
+
+@slotted
+class Job:
+    """One request of the peer in progress."""
 
     session: Owner
-    request: RequestReceived
-    params: Any
-    raw: Mapping[str, Any]
-    sink: Sink
-    size: int = 0
-    origin: Origin | None = None
-    headers: Mapping[str, str] | None = None
-    scope: trio.CancelScope | None = attrs.field(init=False, default=None)
-    task: trio.lowlevel.Task | None = attrs.field(init=False, default=None)
-    reply: bytes | None = attrs.field(init=False, default=None)
-    error: int | None = attrs.field(init=False, default=None)
-    retry_after: float | None = attrs.field(init=False, default=None)
-    required: tuple[str, ...] = attrs.field(init=False, default=())
-    failed: bool = attrs.field(init=False, default=False)
-    reason: CancelReason | None = attrs.field(init=False, default=None)
-    detail: str | None = attrs.field(init=False, default=None)
-    queued: float | None = attrs.field(init=False, default=None)
-    waited: float = attrs.field(init=False, default=0.0)
-    started: bool = attrs.field(init=False, default=False)
-    since: float = attrs.field(init=False, default=0.0)
-    over: bool = attrs.field(init=False, default=False)
+    request: RequestReceived  # the engine's record of it
+    sink: Sink  # the destination of its answer and of everything that belongs to it
+    size: int = 0  # approximate memory in bytes
+    origin: Origin | None = None  # where it was received
+    headers: Mapping[str, str] | None = None  # of the transport
+    scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # stops the handler; None without one
+    task: trio.lowlevel.Task | None = attrs.field(init=False, default=None)  # that runs it
+    reply: bytes | None = attrs.field(init=False, default=None)  # its answer, once there is one
+    error: ErrorAnswer | None = attrs.field(init=False, default=None)  # the error that answers it
+    cancelled: Cancellation | None = attrs.field(init=False, default=None)
+    queued: float | None = attrs.field(init=False, default=None)  # when it began to wait for a slot, on Trio's clock
+    started: bool = attrs.field(init=False, default=False)  # whether its handler has begun,
+    since: float = attrs.field(init=False, default=0.0)  # and when, on Trio's clock
+    over: bool = attrs.field(init=False, default=False)  # whether its answer is queued
+    # What its handler or one of its tasks raised, until it is answered
     failure: BaseException | None = attrs.field(init=False, default=None)
-    crash: BaseException | None = attrs.field(init=False, default=None)
-    parked: int = attrs.field(init=False, default=0)
-    deadline: float = attrs.field(init=False, default=math.inf)
-    clock: WorkClock | None = attrs.field(init=False, default=None)
-    work: Work | None = attrs.field(init=False, default=None)
-    questions: Asked | None = attrs.field(init=False, default=None)
-    reports: Reports | None = attrs.field(init=False, default=None)
-    latest_queued: bool = attrs.field(init=False, default=False)
+    deadline: float = attrs.field(init=False, default=math.inf)  # the caller's, on Trio's clock
+    reports: Reports | None = attrs.field(init=False, default=None)  # of its progress
+    extras: Extras | None = attrs.field(init=False, default=None)
+
+    def with_extras(self) -> Extras:
+        """Return its extras, made when the first of them is needed."""
+        if self.extras is None:
+            self.extras = Extras()
+        return self.extras
 
     @property
     def arrived(self) -> float:
@@ -214,22 +192,33 @@ class Job:
     @property
     def target(self) -> str | None:
         """The name of the tool or prompt, or the URI of the resource, that it is for, as received."""
-        about = getattr(self.params, "ref", self.params)  # `ref` is a completion's
+        params = self.request.params
+        about = getattr(params, "ref", params)  # `ref` is a completion's
         name = getattr(about, "name", None) or getattr(about, "uri", None)
         return name if isinstance(name, str) else None
 
+    @property
+    def questions(self) -> Asked | None:
+        """What it asked when re-running, if anything."""
+        return None if self.extras is None else self.extras.questions
+
     # Cancelling
+
+    @property
+    def reason(self) -> CancelReason | None:
+        """Why it was cancelled, or None."""
+        return None if self.cancelled is None else self.cancelled.reason
 
     def cancel(self, reason: CancelReason, detail: str | None = None) -> None:
         """Stop the handler. The first reason given is kept for the handler and the log."""
-        if self.reason is None:
+        if self.cancelled is None:
             self.note_cancelled(reason, detail)
         if self.scope is not None:
             self.scope.cancel(reason=reason.value if detail is None else f"{reason.value}: {detail}")
 
     def note_cancelled(self, reason: CancelReason, detail: str | None) -> None:
         """Store and log why the handler is cancelled."""
-        self.reason, self.detail = reason, detail
+        self.cancelled = Cancellation(reason, detail)
         said = "" if detail is None else f" ({detail!r})"  # the peer's text: escaped
         log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
 
@@ -237,16 +226,10 @@ class Job:
         """Return the answer to a request whose handler was cancelled here, or None if none is due."""
         # Without a reason, a scope around the whole session was cancelled.
         reason = self.reason or CancelReason.DRAIN
-        self.error = _CANCELLED_CODES.get(reason)
-        if self.error is None:
+        code = _CANCELLED_CODES.get(reason)
+        if code is None:
             return None
-        text = f"stopped: {reason.value}" if self.started else f"{reason.value}; not started"
-        return encode_error(self.request.id, self.error, text, self._error_data(self.error))
-
-    def _error_data(self, code: int) -> JSON:
-        """Return the `data` of an error of our own: its reason and, in a drain, whether anything was done."""
-        data: dict[str, JSON] = {"reason": ERRORS[code].reason}
-        return {**data, "started": self.started} if code == CANCELLED_BY_DRAIN else data
+        return self._own_error(code, f"stopped: {reason.value}" if self.started else f"{reason.value}; not started")
 
     # Running
 
@@ -270,8 +253,8 @@ class Job:
             if session.jobs.bytes_unread and session.jobs.too_much_unread(session.amount):
                 await session.jobs.until_read(self)
             result = await session.endpoint.handle(session, self)
-            if self.work is not None:
-                await self.work.join()
+            if self.extras is not None and self.extras.work is not None:
+                await self.extras.work.join()
             self._take_result(result)
             del result  # so that it is not kept while its reply waits
             if self.sink.full:
@@ -293,21 +276,22 @@ class Job:
             if has_left_open(task, around):
                 left = abandon_left_open(task, around)
         finally:
-            work = self.work
-            if work is not None:
-                await work.end()
-                if self.failure is None:
-                    self.failure = work.failure
-                elif work.failure is not None:
-                    self.failure = BaseExceptionGroup(
-                        "the handler and what it started for its request both failed", [self.failure, work.failure]
-                    )
+            if self.extras is not None and self.extras.work is not None:
+                await self._end_work(self.extras.work)
         if left is None:
             return False
         if left.__cause__ is None:
             left.__cause__ = self.failure
         self.failure, left = left, None
         return True
+
+    async def _end_work(self, work: Work) -> None:
+        await work.end()
+        if self.failure is None:
+            self.failure = work.failure
+        elif work.failure is not None:
+            both = [self.failure, work.failure]
+            self.failure = BaseExceptionGroup("the handler and what it started for its request both failed", both)
 
     async def settle(self, task: trio.lowlevel.Task) -> bool:
         """End a job that has failed or whose scope was cancelled. One that unwound to ask may run again first.
@@ -320,19 +304,19 @@ class Job:
             while (
                 self.reply is None
                 and self.failure is None
-                and self.reason is None
-                and self.questions is not None
-                and self.questions.asked
+                and self.cancelled is None
+                and (questions := self.questions) is not None
+                and questions.asked
             ):
-                self.scope, self.work = trio.CancelScope(), None
+                self.scope, self.with_extras().work = trio.CancelScope(), None
                 with self.scope:
                     try:
-                        self.reply = await self.questions.settle(self)
+                        self.reply = await questions.settle(self)
                     except Exception as error:  # treated like the handler's, which has unwound and cannot answer
                         self.failure = error
                     if self.reply is not None and self.sink.full:
                         await self.session.jobs.wait_for_reader(self)
-                if self.reply is None and self.failure is None and self.reason is None:
+                if self.reply is None and self.failure is None and self.cancelled is None:
                     self.scope = trio.CancelScope()
                     try:
                         with self.scope:
@@ -344,13 +328,13 @@ class Job:
                 await self._explain()
         finally:
             self.end()
-        if self.crash is not None:
-            raise self.crash
+        if self.extras is not None and self.extras.crash is not None:
+            raise self.extras.crash
         return left_open
 
     async def _explain(self) -> None:
         """Set a failed job's reply: a result that reports the failure, or an error."""
-        if self.reason is not None:
+        if self.cancelled is not None:
             return  # it was cancelled, so no answer reports its failure; `end` logs it
         self.scope = trio.CancelScope()
         with self.scope:
@@ -382,8 +366,12 @@ class Job:
             text = f"the result is larger than {most} bytes"
             reply = self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "result_size"}))
         elif session.on_finished is not None:
-            self.failed = getattr(result, "is_error", False) is True
+            self._note_failed(result)
         self.reply = reply
+
+    def _note_failed(self, result: Any) -> None:
+        if getattr(result, "is_error", False) is True:
+            self.with_extras().failed = True
 
     def drop_result(self) -> bytes:
         """Replace a result by an error, because too many results before it are still unread.
@@ -407,40 +395,22 @@ class Job:
 
     def _failed(self, error: BaseException) -> bytes:
         """Return the reply for a handler's exception: the error that it raised, or one without details of a crash."""
-        cause = sole(error)
-        if isinstance(cause, CannotAsk) and cause.required is not None:
-            answer = ErrorReply(MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})
-        elif isinstance(cause, CannotAsk):
-            answer = ErrorReply(INVALID_REQUEST, str(cause))
-        elif isinstance(cause, ErrorReply):
-            answer = cause
-        elif self._peer_left(cause):
-            log.debug("the handler of %s lost its peer", self.request.verb.name)
-            answer = ErrorReply(INTERNAL_ERROR, "the connection was lost")
-        else:
-            if self.session.handler_errors == "raise":
-                self.crash = error
+        session = self.session
+        answer = error_for(error, self.request.verb.name, peer_lost=session.lost is not None)
+        if answer is None:
+            if session.handler_errors == "raise":
+                self.with_extras().crash = error
             answer = self.log_crash(error)
-        if answer.code == OVERLOADED and isinstance(answer.data, dict):
-            seconds: Any = answer.data.get("retryAfter")
-            if type(seconds) in (int, float) and 0 <= seconds < math.inf:
-                self.retry_after = seconds
-        elif answer.code == FORBIDDEN:
-            self.detail = answer.message
-            scopes: Any = answer.data.get("requiredScopes") if isinstance(answer.data, dict) else None
-            if isinstance(scopes, list | tuple):  # it may be anything: the handler wrote it
-                self.required = tuple(scope for scope in scopes if isinstance(scope, str))
         return self._error(answer)
 
     def _error(self, answer: ErrorReply) -> bytes:
-        self.error = answer.code
+        self.error = ErrorAnswer.of(answer)
         return self.session.engine.encode_error(self.request.id, answer)
 
-    def _peer_left(self, cause: BaseException) -> bool:
-        """Return whether the handler failed because the peer disconnected, which is not a crash."""
-        if isinstance(cause, RemoteError):
-            return cause.code == CANCELLED_BY_DRAIN
-        return isinstance(cause, ConnectionLost) and self.session.lost is not None
+    def _own_error(self, code: int, message: str) -> bytes:
+        """Return an error that the session answers with by itself."""
+        self.error = ErrorAnswer(code, message)
+        return encode_error(self.request.id, code, message, own_error_data(code, started=self.started))
 
     def log_crash(self, error: BaseException) -> ErrorReply:
         """Log a handler's crash with its traceback, and return an error without details."""
@@ -467,8 +437,7 @@ class Job:
 
             security_event("flood_refused", what=self.request.verb.name, principal=self.request.admission.principal)
         self.session.refused += 1
-        self.error = code
-        self.finish(encode_error(self.request.id, code, message, self._error_data(code)))
+        self.finish(self._own_error(code, message))
 
     def end(self) -> None:
         """End a job that has a slot: with its reply, its failure, or the answer due after a cancellation."""
@@ -476,7 +445,7 @@ class Job:
         if self.failure is not None:
             self._take_failure()
         jobs = self.session.jobs
-        if not self.parked:
+        if self.extras is None or not self.extras.parked:
             jobs.running -= 1
         jobs.bytes_running -= self.size
         self.finish(self.cancelled_reply() if self.reply is None else self.reply)
@@ -487,20 +456,19 @@ class Job:
         self.over = True
         admitted = session.jobs.by_id.pop(id, None) is not None  # else it was refused
         wanted = session.engine.answered(id)
-        if self.latest_queued:
+        if self.reports is not None and self.reports.latest_queued:
             sink.settle_latest(("progress", id), keep=wanted)
         if session.on_finished is not None:
             self._report(reply if wanted else None)
         if session.counts.untold and wanted and admitted:
             session.tell_dropped_logs(self)
         if wanted and reply is not None:
-            headers = None
-            if self.retry_after is not None:
-                headers = {"retry-after": str(math.ceil(self.retry_after))}
-            elif self.required:
-                headers = {"scope": " ".join(self.required)}
             post = sink.post_alone if session.alone and not session.jobs.by_id else sink.post
-            post(Outgoing(reply, Kind.REPLY, id, self.origin, headers, self.error))
+            error = self.error
+            if error is None:
+                post(Outgoing(reply, Kind.REPLY, id, self.origin))
+            else:
+                post(Outgoing(reply, Kind.REPLY, id, self.origin, error.headers, error.code))
         else:
             sink.unanswered(id)
         if admitted:

@@ -93,7 +93,7 @@ class Crew:
                         self._call()
                     me.name = job.request.verb.name
                     job.scope, job.task = scope, me
-                    if job.reason is None:
+                    if job.cancelled is None:
                         left_open = await job.attempt(me, around)
                         if job.failure is not None:
                             break
@@ -173,20 +173,21 @@ class Jobs:
     @contextmanager
     def waiting_for_peer(self, job: Job) -> Iterator[None]:
         """Release the job's slot while it waits for the peer. Afterwards it takes one again, even if none is free."""
-        job.parked += 1
-        if job.parked == 1:
+        extras = job.with_extras()
+        extras.parked += 1
+        if extras.parked == 1:
             self.running -= 1
             self.parked += 1
-            if job.clock is not None:
-                job.clock.pause()
+            if extras.clock is not None:
+                extras.clock.pause()
             job.session.next_jobs()
         try:
             yield
         finally:
-            job.parked -= 1
-            if not job.parked:
-                if job.clock is not None:
-                    job.clock.resume()
+            extras.parked -= 1
+            if not extras.parked:
+                if extras.clock is not None:
+                    extras.clock.resume()
                 self.parked -= 1
                 if not job.over:
                     self.running += 1

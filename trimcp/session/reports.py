@@ -25,6 +25,7 @@ class Reports:
     # `total`, `tail`: the total of the last report, and the text that follows the first number
     total: float | None = None
     tail: bytes = b"}}"
+    latest_queued: bool = False  # whether one of which only the latest counts may wait in the sink
 
     def drop(self, progress: float) -> None:
         """Say that a report is not sent because its value did not increase (basic/utilities/progress)."""

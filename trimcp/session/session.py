@@ -256,7 +256,7 @@ class Session:
         sink: Sink = self.sink if origin is None else self.sink_of(origin)
         if batch is not None:
             sink = batch
-        job = Job(self, event, event.params, event.raw, sink, size, origin, incoming.headers)
+        job = Job(self, event, sink, size, origin, incoming.headers)
         if jobs.crew is None or self.draining.is_set():
             job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
         elif (self.pending or self.pushed or self.owed) and self._overloaded(size):

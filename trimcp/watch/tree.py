@@ -89,7 +89,8 @@ def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: flo
     for job in jobs:
         if room <= 0:
             return
-        of_job = [task for task in (job.task, tasks.get(id(job.work))) if task is not None]
+        work = None if job.extras is None else job.extras.work
+        of_job = [task for task in (job.task, tasks.get(id(work))) if task is not None]
         lines = list(islice(_describe_job(job, of_job, now), _MOST_LINES_EACH))
         room -= len(lines)
         yield lines
@@ -109,7 +110,7 @@ def _describe_job(job: Job, tasks: Iterable[trio.lowlevel.Task], now: float) -> 
     request = job.request
     about = "" if job.target is None else f" {in_quotes(job.target)}"
     age = f"for {now - job.since:.1f} s" if job.started else "waiting to be started"
-    asking = ", waiting for the client to answer" if job.parked else ""
+    asking = ", waiting for the client to answer" if job.extras is not None and job.extras.parked else ""
     cancelled = "" if job.reason is None else f", being cancelled ({job.reason.value})"
     yield f"{request.verb.name}{about}, request {in_quotes(request.id)}, {age}{asking}{cancelled}"
     for task in tasks:

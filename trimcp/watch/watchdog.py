@@ -232,7 +232,7 @@ class _Watchdog(trio.abc.Instrument):
         return [job for session in self._sessions() for job in list(session.jobs) if job.started]
 
     def _in_thread(self, job: Job) -> bool:
-        return any(server.runs_in_thread(getattr(job.params, "name", "")) for server in self.servers)
+        return any(server.runs_in_thread(getattr(job.request.params, "name", "")) for server in self.servers)
 
 
 def _retried(look: Any) -> list[str]:
@@ -257,7 +257,7 @@ def _job_in(frame: FrameType | None) -> Job | None:
 
 
 def _name_of(job: Job) -> str:
-    what = getattr(job.params, "name", None) or getattr(job.params, "uri", None)
+    what = getattr(job.request.params, "name", None) or getattr(job.request.params, "uri", None)
     kind = {"tools/call": "the tool", "prompts/get": "the prompt", "resources/read": "the resource"}
     verb = job.request.verb.name
     return f"{kind.get(verb, verb)} {ascii(what)[1:-1][:100]}" if isinstance(what, str) else verb
