@@ -13,6 +13,7 @@ from h2.connection import H2Connection
 
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.frames import Code, Setting
+from trimcp.transports.http.h2.heads import write_block
 
 __all__ = ["Answer", "Frame", "FramePeer", "H2Client", "grpc_call", "preface", "request_fields"]
 
@@ -85,12 +86,13 @@ class FramePeer:
     async def send(self, data: bytes) -> None:
         await self.stream.send_all(data)
 
-    def head(self, fields: Fields, *, end: bool = False, stream: int | None = None) -> bytes:
-        """The frame of a head; without `stream` of a new one, whose number is `last` then."""
+    def head(self, fields: Fields, *, end: bool = False, stream: int | None = None, plain: bool = False) -> bytes:
+        """The frame of a head; without `stream` of a new one, whose number is `last` then; `plain` without a table."""
         if stream is None:
             stream, self._next = self._next, self._next + 2
         flags = h2.END_HEADERS | (h2.END_STREAM if end else 0)
-        return h2.frame(h2.HEADERS, flags, stream, self._encoder.encode(fields))
+        block = write_block(fields) if plain else self._encoder.encode(fields)
+        return h2.frame(h2.HEADERS, flags, stream, block)
 
     @property
     def last(self) -> int:

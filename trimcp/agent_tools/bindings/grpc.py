@@ -59,6 +59,7 @@ from trimcp.framing.grpc import (
 from trimcp.transports.grpc.server import (
     GrpcRoutes,
     fault_response,
+    has_bad_timeout,
     kept_headers,
     refusal_text,
     status_response,
@@ -137,7 +138,7 @@ class AgentRpc:
 
 
 def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:
-    return RpcExchange(port, head, caller, method) if port.has_room(head) else None
+    return RpcExchange(port, head, caller, method) if port.has_room(head) and not has_bad_timeout(head) else None
 
 
 @attrs.define(eq=False)

@@ -68,6 +68,7 @@ class Http2Client:
     _written: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _served: int | None = attrs.field(init=False, default=None)  # the last call that the server serves, if it said so
     _corked: bool = attrs.field(init=False, default=False)  # whether what is said is gathered
+    _ended: int = attrs.field(init=False, default=0)  # calls that have ended in this turn
     _heard: float = attrs.field(init=False, factory=trio.current_time)
     _closing: bool = attrs.field(init=False, default=False)
 
@@ -138,7 +139,8 @@ class Http2Client:
                 await call.send_rest(data[sent:], end=True)
             return await call.answer()
         finally:
-            call.cancel()
+            if not call.ended:
+                call.cancel()
 
     async def _wait_for_room(self) -> None:
         """Wait until one more call may be under way."""
@@ -181,10 +183,15 @@ class Http2Client:
         if out and not self._corked and self.lost is None:
             data = bytes(out)
             out.clear()
-            self.writer.gather(data)
+            if self._ended == 1:  # the only one who goes on in this turn
+                self._ended = 0
+                self.writer.write(data)
+            else:
+                self.writer.gather(data)
 
     def call_ended(self) -> None:
         """Note that there is room for another call."""
+        self._ended += 1
         if self._room:
             self._room.unpark_all()
 
@@ -233,6 +240,7 @@ class Http2Client:
                     why = "the connection broke" if self._wire.error else "the server has closed the connection"
                     return self._lose(why)
                 self._heard = trio.current_time()
+                self._ended = 0
                 if self._closing:
                     continue  # only its end counts
                 engine.feed(data, self._heard)

@@ -128,6 +128,12 @@ def timeout_of(head: Head) -> float:
     return math.inf if seconds is None else seconds
 
 
+def has_bad_timeout(head: Head) -> bool:
+    """Return whether the caller says how long a call may take, and nobody understands it."""
+    value = head.headers.get("grpc-timeout")
+    return value is not None and decode_timeout(value) is None
+
+
 # What there is
 
 
@@ -153,8 +159,7 @@ class GrpcRoutes:
     def admit(self, head: Head) -> Admitted:
         """Admit a call of an identified caller by its head, or refuse it with a status."""
         path = head.path
-        timeout = head.headers.get("grpc-timeout")
-        if timeout is not None and decode_timeout(timeout) is None:
+        if has_bad_timeout(head):
             return status_response(GrpcStatus.INVALID_ARGUMENT, "the header grpc-timeout is malformed")
         if path == EXCHANGE:
             return self.tunnel(head, self.face.upgrade(head))

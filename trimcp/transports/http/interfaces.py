@@ -86,6 +86,14 @@ class Head:
     reply_headers: tuple[tuple[str, str], ...] = ()
     again: Callable[[Head], Handler | None] | None = None
 
+    def with_headers(self, headers: Mapping[str, str]) -> Head:
+        """Return this head, judged, with other headers."""
+        return Head(
+            *(self.method, self.path, self.query, headers, self.peer, self.loopback, self.secure, self.certificate),
+            *(self.root, self.websocket, self.http2, self.holding, self.principal, self.began, self.reply_headers),
+            self.again,
+        )
+
     @property
     def until(self) -> float:
         """Seconds since 1970 until which the caller is authorized, for streams that outlive a request."""

@@ -85,11 +85,24 @@ async def test_a_head_like_one_before_is_judged_once_if_the_face_allows(again: b
         headers = [("x-token", "abc")]
         for n in range(6):
             assert (await peer.fetch("/echo", b"%d" % n, headers=headers)).body == b"%d" % n
-        # The first brings the table of the compression, the second is the first with the block that all others have.
-        assert site.face.judged == (2 if again else 6)
+        assert site.face.judged == (1 if again else 6)
         other = await peer.fetch("/echo", b"", headers=[("x-token", "abd")])
         assert other.status == 200
         assert site.face.handlers[-1].head.headers["x-token"] == "abd"
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["plain", "in the table"])
+async def test_calls_that_differ_in_their_time_limit_are_judged_once(index: bool, autojump_clock: MockClock) -> None:
+    async with memory(DummyFace(again=True)) as site:
+        peer = await site.connect_http2()
+        for limit in ("1S", "2S", None, "3S", "2S", None):
+            fields = [(":method", "POST"), (":scheme", "http"), (":authority", "test"), (":path", "/echo")]
+            if limit is not None:
+                fields.append(("grpc-timeout", limit))
+            await peer.send(peer.head(fields, end=True, plain=not index))
+            assert (await peer.answer(peer.last)).status == 200
+            assert site.face.handlers[-1].head.headers.get("grpc-timeout") == limit
+        assert site.face.judged == 1
 
 
 async def test_equal_blocks_are_read_again_when_the_table_has_changed(autojump_clock: MockClock) -> None:

@@ -11,6 +11,8 @@ from trimcp.transports.http.h2.frames import Code, Http2Error
 from trimcp.transports.http.h2.heads import (
     BlockReader,
     RequestFields,
+    ResponseFields,
+    limited_request,
     read_request,
     read_response,
     write_block,
@@ -39,12 +41,10 @@ def test_blocks_that_change_nothing_are_remembered_until_something_does() -> Non
     first = blocks.head(encoder.encode(REQUEST))
     again = encoder.encode(REQUEST)
     second = blocks.head(again)
-    assert second is not first
+    assert second.headers == first.headers
     assert blocks.head(again) is second
     assert blocks.head(encoder.encode([*REQUEST, ("x-new", "1")])).headers["x-new"] == "1"
-    third = blocks.head(encoder.encode(REQUEST))
-    assert third is not second
-    assert third.headers == second.headers
+    assert blocks.head(encoder.encode(REQUEST)) is second  # what means the same is the same, however it is written
 
 
 def test_a_table_that_was_emptied_makes_old_indices_invalid() -> None:
@@ -57,6 +57,92 @@ def test_a_table_that_was_emptied_makes_old_indices_invalid() -> None:
     with pytest.raises(Http2Error) as caught:
         blocks.head(block)
     assert caught.value.code is Code.COMPRESSION_ERROR
+
+
+LIMITED = {
+    "at the end": [*REQUEST, ("x-a", "1"), ("grpc-timeout", "{}")],
+    "before others": [*REQUEST, ("grpc-timeout", "{}"), ("x-a", "1")],
+    "next to one that is alike": [*REQUEST, ("x-a", "grpc-timeout"), ("grpc-timeout", "{}")],
+}
+
+
+def limited(how: str, limit: str | None) -> list[tuple[str, str]]:
+    fields = [(name, value.format(limit)) for name, value in LIMITED[how]]
+    return [field for field in fields if field[0] != "grpc-timeout" or limit is not None]
+
+
+@pytest.mark.parametrize("how", LIMITED)
+@pytest.mark.parametrize("plain", [True, False], ids=["plain", "in the table"])
+def test_heads_are_remembered_without_a_calls_time_limit(how: str, plain: bool) -> None:
+    encoder = hpack.Encoder()
+    blocks = BlockReader(64 * 1024, read_request, limited_request)
+    shared = None
+    for limit in (None, "1S", "12345678m", "1S", None, "", "23u", "\xff1m", "1" * 40):
+        fields = limited(how, limit)
+        found = blocks.head(write_block(fields) if plain else encoder.encode(as_raw(fields)))
+        expected = reader().head(hpack.Encoder().encode(as_raw(fields)))
+        assert found.headers == expected.headers
+        assert (found.size, found.number, found.path) == (expected.size, expected.number, "/mcp?x=1")
+        shared = shared or found.shared or found
+        assert (found.shared or found) is shared
+
+
+def as_raw(fields: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields]
+
+
+LIMIT = ("grpc-timeout", "1S")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [*REQUEST[:3], LIMIT, REQUEST[3]],
+        [*REQUEST, ("grpc-timeout", "1S\n")],
+        [*REQUEST, ("grpc-timeout", " 1S")],
+        [*REQUEST[:3], LIMIT],
+    ],
+)
+def test_a_time_limit_that_does_not_belong_there(fields: list[tuple[str, str]]) -> None:
+    blocks = BlockReader(64 * 1024, read_request, limited_request)
+    for known in (REQUEST, [*REQUEST, LIMIT]):
+        blocks.head(write_block(known))
+    with pytest.raises(Http2Error) as caught:
+        blocks.head(hpack.Encoder().encode(as_raw(fields), huffman=False))
+    assert caught.value.code is Code.PROTOCOL_ERROR
+
+
+def test_two_time_limits_are_one_header() -> None:
+    blocks = BlockReader(64 * 1024, read_request, limited_request)
+    for more in ([], [LIMIT], [LIMIT, LIMIT], [LIMIT, LIMIT]):
+        head = blocks.head(write_block([*REQUEST, *more]))
+    assert head.headers["grpc-timeout"] == "1S, 1S"
+
+
+def test_equal_trailers_are_read_once_until_the_table_changes() -> None:
+    encoder = hpack.Encoder()
+    blocks: BlockReader[ResponseFields] = BlockReader(64 * 1024, read_response)
+    ended = [("grpc-status", "0"), ("x-cost", "7")]
+    blocks.trailers(encoder.encode(ended))
+    block = encoder.encode(ended)
+    found = blocks.trailers(block)
+    assert found == dict(ended)
+    assert blocks.trailers(block) is found
+    with pytest.raises(Http2Error):
+        blocks.head(block)
+    for n in range(200):  # until the index means another field
+        blocks.trailers(encoder.encode([("x-new", f"{n:0100}")]))
+    assert set(blocks.trailers(block)) == {"x-new"}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    blocks = BlockReader(64 * 1024, read_request, limited_request)
+    once = blocks.head(write_block(REQUEST))
+    for n in range(200):
+        blocks.head(write_block([*REQUEST, ("x-new", f"{n:0200}"), LIMIT]))
+    assert blocks.head(write_block(REQUEST)) is not once
+    large = write_block([*REQUEST, ("x-large", "a" * 8_000)])
+    assert blocks.head(large) is not blocks.head(large)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
-from trimcp.transports.http.h2.heads import BlockReader, RequestFields, read_request
+from trimcp.transports.http.h2.heads import BlockReader, RequestFields, limited_request, read_request
 from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.h2.replies import ReplyStream
 from trimcp.transports.http.h2.requests import STREAM_COST, RequestStream
@@ -81,7 +81,7 @@ class H2Connection:
         self.writer: H1Writer = writer
         self.engine: Engine = Engine(
             self,
-            BlockReader[RequestFields](limits.max_head, read_request),
+            BlockReader[RequestFields](limits.max_head, read_request, limited_request),
             client=False,
             settings={
                 Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,

@@ -30,8 +30,12 @@ _VALUE: Final = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?", re.
 _FORBIDDEN: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"http2-settings")
 )
-_REMEMBERED: Final = 64  # blocks of a connection
-_LONGEST: Final = 1_024  # bytes of one that is remembered
+_REMEMBERED: Final = 16 * 1024  # bytes of fields whose meaning a connection remembers, of each kind
+_LONGEST: Final = 4 * 1024  # of one head
+TIME_LIMIT: Final = b"grpc-timeout"
+"""The header with the time that a call of gRPC may take."""
+_LIMIT: Final = bytes((0, len(TIME_LIMIT))) + TIME_LIMIT  # how it begins where it is written as `write_field` does
+_LONGEST_LIMIT: Final = len(_LIMIT) + 1 + 9
 _PLENTY: Final = 4  # times the largest head that is answered; what is larger ends the connection
 _MAX_LENGTH_DIGITS: Final = 15
 
@@ -46,21 +50,46 @@ class _CountedTable(HeaderTable):
         super().add(name, value)
 
 
+class _Meanings(dict[Any, Any]):
+    """What blocks or fields mean, for so many bytes of fields; then it begins anew."""
+
+    size: int = 0
+
+    def add(self, key: object, meaning: object, size: int) -> None:
+        """Remember a meaning of fields of this size, if that is not too large."""
+        if size <= _LONGEST:
+            if self.size + size > _REMEMBERED:
+                self.clear()
+            self.size += size
+            self[key] = meaning
+
+    def clear(self) -> None:
+        super().clear()
+        self.size = 0
+
+
 @attrs.define(eq=False)
 class BlockReader(Generic[HeadT]):
     """Reads the blocks of one peer, in the order in which they were sent.
 
+    What a block means is remembered by its bytes, until the table changes, and by its fields. The time limit of a call
+    of gRPC is another one each time, so heads are remembered without it.
+
     Args:
         max_head: bytes that names and values may take, with 32 for each (section 6.5.2).
         read: returns what the fields of a first head of a stream mean. It may raise `Http2Error`.
+        limited: returns what a head means with a time limit; None where that is a header like others.
     """
 
     max_head: int
     _read: Callable[[Fields, int], HeadT]
+    _limited: Callable[[HeadT, bytes], HeadT] | None = None
     _decoder: hpack.Decoder = attrs.field(init=False)
     _table: _CountedTable = attrs.field(init=False, factory=_CountedTable)
-    _known: dict[bytes, HeadT] = attrs.field(init=False, factory=dict)
-    _known_at: int = attrs.field(init=False, default=0)  # changes of the table for which they are known
+    _heads: _Meanings = attrs.field(init=False, factory=_Meanings)  # by block
+    _trailers: _Meanings = attrs.field(init=False, factory=_Meanings)  # by block
+    _at: int = attrs.field(init=False, default=0)  # changes of the table for which blocks are known
+    _meant: _Meanings = attrs.field(init=False, factory=_Meanings)  # heads by fields
 
     def __attrs_post_init__(self) -> None:
         self._decoder = hpack.Decoder(_PLENTY * self.max_head)
@@ -72,33 +101,59 @@ class BlockReader(Generic[HeadT]):
         Raises:
             Http2Error: it cannot be read, or has no meaning.
         """
-        found = self._known.get(block)
-        if found is not None and self._known_at == self._table.changes:
-            return found
-        before = self._table.changes
-        head = self._read(*self._fields(block))
-        if self._table.changes == before and len(block) <= _LONGEST:
-            if self._known_at != before or len(self._known) >= _REMEMBERED:
-                self._known.clear()
-                self._known_at = before
-            self._known[block] = head
+        limited, found = self._limited, None
+        if self._at == self._table.changes:
+            found = self._heads.get(block)
+            if found is None and limited is not None and (at := block.find(_LIMIT, -_LONGEST_LIMIT)) > 0:
+                found, limit = self._heads.get(block[:at]), block[at + len(_LIMIT) + 1 :]
+                if found is not None:  # then another field begins here
+                    same = block[at + len(_LIMIT)] == len(limit) and _VALUE.fullmatch(limit)
+                    found = limited(found, limit) if same else None
+        return self._new_head(block) if found is None else found
+
+    def _new_head(self, block: bytes) -> HeadT:
+        """Return the meaning of a first head that is not known."""
+        limit: bytes | None = None
+        fields, same = self._fields(block)
+        if self._limited is not None:
+            fields, limit = _without_limit(fields)
+        size = _size(fields)
+        head = self._meant.get(fields)
+        if head is None:
+            head = self._read(fields, size)
+            self._meant.add(fields, head, size)
+        if limit is not None and self._limited is not None:
+            begins = block.removesuffix(_LIMIT + _length(len(limit)) + limit)
+            if same and len(begins) < len(block):
+                self._heads.add(begins, head, size)
+                same = False
+            head = self._limited(head, limit)
+        if same:
+            self._heads.add(block, head, size)
         return head
 
     def trailers(self, block: bytes) -> dict[str, str]:
-        """Return the fields of a last head. Raises as `head`."""
-        headers: dict[str, str] = {}
-        for name, value in self._fields(block)[0]:
+        """Return the fields of a last head, which equal blocks share. Raises as `head`."""
+        headers: dict[str, str] | None = self._trailers.get(block) if self._at == self._table.changes else None
+        if headers is not None:
+            return headers
+        headers = {}
+        fields, same = self._fields(block)
+        for name, value in fields:
             if name[:1] == b":":
                 raise Http2Error(Code.PROTOCOL_ERROR, "a pseudo-header among the trailers")
             add_field(headers, name, value)
+        if same:
+            self._trailers.add(block, headers, _size(fields))
         return headers
 
     def skip(self, block: bytes) -> None:
         """Read the block of a stream that nobody listens to any more: it may change the table. Raises as `head`."""
         self._fields(block)
 
-    def _fields(self, block: bytes) -> tuple[Fields, int]:
-        """Return the fields, and their size."""
+    def _fields(self, block: bytes) -> tuple[Fields, bool]:
+        """Return the fields, and whether the table is the same as before."""
+        before = self._table.changes
         if block[:1] and block[0] & 0xE0 == 0x20:  # the table gets another size
             self._table.changes += 1
         try:
@@ -108,7 +163,28 @@ class BlockReader(Generic[HeadT]):
             raise Http2Error(Code.ENHANCE_YOUR_CALM, "the headers are too large") from None
         except (hpack.HPACKError, IndexError, ValueError):
             raise Http2Error(Code.COMPRESSION_ERROR, "the headers cannot be decompressed") from None
-        return fields, sum(len(name) + len(value) + 32 for name, value in fields)
+        same = self._table.changes == before
+        if self._at != self._table.changes:
+            self._heads.clear()
+            self._trailers.clear()
+            self._at = self._table.changes
+        return tuple(fields), same
+
+
+def _size(fields: Fields) -> int:
+    return sum(len(name) + len(value) + 32 for name, value in fields)
+
+
+def _without_limit(fields: Fields) -> tuple[Fields, bytes | None]:
+    """Return the fields of a request without the time limit of a call, and that, if there is one that can be sent."""
+    found = [at for at, field in enumerate(fields) if field[0] == TIME_LIMIT]
+    if len(found) != 1:
+        return fields, None
+    at = found[0]
+    before, limit, after = fields[:at], fields[at][1], fields[at + 1 :]
+    if not _VALUE.fullmatch(limit) or any(name[:1] == b":" for name, _ in after):
+        return fields, None
+    return (*before, *after), limit
 
 
 def add_field(headers: dict[str, str], name: bytes, value: bytes) -> None:
@@ -145,6 +221,7 @@ class RequestFields:
         protocol: what is to be spoken on the stream (RFC 8441), or None.
         size: bytes of the fields, as they are counted (section 6.5.2).
         number: of fields.
+        shared: the same without its time limit, if it has one.
         kept: for its user.
     """
 
@@ -156,6 +233,7 @@ class RequestFields:
     protocol: str | None
     size: int
     number: int
+    shared: RequestFields | None = None
     kept: Any = None
 
 
@@ -191,6 +269,15 @@ def read_request(fields: Fields, size: int) -> RequestFields:
         size,
         len(fields),
     )
+
+
+def limited_request(head: RequestFields, limit: bytes) -> RequestFields:
+    """Return what a request's head means with a time limit."""
+    headers = head.headers.copy()
+    add_field(headers, TIME_LIMIT, limit)
+    size, number = head.size + _size(((TIME_LIMIT, limit),)), head.number + 1
+    shared = head.shared or head
+    return RequestFields(head.method, head.scheme, head.path, headers, head.length, head.protocol, size, number, shared)
 
 
 _OF_REQUEST: Final = frozenset((b":method", b":path", b":scheme", b":authority", b":protocol"))

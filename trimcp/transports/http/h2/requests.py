@@ -70,8 +70,11 @@ class RequestStream(ReplyStream):
         """Look at the head: the front is asked, unless it has answered for an equal head."""
         connection = self._connection
         assert connection is not None
-        known = self.fields.kept
+        fields = self.fields
+        known: Head | None = (fields.shared or fields).kept
         if known is not None:
+            if fields.shared is not None:
+                known = known.with_headers(fields.headers)
             handler = known.again(known)
             if handler is not None:
                 self.head = known
@@ -118,9 +121,11 @@ class RequestStream(ReplyStream):
         elif isinstance(admitted, Upgrade | Tunnel):
             await connection.serve(self, head, admitted)
         else:
-            if head.again is not None and self.fields.kept is None:
+            fields = self.fields.shared or self.fields
+            if head.again is not None and fields.kept is None:
                 # What is equal may share the head, and then counts for its connection. What holds much has its own.
-                head.holding, self.fields.kept = connection.holding, head
+                head.holding = connection.holding
+                fields.kept = head if fields is self.fields else head.with_headers(fields.headers)
             self._take(admitted)
 
     def into_tunnel(self, tunnel: TunnelEnd) -> None:
