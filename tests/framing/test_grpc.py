@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import zlib
 
 import pytest
 
+from tests.yardsticks import assert_costs
 from trimcp.framing.grpc import (
     GrpcDecoder,
+    GrpcFault,
     GrpcStatus,
     decode_text,
     encode_text,
@@ -16,6 +19,7 @@ from trimcp.framing.grpc import (
     json_rpc_header,
     message_frame,
     status_of_refusal,
+    whole_message,
 )
 from trimcp.wire.jsonrpc import Malformed
 
@@ -95,6 +99,28 @@ def test_what_cannot_be_read_is_a_fault(stream: bytes, status: GrpcStatus) -> No
     assert decoder.fault is not None
     assert decoder.fault.status is status
     assert decoder.take(9) == []
+
+
+def test_decompressing_costs_in_proportion_to_the_size() -> None:
+    raw = random.Random(1).randbytes(16 * 1024 * 1024)  # what cannot be compressed is all input
+    packed = zlib.compress(raw, 1)
+    frame = b"\1" + len(packed).to_bytes(4, "big") + packed
+
+    def read() -> None:
+        assert whole_message(frame, len(raw), "deflate") == raw
+
+    assert_costs(read, at_most=8, times=lambda: zlib.decompress(packed))
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 100_000])
+def test_what_is_decompressed_is_bounded(size: int) -> None:
+    packed = zlib.compress(bytes(size))
+    found = whole_message(b"\1" + len(packed).to_bytes(4, "big") + packed, 100, "deflate")
+    if size <= 100:
+        assert found == bytes(size)
+    else:
+        assert isinstance(found, GrpcFault)
+        assert found.status is GrpcStatus.RESOURCE_EXHAUSTED
 
 
 def test_without_a_tunnel_a_message_over_the_limit_is_a_fault() -> None:

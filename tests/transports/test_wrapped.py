@@ -56,6 +56,8 @@ async def test_what_a_wrapper_does_not_change_passes_through(wrap: Wrap) -> None
     inner = Inner()
     outer = wrap(inner)
     assert (outer.mirrors_headers, outer.half_open, outer.too_slow) == (True, False, False)
+    inner.half_open = True  # it may turn out late, as over gRPC
+    assert outer.half_open
     assert outer.read_ahead == (7, 700)
     assert outer.close_reason() == "it ended with exit code 3"
     assert outer.taken() == 0

@@ -37,7 +37,6 @@ GRPC_HEADERS: Final = (("content-type", CONTENT_TYPE),)
 """The headers of every answer."""
 
 _ZLIB: Final = {"gzip": 31, "deflate": 15}  # the kinds of window, by the name of the compression
-_INFLATED: Final = 64 * 1024  # bytes decompressed at once
 
 Inflate: TypeAlias = "Callable[[bytes], bytes | GrpcFault]"
 """Returns a payload that was compressed."""
@@ -153,20 +152,16 @@ def inflate_of(encoding: str | None, max_size: int) -> Inflate:
         window = _ZLIB.get(encoding)
         if window is None:
             return UNKNOWN_ENCODING
-        inflater, pieces, size, left = zlib.decompressobj(window), [], 0, payload
+        inflater = zlib.decompressobj(window)
         try:
-            while not inflater.eof:
-                piece = inflater.decompress(left, _INFLATED)
-                left = inflater.unconsumed_tail
-                if not piece and not left:
-                    return GrpcFault(GrpcStatus.INVALID_ARGUMENT, "a compressed message is incomplete")
-                size += len(piece)
-                if size > max_size:
-                    return GrpcFault(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {max_size:,} bytes")
-                pieces.append(piece)
+            found = inflater.decompress(payload, max_size + 1)  # at once: each pass would copy what is left
         except zlib.error:
             return GrpcFault(GrpcStatus.INVALID_ARGUMENT, "a message cannot be decompressed")
-        return b"".join(pieces)
+        if len(found) > max_size:
+            return GrpcFault(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {max_size:,} bytes")
+        if not inflater.eof:
+            return GrpcFault(GrpcStatus.INVALID_ARGUMENT, "a compressed message is incomplete")
+        return found
 
     return inflate
 

@@ -21,7 +21,6 @@ class WrappedChannel(MessageChannel):
         self.mirrors_headers: bool = self.channel.mirrors_headers
         # A subclass with a `send` of its own changes what is sent, and has to see all of it.
         self.sends_now: bool = self.channel.sends_now and type(self).send is WrappedChannel.send
-        self.half_open: bool = self.channel.half_open
         self.read_ahead: tuple[int, int] = self.channel.read_ahead
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
@@ -56,6 +55,11 @@ class WrappedChannel(MessageChannel):
 
     def taken(self) -> Hashable:
         return self.channel.taken()
+
+    @property
+    def half_open(self) -> bool:  # type: ignore[override]  # depends on how the peer ends its side, as over gRPC
+        """Whether the peer of the wrapped channel, if it sends nothing more, may still read."""
+        return self.channel.half_open
 
     @property
     def too_slow(self) -> bool:  # type: ignore[override]  # known only at the end, so it cannot be copied

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,6 +15,7 @@ from tests.transports.websocket_support import Meeting, ids, outgoing
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.framing.grpc import GrpcStatus, json_rpc_header, message_frame
 from trimcp.testing.contract import check_channel
+from trimcp.transports.descriptors import PIECE
 from trimcp.transports.grpc.channel import GrpcChannel
 from trimcp.wire.jsonrpc import Malformed
 
@@ -103,6 +104,7 @@ class _Bytes:
     def __init__(self) -> None:
         self.gone, self.given = trio.Event(), False
         self.trailers: tuple[tuple[str, str], ...] = ()
+        self.sent: list[bytes] = []
 
     async def receive(self) -> bytes:
         if self.given:
@@ -110,10 +112,29 @@ class _Bytes:
         self.given = True
         return json_rpc_header(1_000) + b"{"
 
+    async def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
     def credit(self, size: int) -> None: ...
 
     def finish(self, trailers: tuple[tuple[str, str], ...] = ()) -> None:
         self.trailers = trailers
+
+
+async def _doubled(data: bytes) -> bytes:
+    return message_frame(2 * data)
+
+
+@pytest.mark.parametrize("write", [None, _doubled], ids=["JSON", "another kind"])
+async def test_what_is_gathered_before_it_is_sent_is_bounded(write: Callable[[bytes], Awaitable[bytes]] | None) -> None:
+    call, text = _Bytes(), b'"%b"' % (b"x" * 20_000)
+    batch = [*[Outgoing(text, Kind.NOTIFICATION)] * 40, Outgoing(text * 10, Kind.NOTIFICATION)]
+    await GrpcChannel(call, 1 << 20, write=write).send(batch)  # type: ignore[arg-type]
+    frames = [await write(each.data) for each in batch] if write else []
+    frames = frames or [json_rpc_header(len(each.data)) + each.data for each in batch]
+    assert b"".join(call.sent) == b"".join(frames)
+    assert max(map(len, call.sent[:-1])) < PIECE + len(frames[0])
+    assert len(call.sent) < 30
 
 
 async def test_a_message_has_to_become_whole(autojump_clock: MockClock) -> None:

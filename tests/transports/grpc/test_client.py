@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import h2.config
 import h2.connection
+import h2.errors
 import h2.events
 import pytest
 import trio
 import trustme
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 import trimcp
 from tests.fuzz.effort import PATIENCE
@@ -289,6 +290,34 @@ async def test_an_answer_over_the_limit_fails_the_call(autojump_clock: MockClock
         await peer.answer((await peer.event(h2.events.RequestReceived)).stream_id, bytes(2_000))
         with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED"):
             await call.next_message(GrpcDecoder(1_000))
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_an_answer_counts_against_its_limit_as_it_arrives(over: int, autojump_clock: MockClock) -> None:
+    async with client_and_peer() as (client, peer), trio.open_nursery() as nursery:
+        done = trio.Event()
+
+        async def ask() -> None:
+            with pytest.raises(CallFailed, match="RESOURCE_EXHAUSTED") if over else nullcontext():
+                assert await client.unary("/a.B/C", b"", max_message=1_000) == bytes(1_000)
+            done.set()
+
+        nursery.start_soon(ask)
+        number = (await peer.event(h2.events.RequestReceived)).stream_id
+        peer.frames.send_headers(number, HEAD)
+        answer = b"\0" + (9_999 if over else 1_000).to_bytes(4, "big") + bytes(1_000)
+        for at in range(0, len(answer), 100):
+            peer.frames.send_data(number, answer[at : at + 100])
+        await peer.flush()
+        await wait_all_tasks_blocked()
+        assert not done.is_set()
+        if over:
+            peer.frames.send_data(number, b"x")
+            assert (await peer.event(h2.events.StreamReset)).error_code == h2.errors.ErrorCodes.CANCEL
+        else:
+            peer.frames.send_headers(number, OK, end_stream=True)
+            await peer.flush()
+        await done.wait()
 
 
 async def test_a_silent_server_is_pinged_and_then_given_up(autojump_clock: MockClock) -> None:

@@ -79,15 +79,18 @@ async def serving(**settings: Any) -> AsyncIterator[ServedHere]:
         yield place
 
 
-async def test_a_foreign_client_that_says_everything_at_once_gets_every_answer() -> None:
+@pytest.mark.parametrize("traced", [False, True])
+async def test_a_foreign_client_that_says_everything_at_once_gets_every_answer(traced: bool) -> None:
     """It half-closes the call at once, which ends nothing."""
+    lines: list[str] = []
 
     def use(channel: grpc.Channel) -> list[Any]:
         requests = [call(number, "echo", text=str(number)) for number in range(50)]
         return heard(channel.stream_stream(EXCHANGE)(iter(requests), timeout=PATIENCE))
 
-    async with serving() as place:
+    async with serving(trace=lines.append if traced else None) as place:
         answers = await foreign(place.url, use)
+    assert len(lines) == (100 if traced else 0)
     assert sorted(answer["id"] for answer in answers) == list(range(50))
     assert all(answer["result"]["content"][0]["text"] == str(answer["id"]) for answer in answers)
 

@@ -32,6 +32,7 @@ from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
 from trimcp.session.queues import Outbox
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.transports.descriptors import PIECE
 from trimcp.transports.grpc.calls import CallFailed, Http2Call
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client
@@ -279,8 +280,13 @@ class GrpcProviderStream(ProviderStream):
         """Write what is posted until the stream has ended."""
         try:
             while True:
-                frames = [_from_provider(each.data) for each in await self._outbox.receive()]
-                await self._call.send(b"".join(frames))
+                gathered = bytearray()
+                for each in await self._outbox.receive():
+                    gathered += _from_provider(each.data)
+                    if len(gathered) >= PIECE:
+                        await self._call.send(bytes(gathered))
+                        gathered.clear()
+                await self._call.send(bytes(gathered))
         except (CallFailed, trio.EndOfChannel):
             self._outbox.abandon()  # the reader says why
 

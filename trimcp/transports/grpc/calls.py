@@ -12,7 +12,7 @@ from trimcp.support.cleaning import one_line
 from trimcp.transports.descriptors import PIECE
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
-from trimcp.transports.http.h2.frames import Code
+from trimcp.transports.http.h2.frames import Code, name_of
 from trimcp.transports.http.h2.heads import ResponseFields
 from trimcp.transports.http.h2.interface import Http2Stream
 
@@ -319,7 +319,7 @@ class Http2Call(Http2Stream):
         self._http, self.headers = head.status, head.headers
         if "grpc-status" in head.headers:
             self.last_headers = head.headers
-        if self._news:
+        if self._most < 0 and self._news:  # whoever waits for the only message waits for the end
             self._news.unpark_all()
         return False
 
@@ -350,12 +350,8 @@ class Http2Call(Http2Stream):
 
     def was_reset(self, code: int, reason: str) -> None:
         """See `Http2Stream.was_reset`."""
-        try:
-            name = Code(code).name
-        except ValueError:
-            name = str(code)
         status = _BY_RESET.get(code, GrpcStatus.INTERNAL)  # type: ignore[call-overload]  # any number
-        why = f"the server reset the call ({name})"
+        why = f"the server reset the call ({name_of(code)})"
         self.fail(CallFailed(status, why, begun=code != Code.REFUSED_STREAM))
 
     def window_opened(self) -> None:

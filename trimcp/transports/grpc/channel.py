@@ -106,15 +106,12 @@ class GrpcChannel(MessageChannel):
                 for message in batch:
                     data = message.data
                     if self._write is not None:
-                        held.append(await self._write(data))
-                        size += len(data)
-                        continue
-                    held.append(json_rpc_header(len(data)))
-                    if len(data) >= PIECE:  # is not copied
+                        data = await self._write(data)
+                    else:
+                        held.append(json_rpc_header(len(data)))
+                    if held and len(data) >= PIECE:  # is not copied
                         await self._stream.send(b"".join(held))
                         held, size = [], 0
-                        await self._stream.send(data)
-                        continue
                     held.append(data)
                     size += len(data)
                     if size >= PIECE:

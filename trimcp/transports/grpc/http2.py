@@ -21,8 +21,8 @@ from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
-from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
-from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block
+from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, name_of
+from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_response, write_block, write_field
 from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
@@ -172,7 +172,7 @@ class Http2Client:
             except ValueError as error:
                 raise CallFailed(GrpcStatus.UNAVAILABLE, str(error), begun=False) from error
         if timeout is not None and timeout < math.inf:
-            block += write_block((("grpc-timeout", encode_timeout(timeout)),))
+            block += write_field("grpc-timeout", encode_timeout(timeout))
         return block
 
     # Called by calls
@@ -341,8 +341,7 @@ class Http2Client:
         if code == Code.NO_ERROR:
             self._fail(CallFailed(GrpcStatus.UNAVAILABLE, "the server takes no more calls", begun=False), last)
             return
-        name = Code(code).name if code in Code._value2member_map_ else str(code)
-        self._lose(f"the server ended the connection ({name})")
+        self._lose(f"the server ended the connection ({name_of(code)})")
 
 
 @asynccontextmanager

@@ -24,7 +24,7 @@ from trimcp.transports.http.h1.parser import read_target
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.engine import Engine
-from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
+from trimcp.transports.http.h2.frames import Code, Http2Error, Setting, name_of
 from trimcp.transports.http.h2.heads import BlockReader, RequestFields, limited_request, read_request
 from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.h2.replies import ReplyStream
@@ -253,7 +253,7 @@ class H2Connection:
 
     def went_away(self, last: int, code: int) -> None:
         if code != Code.NO_ERROR:
-            log.debug("%s ends the connection with the HTTP/2 error %d", self.peer, code)
+            log.debug("%s ends the connection: %s", self.peer, name_of(code))
 
     # Called by streams
 

@@ -225,11 +225,9 @@ class Engine:
 
     def _late_data(self, id: int) -> None:
         """Drop data of a stream that has ended."""
-        if self._is_idle(id):
-            raise Http2Error(Code.PROTOCOL_ERROR, "data on a stream that was never opened")
+        self._unless_ended(id, "data on")
         if not self._closed.get(id, False):
             raise Http2Error(Code.STREAM_CLOSED, "data on a stream that has ended")
-        self._allowance.spend("frames on streams that have ended")
 
     def _ended(self, stream: Http2Stream) -> None:
         """Note that the peer has ended its side."""
@@ -370,11 +368,8 @@ class Engine:
             else:
                 self._allowance.spend("growing windows")
             return
-        stream = self.streams.get(id)
+        stream = self._unless_ended(id, "WINDOW_UPDATE on")
         if stream is None:
-            if self._is_idle(id):
-                raise Http2Error(Code.PROTOCOL_ERROR, "a window of a stream that was never opened")
-            self._allowance.spend("frames on streams that have ended")
             return
         if not size:
             raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing", id)
@@ -398,11 +393,8 @@ class Engine:
     def _take_reset(self, flags: int, id: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "a RST_STREAM has four bytes")
-        stream = self.streams.get(id)
+        stream = self._unless_ended(id, "RST_STREAM on")
         if stream is None:
-            if self._is_idle(id):
-                raise Http2Error(Code.PROTOCOL_ERROR, "a reset of a stream that was never opened")
-            self._allowance.spend("frames on streams that have ended")
             return
         if not self._client:
             self._allowance.spend(RESETS)
@@ -476,6 +468,19 @@ class Engine:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "a GOAWAY has at least eight bytes")
         self._allowance.spend("GOAWAY frames")
         self._user.went_away(h2.word_at(payload, 0) & _STREAM_BITS, h2.word_at(payload, 4))
+
+    def _unless_ended(self, id: int, what: str) -> Http2Stream | None:
+        """Return a stream; None if it has ended, which is counted.
+
+        Raises:
+            Http2Error: it was never opened.
+        """
+        stream = self.streams.get(id)
+        if stream is None:
+            if self._is_idle(id):
+                raise Http2Error(Code.PROTOCOL_ERROR, f"{what} a stream that was never opened")
+            self._allowance.spend("frames on streams that have ended")
+        return stream
 
     def _is_idle(self, id: int) -> bool:
         """Whether a stream was never opened."""

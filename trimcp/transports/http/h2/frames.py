@@ -46,6 +46,11 @@ class Code(IntEnum):
     HTTP_1_1_REQUIRED = 0xD
 
 
+def name_of(code: int) -> str:
+    """Return the name of an error that the peer has sent, or its number if it has none."""
+    return Code(code).name if code in Code._value2member_map_ else str(code)
+
+
 class Http2Error(Exception):
     """The peer broke the protocol, or does too much of what costs more than it is worth.
 

@@ -72,10 +72,11 @@ class RequestStream(ReplyStream):
         assert connection is not None
         fields = self.fields
         known: Head | None = (fields.shared or fields).kept
-        if known is not None:
+        again = None if known is None else known.again
+        if known is not None and again is not None:
             if fields.shared is not None:
                 known = known.with_headers(fields.headers)
-            handler = known.again(known)
+            handler = again(known)
             if handler is not None:
                 self.head = known
                 self._take(handler)
