@@ -357,12 +357,7 @@ class Engine:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "the size of a window's growth has four bytes")
         size = h2.word_at(payload, 0) & h2.MAX_WINDOW
         if not id:
-            if not size:
-                raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing")
-            before = self.send_window
-            self.send_window = before + size
-            if self.send_window > h2.MAX_WINDOW:
-                raise Http2Error(Code.FLOW_CONTROL_ERROR, "the connection's window is too large")
+            before, self.send_window = self.send_window, _grown(self.send_window, size, id)
             if before <= 0:
                 self._user.windows_opened()
             else:
@@ -371,12 +366,7 @@ class Engine:
         stream = self._unless_ended(id, "WINDOW_UPDATE on")
         if stream is None:
             return
-        if not size:
-            raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing", id)
-        before = stream.send_window
-        stream.send_window = before + size
-        if stream.send_window > h2.MAX_WINDOW:
-            raise Http2Error(Code.FLOW_CONTROL_ERROR, "a stream's window is too large", id)
+        before, stream.send_window = stream.send_window, _grown(stream.send_window, size, id)
         self._allowance.spend("growing windows")
         if before <= 0:
             stream.window_opened()
@@ -581,6 +571,15 @@ class Engine:
         closed[id] = reset
         if len(closed) > _REMEMBERED:
             del closed[next(iter(closed))]
+
+
+def _grown(window: int, size: int, id: int) -> int:
+    """Return a window that the peer lets grow. Raises Http2Error if that is nothing, or too much."""
+    if not size:
+        raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing", id)
+    if window + size > h2.MAX_WINDOW:
+        raise Http2Error(Code.FLOW_CONTROL_ERROR, "a window is too large", id)
+    return window + size
 
 
 _NOBODY: Final[Any] = None
