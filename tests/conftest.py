@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections import Counter
@@ -54,12 +55,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out those of the other run."""
     if ALONE:
-        wanted = [item for item in items if (item.get_closest_marker("alone") is not None) is (ALONE == "only")]
-        left_out = [item for item in items if item not in set(wanted)]
+        wanted, left_out = [], []
+        for item in items:
+            alone = item.get_closest_marker("alone") is not None
+            (wanted if alone is (ALONE == "only") else left_out).append(item)
         config.hook.pytest_deselected(items=left_out)
         items[:] = wanted
         if NOTES and ALONE == "no" and left_out:
             Path(NOTES, "alone").write_text(str(len(left_out)))  # every process of xdist writes the same
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let the collector look through nothing but what tests make, neither while they are collected nor afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()  # two million objects, in each collection of each test
+        gc.enable()
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
