@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import inspect
 import json
@@ -238,8 +239,14 @@ def _is_documented(name: str, package: ModuleType) -> bool:
     if inspect.ismodule(value) or inspect.isroutine(value) or inspect.isclass(value):
         return bool((value.__doc__ or "").strip())
     # A constant or an alias carries no docstring; documentation tools read the string below its assignment.
-    sources = (path.read_text("utf-8") for path in Path(trimcp.__file__).parent.rglob("*.py"))
-    return any(name in _documented_constants(source) for source in sources)
+    return name in _constants()
+
+
+@functools.cache
+def _constants() -> set[str]:
+    """The documented constants of the whole package."""
+    paths = Path(trimcp.__file__).parent.rglob("*.py")
+    return set().union(*(_documented_constants(path.read_text("utf-8")) for path in paths))
 
 
 def _documented_constants(source: str) -> set[str]:

@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import trimcp
+from trimcp.cli.app import app
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.cli.loading import load_server
 
@@ -96,7 +98,6 @@ _OTHERWISE = "A server written with something else can be named by its command l
 _DEEP = "def f(n):\n    g(n)\ndef g(n):\n    f(n - 1) if n else 1 / 0\nf(9)\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "told", "last"),
     [
@@ -121,18 +122,23 @@ _DEEP = "def f(n):\n    g(n)\ndef g(n):\n    f(n - 1) if n else 1 / 0\nf(9)\n"
     ids=lambda words: words[0],
 )
 def test_a_file_that_cannot_be_loaded_is_a_mistake_of_the_command_line(
-    words: tuple[str, ...], source: str, told: str, last: str, tmp_path: Path
+    words: tuple[str, ...], source: str, told: str, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit code 2, as `trimcp run` itself has, and the last line says what to repair."""
     (tmp_path / "broken.py").write_text(f"import trimcp\n{source}")
-    done = subprocess.run(
-        [sys.executable, "-m", "trimcp.cli", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(trimcp.__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 2, done.stderr
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, words, prog_name="trimcp")
+    assert done.exit_code == 2, done.stderr
     assert done.stderr.splitlines()[-1].endswith(last), done.stderr
     assert told in done.stderr
+
+
+@pytest.mark.slow
+def test_a_program_of_its_own_says_the_same(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    command = [sys.executable, "-m", "trimcp.cli", "inspect", "broken.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(trimcp.__file__).parent.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].endswith("ZeroDivisionError: division by zero"), done.stderr
+    assert _BY_ITSELF in done.stderr
