@@ -51,6 +51,7 @@ _ALSO: Final = "and let users make namespaces"
 
 PROGRAMS: Final = {
     "bwrap": Program("bubblewrap", ("bwrap",), "sandboxes", _SANDBOX, _ALSO, "linux"),
+    "bash": Program("bash coreutils", ("bash", "dirname", "mktemp", "rm", "tee"), "the run that checks changes"),
     "chromium": Program(
         "chromium chromium-driver", ("chromium", "chromedriver"), "pages in a browser", ("chromium", "--version")
     ),
