@@ -19,6 +19,7 @@ MAX_LINES = 600
 _WIRE = {
     "errors",
     "principal",
+    "support.addresses",
     "support.lazy",
     "support.values",
     "support.slotted",
@@ -59,6 +60,7 @@ _ANYTHING = _SERVER | {
 LAYERS: dict[str, set[str]] = {
     "errors": {"errors"},
     "support": {"support"},
+    "support.addresses": {"support.addresses"},
     "support.lazy": {"support.lazy"},
     "support.values": {"support.values"},
     "support.slotted": {"support.slotted"},

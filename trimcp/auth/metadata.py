@@ -7,13 +7,13 @@ RFC 9728 (protected resources), RFC 8414 and OpenID Connect Discovery 1.0 (autho
 from __future__ import annotations
 
 import json
-from ipaddress import ip_address
 from typing import Any, Final, TypeGuard, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
 
 from trimcp.errors import AuthorizationError
+from trimcp.support.addresses import bracketed, is_loopback
 
 T = TypeVar("T")
 
@@ -127,8 +127,7 @@ def origin_of(url: str) -> str:
 
 
 def _host(parts: SplitResult) -> str:
-    host = (parts.hostname or "").lower()
-    host = f"[{host}]" if ":" in host else host
+    host = bracketed((parts.hostname or "").lower())
     return host if parts.port in (None, _PORTS.get(parts.scheme.lower())) else f"{host}:{parts.port}"
 
 
@@ -149,14 +148,6 @@ def secure_url(url: str) -> bool:
     if not host or parts.username is not None or parts.password is not None:
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(host))
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address stands for this machine."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 def covers(resource: str, server: str) -> bool:

@@ -24,11 +24,12 @@ from trimcp.auth.credentials import Credentials, StoreKey, Tokens
 from trimcp.auth.discovery import Flow, T
 from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, Grant
-from trimcp.auth.metadata import host_of, is_loopback, origin_of
+from trimcp.auth.metadata import host_of, origin_of
 from trimcp.auth.replies import code_of, shown
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
 from trimcp.auth.stores import CredentialStore, MemoryStore
 from trimcp.errors import AuthorizationError
+from trimcp.support.addresses import is_loopback
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery, sole

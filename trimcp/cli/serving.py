@@ -27,6 +27,7 @@ from trimcp.net import serve_http
 from trimcp.protocol.request_state import Sealer
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
+from trimcp.support.addresses import is_loopback
 from trimcp.support.files import UnusableFile, read_text
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, url_of
@@ -40,7 +41,6 @@ _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 """The environment variable with secrets that sign `requestState`, newest first, separated by commas."""
 
 _SLOW: Final = 1.0  # seconds after which a handler that was cancelled should have stopped
-_LOOPBACK: Final = ("127.", "localhost", "::1", "[::1]")
 
 
 def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions) -> int:
@@ -186,7 +186,7 @@ def _token_auth(options: RunOptions, path: str, also: Authenticate | None) -> To
         from trimcp.auth import ResourceServer
     except ImportError:
         raise Failure('access tokens are checked with joserfc: pip install "trimcp[auth]"') from None
-    if options.auth_audience is None and not options.host.startswith(_LOOPBACK):
+    if options.auth_audience is None and not is_loopback(options.host):
         raise Failure("--auth-audience says at which URL clients reach the server; tokens have to be for that")
     scheme = "http" if options.certfile is None else "https"
     resource = options.auth_audience or f"{scheme}://{options.host}:{options.port}{path}"
@@ -283,7 +283,7 @@ def _describe(sockets: Sequence[socket.socket], options: RunOptions, settings: H
         settings.authenticate is None
         and settings.auth is None
         and (settings.agent_tools is None or settings.agent_tools.authenticate is None)
-        and not all(host.startswith(_LOOPBACK) for host in hosts)
+        and not all(map(is_loopback, hosts))
     ):
         lines.append("whoever reaches this address can use the server; --token-file asks for tokens")
     return lines

@@ -22,6 +22,7 @@ from joserfc.jwk import ECKey
 
 from trimcp.budget.accounts import Budget
 from trimcp.channel import require_trio
+from trimcp.support.addresses import is_loopback
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.interfaces import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse
@@ -145,7 +146,7 @@ class ToyIssuer:
 
     def _approve(self, query: Mapping[str, str], user: str) -> HttpResponse:
         target = query.get("redirect_uri", "")
-        if urlsplit(target).hostname not in ("127.0.0.1", "localhost", "::1"):
+        if not is_loopback(urlsplit(target).hostname or ""):
             return _error(400, "invalid_request", "a toy sends nobody to another machine")
         back = {"state": query.get("state", ""), "iss": self.url}
         if user and query.get("code_challenge_method") == "S256":

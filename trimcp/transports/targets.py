@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import trio
 
 from trimcp.errors import ConnectionLost, LocalError
+from trimcp.support.addresses import bracketed
 from trimcp.support.bounds import is_token
 
 _LONGEST_PART: Final = 16
@@ -64,7 +65,7 @@ def masked_url(url: str, *, path: bool = False) -> str:
     `path`: keep the path, so that a user can distinguish several URLs.
     """
     parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    host = bracketed(f"{parts.hostname}")
     place = f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}"
     return f"{place}{parts.path or '/'}{'?...' if parts.query else ''}" if path else f"{place}/..."
 

@@ -14,6 +14,7 @@ import trio
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.grpc import GrpcStatus
+from trimcp.support.addresses import host_port
 from trimcp.support.bounds import checked
 from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
@@ -56,8 +57,7 @@ def _check_url(instance: object, attribute: Any, url: str) -> None:
 def _authority(parts: SplitResult) -> str:
     if parts.scheme == _UNIX:
         return "localhost"
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else f"{parts.hostname}"
-    return f"{host}:{parts.port or _PORTS[parts.scheme]}"
+    return host_port(parts.hostname or "", parts.port or _PORTS[parts.scheme])
 
 
 @attrs.frozen(field_transformer=checked())

@@ -13,6 +13,7 @@ import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
+from trimcp.support.addresses import bracketed
 from trimcp.support.bounds import checked
 from trimcp.transports.targets import (
     checked_headers,
@@ -58,7 +59,7 @@ def _host(parts: SplitResult) -> str:
     """Return the value of the header Host."""
     if parts.scheme == _UNIX:
         return "localhost"
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else f"{parts.hostname}"
+    host = bracketed(parts.hostname or "")
     return f"{host}:{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else host
 
 

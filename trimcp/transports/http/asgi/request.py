@@ -7,7 +7,6 @@ specification, "HTTP & WebSocket ASGI Message Format".)
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 from collections import deque
@@ -21,6 +20,7 @@ import trio
 from trimcp.budget.accounts import LARGE, Amount, Holding
 from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
+from trimcp.support.addresses import host_port, is_loopback_address
 from trimcp.transports.descriptors import PIECE
 from trimcp.transports.http.interfaces import Face, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
@@ -445,17 +445,11 @@ def _below(root: str, scope: Scope) -> str:
 def _peer(client: tuple[str, int | None] | None) -> str:
     if client is None or client[1] is None:
         return "unix"
-    host, port = client
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(*client)
 
 
 def _is_loopback(server: tuple[str, int | None] | None) -> bool:
     """Return whether a request came over loopback; True if unknown, because that is checked more strictly."""
     if server is None or server[1] is None:
         return True
-    try:
-        address = ipaddress.ip_address(server[0])
-    except ValueError:
-        return True
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+    return is_loopback_address(server[0]) is not False

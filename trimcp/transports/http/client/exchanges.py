@@ -14,7 +14,6 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Container, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
@@ -25,6 +24,7 @@ from trimcp.channel import HttpClientStatistics
 from trimcp.errors import AuthorizationError, LocalError
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
+from trimcp.support.addresses import is_loopback
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.connection import dialing
@@ -398,7 +398,7 @@ async def _over_httpx2(
 def _is_proxied(url: str) -> bool:
     """Return whether the environment names a proxy for a URL. Which hosts need none, httpx2 knows."""
     parts = urlsplit(url)
-    if _is_this_machine(parts.hostname or ""):
+    if is_loopback(parts.hostname or ""):
         return False
     if sys.platform in ("win32", "darwin"):
         from urllib.request import getproxies  # which asks the system; elsewhere it reads the environment
@@ -406,13 +406,6 @@ def _is_proxied(url: str) -> bool:
         return bool(getproxies())
     names = (f"{parts.scheme}_proxy", "all_proxy")
     return any(value and name.lower() in names for name, value in os.environ.items())
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
 
 
 @attrs.define(eq=False)

@@ -9,6 +9,8 @@ import base64
 from typing import Final
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
+from trimcp.support.addresses import bracketed
+
 PORTS: Final = {"http": 80, "https": 443}
 _LONGEST: Final = 65_536
 _PATH: Final = "/%:@!$&'()*+,;=~-._"
@@ -29,7 +31,7 @@ def normal_url(url: str) -> str | None:
         return None
     if parts.scheme not in PORTS or not host or port == 0 or any(each in host for each in ' "<>\\^`{|}'):
         return None
-    place = f"[{host}]" if ":" in host else host
+    place = bracketed(host)
     if port is not None and port != PORTS[parts.scheme]:
         place += f":{port}"
     path = quote(parts.path or "/", safe=_PATH)

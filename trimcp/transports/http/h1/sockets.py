@@ -19,6 +19,7 @@ from typing import Final, TypeAlias
 import trio
 
 from trimcp.errors import LocalError
+from trimcp.support.addresses import host_port, is_loopback_address
 
 _Addresses: TypeAlias = Sequence[tuple[int, tuple[object, ...]]]
 
@@ -169,17 +170,11 @@ def url_of(sock: socket.socket, *, secure: bool = False) -> str:
     """Return the URL of a socket: "http://127.0.0.1:8000", "https://[::]:443". For a Unix socket, without its path."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return "unix"
-    return f"{'https' if secure else 'http'}://{_name(sock.getsockname())}"
+    return f"{'https' if secure else 'http'}://{host_port(*sock.getsockname()[:2])}"
 
 
 def peer_name(address: object) -> tuple[str, bool]:
     """Return a peer's address for logs, and whether the peer is on this machine."""
     if not isinstance(address, tuple):
         return "unix", True
-    host = str(address[0])
-    return _name(address), host.startswith(("127.", "::ffff:127.")) or host == "::1"
-
-
-def _name(address: tuple[object, ...]) -> str:
-    host, port = str(address[0]), address[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(*address[:2]), is_loopback_address(address[0]) is True

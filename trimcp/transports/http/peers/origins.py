@@ -11,11 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv6Address
 from typing import Final, TypeAlias
 
 import attrs
 
+from trimcp.support.addresses import is_loopback
 from trimcp.support.bounds import is_token
 from trimcp.support.cleaning import in_quotes
 from trimcp.transports.http.interfaces import Head, HttpResponse
@@ -194,7 +195,7 @@ class Origins:
         place = _parse_authority(host) if host else None
         if place is None:
             return False
-        if head.loopback and _is_loopback(place[0]):  # no name server can change the address of these names
+        if head.loopback and is_loopback(place[0]):  # no name server can change the address of these names
             return True
         name, port = place
         return (
@@ -249,16 +250,6 @@ def _parse_host(host: str) -> str | None:
         return f"[{IPv6Address(host[1:-1])}]"
     except ValueError:
         return None
-
-
-@lru_cache(256)  # clients send the same host with each request; at most 255 characters each
-def _is_loopback(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return (IPv6Address(host[1:-1]) if host.startswith("[") else IPv4Address(host)).is_loopback
-    except ValueError:
-        return False
 
 
 def _parameters(requested: str) -> Iterator[str]:
