@@ -182,7 +182,7 @@ async def test_calls_wait_for_room_at_a_provider_that_reads_slowly(autojump_cloc
         agent = await at.connect(BOB)
         await agent.say(*(call(str(number)) for number in range(100)))
         await wait_all_tasks_blocked()
-        provided = [session for session in at.running.sessions if session.owed]
+        provided = [session for session in at.running.sessions if session.transport.owed]
         assert [len(session.sink) for session in provided if isinstance(session.sink, Outbox)] == [16]
         # One that is given up before it was sent is not sent at all.
         await agent.say({"type": "tool_cancel", "request_id": "99"})

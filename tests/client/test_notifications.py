@@ -43,7 +43,7 @@ async def test_a_handler_is_called_with_each_notification_of_its_name(revision: 
 
     async with client.connect(Scripted(talking), revision=revision) as session:
         await trio.testing.wait_all_tasks_blocked()
-        assert session.session.notices == 0
+        assert session.session.jobs.notices == 0
     assert len(heard) == 2
     assert "x:y" in heard
     assert ({"to": 3}, revision) in heard
@@ -77,7 +77,7 @@ async def test_too_many_at_once_are_dropped_and_counted() -> None:
 
     async with client.connect(Scripted(script), revision=LATEST) as session:
         await trio.testing.wait_all_tasks_blocked()
-        assert session.session.notices == 2
+        assert session.session.jobs.notices == 2
         assert session.statistics().dropped == 3
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from trimcp.channel import Kind, Outgoing
 from trimcp.protocol.events import BatchReceived, Event, Ignored, Rejected, RequestReceived, Settled
-from trimcp.session.queues import BatchSink, HeldReplies, Outbox
+from trimcp.session.batches import BatchSink, HeldReplies
+from trimcp.session.queues import Outbox
 from trimcp.wire.jsonrpc import RequestId
 
 

@@ -20,6 +20,7 @@ from trimcp.budget.accounts import Budget
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving
+from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
@@ -564,7 +565,7 @@ async def test_a_reply_to_a_request_alone_takes_no_turn_of_the_writer() -> None:
 
     wire = Prompt()
     budget = Budget(100 * 2**20)
-    session = Session(server_engine(), Tools({"run": run}), Limits(), budget=budget)
+    session = Session(server_engine(), Tools({"run": run}), Limits(), memory=SessionMemory(budget))
     agree(session.engine, client_engine(), LATEST_LEGACY)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drive, session, wire)

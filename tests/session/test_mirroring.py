@@ -72,4 +72,4 @@ async def test_a_direct_end_carries_no_headers() -> None:
     session = Session(client_engine(), Answers())
     end: AnyChannel = direct_ends()[0]
     async with driving(session, end):
-        assert session.mirrors_headers is False
+        assert session.transport.mirrors_headers is False

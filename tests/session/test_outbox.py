@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trimcp.budget.accounts import STEP
+from trimcp.budget.accounts import LARGE, STEP
 from trimcp.channel import Kind, Outgoing
 from trimcp.session.queues import Outbox
 
@@ -28,6 +28,16 @@ async def test_all_that_waits_leaves_together_in_order() -> None:
     assert (len(outbox), outbox.bytes_queued) == (3, 3)
     assert [message.data for message in await outbox.receive()] == [b"0", b"1", b"2"]
     assert (len(outbox), outbox.bytes_queued) == (0, 0)
+
+
+async def test_a_large_message_alone_is_left_to_the_writer() -> None:
+    outbox = Outbox(10, 1000)
+    sent: list[Outgoing] = []
+    outbox.send_nowait = sent.append
+    outbox.post_alone(_note(bytes(LARGE)))
+    assert (len(outbox), len(sent)) == (0, 1)
+    outbox.post_alone(_note(bytes(LARGE + 1)))
+    assert (len(outbox), len(sent)) == (1, 1)
 
 
 async def test_a_message_alone_leaves_at_once_but_never_before_others() -> None:

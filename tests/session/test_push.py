@@ -244,7 +244,7 @@ async def test_a_brief_session_that_kept_something_ends(left: str, autojump_cloc
         pushed = await ask_once(running, {"work": "begin", "job": "wait"}.get(left, "quick"), road)
         if left in ("thread", "notice"):
             pushed = running.open_brief()
-            pushed.session.abandoned_threads = int(left == "thread")
+            pushed.session.jobs.abandoned_threads = int(left == "thread")
             if left == "notice":
                 pushed.session.counts.drop("logs")
             pushed.close()

@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from tests.session.support import FORM, Answers, Pair, call, cancel, linked, served
 from trimcp.budget.accounts import Budget
 from trimcp.errors import ErrorReply, Overloaded, RemoteError
+from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH
@@ -575,7 +576,7 @@ async def test_results_that_are_not_read_keep_further_handlers_from_beginning() 
 
     limits = Limits(running_bytes=100_000, outbox_bytes=20_000, eof_grace=0)
     budget = Budget(100 * 1024 * 1024)
-    async with served({"run": large}, limits=limits, budget=budget) as (wire, session):
+    async with served({"run": large}, limits=limits, memory=SessionMemory(budget)) as (wire, session):
         wire.hold()
         wire.feed(*(call(n) for n in range(200)))
         await wait_all_tasks_blocked()

@@ -245,7 +245,7 @@ def _probe_timeout(client: ClientProgram, session: ClientSession, timeout: float
         return math.inf  # there is nothing to fall back to
     if client.probe_timeout is not None:
         return client.probe_timeout
-    return min(_LONGEST_PROBE if session.session.mirrors_headers else _SILENCE, timeout / 2)
+    return min(_LONGEST_PROBE if session.session.transport.mirrors_headers else _SILENCE, timeout / 2)
 
 
 def opened(target: Opener) -> AbstractAsyncContextManager[AnyChannel]:
@@ -316,7 +316,7 @@ class _Negotiation:
         outcome, raw = ProbeResult(Met.SILENCE), dict[str, Any]()
         with self.session.clocks.including(limit), limit.scope:
             outcome, raw = await self._probe(vocabulary(revision)["server/discover"])
-        if self._late is not None and (outcome.met is not Met.SILENCE or self.actor.mirrors_headers):
+        if self._late is not None and (outcome.met is not Met.SILENCE or self.actor.transport.mirrors_headers):
             self.actor.abandon(self._late, "no answer in time")
             self._late = None
         return self._take(outcome, raw)
@@ -409,7 +409,7 @@ class _Negotiation:
         id = engine.new_id()
         self.asked = verb.name
         data = engine.encode_request(id, verb, params)
-        headers = mirrored(engine.revision, verb, params) if actor.mirrors_headers else None
+        headers = mirrored(engine.revision, verb, params) if actor.transport.mirrors_headers else None
         return await actor.send_request(Pending(engine, id, verb), data, headers)
 
     def close_reason(self, method: str) -> str:

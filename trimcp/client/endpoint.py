@@ -58,7 +58,7 @@ class Logs:
     def put(self, params: LoggingMessageParams) -> None:
         """Queue a message for the handler."""
         limits = self._actor.limits
-        allowed = limits.kept_of(limits.logs_kept, self._actor.arriving)
+        allowed = limits.kept_of(limits.logs_kept, self._actor.memory.arriving)
         while self._send.statistics().current_buffer_used >= allowed:
             self._receive.receive_nowait()
             self._actor.counts.drop("logs")
@@ -163,10 +163,10 @@ class ClientEndpoint:
         """Call the handlers of a notification, then the session's `take_note`."""
         handlers = self.client.notification_handlers.get(event.verb.name)
         if handlers is not None and actor.driven:
-            if actor.notices >= actor.limits.backlog_requests:
+            if actor.jobs.notices >= actor.limits.backlog_requests:
                 actor.counts.drop("others")
             else:
-                actor.notices += 1
+                actor.jobs.notices += 1
                 actor.background.start_soon(self._notice, actor, handlers, event.params)
         self.take_note(event)
 
@@ -178,7 +178,7 @@ class ClientEndpoint:
                 except Exception as error:  # any failure of the handler
                     log_crash(log, error, "the handler of a notification crashed (%s)", written(handler))
         finally:
-            actor.notices -= 1
+            actor.jobs.notices -= 1
 
     def closed(self, actor: Session) -> None:
         """Forget the connection."""

@@ -158,7 +158,7 @@ class ClientSession:
             InvalidReply: the structured content does not match the tool's output schema, as listed.
         """
         rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
-        if self.client.on_call is not None or self.session.mirrors_headers:
+        if self.client.on_call is not None or self.session.transport.mirrors_headers:
             await self.allow(rounds)
         result: CallToolResult = await self._settled(rounds)
         return result
@@ -413,7 +413,7 @@ class ClientSession:
         """Ask the client's approval function about a tool call, and set the headers that the tool requires."""
         if self.client.on_call is not None:
             await self._approve(self.client.on_call, rounds)
-        if self.session.mirrors_headers:
+        if self.session.transport.mirrors_headers:
             self._mirror(rounds)
 
     async def _approve(self, hook: Callable[..., Any], rounds: Rounds) -> None:
@@ -438,7 +438,7 @@ class ClientSession:
     @property
     def _mirroring(self) -> bool:
         """Whether arguments of calls are repeated in headers."""
-        return self.session.mirrors_headers and self.revision.method_headers
+        return self.session.transport.mirrors_headers and self.revision.method_headers
 
     async def answer(self, question: InputRequest) -> Any:
         """Answer a question of the server with the client's handlers."""

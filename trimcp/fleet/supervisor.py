@@ -403,7 +403,7 @@ class Supervisor:
 
 def _reset_activity(session: ClientSession) -> None:
     """Reset, so that `_heard` counts only messages from now on."""
-    session.session.arriving = 0
+    session.session.memory.arriving = 0
 
 
 def _end(session: ClientSession, why: str) -> None:
@@ -413,7 +413,7 @@ def _end(session: ClientSession, why: str) -> None:
 
 
 def _heard(session: ClientSession) -> bool:
-    return session.session.arriving > 0
+    return session.session.memory.arriving > 0
 
 
 def _owes(session: ClientSession) -> bool:

@@ -24,6 +24,7 @@ from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers
 from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel, drive
+from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
@@ -147,7 +148,7 @@ class Running:
             pending=sum(one.pending for one in sessions),
             abandoned_threads=0 if pools.threads is None else pools.threads.abandoned,
             waiting_turns=pools.waiting,
-            refused=self.refused + sum(session.refused for session in self.sessions) + pools.refused,
+            refused=self.refused + sum(session.jobs.refused for session in self.sessions) + pools.refused,
             quotas=pools.quotas(),
             threads=None if pools.threads is None else pools.threads.statistics(),
             processes=None if pools.processes is None else pools.processes.statistics(),
@@ -233,10 +234,10 @@ class Running:
         if name == "notifications/initialized":
             self._subscribers.attach(session)
         if session.driven and (self.server.middlewares or name in self.server.notification_handlers):
-            if session.notices >= session.limits.backlog_requests:
+            if session.jobs.notices >= session.limits.backlog_requests:
                 session.counts.drop("others")
                 return
-            session.notices += 1
+            session.jobs.notices += 1
             notice = Notice(name, event.admission, self.state)
             session.background.start_soon(self._notice, session, notice, event.params)
 
@@ -244,7 +245,7 @@ class Running:
         try:
             await guarded(self._noticed, (notice, params))
         finally:
-            session.notices -= 1
+            session.jobs.notices -= 1
 
     async def _call_notification_handlers(self, notice: Notice, params: Any) -> None:
         for handler in self.server.notification_handlers.get(notice.method, ()):
@@ -262,7 +263,7 @@ class Running:
             handler_errors=server.handler_errors,
             force_rerun=force_rerun,
             sealer=server.sealer,
-            budget=server.budget,
+            memory=SessionMemory(server.budget),
         )
         if server.audit is not None:
             session.on_finished = server.audit.finished
@@ -275,9 +276,9 @@ class Running:
             counts = session.counts
             if counts.merged or counts.dropped:
                 self.counts.add(counts)
-            if session.refused:
-                self.refused += session.refused
-                session.refused = 0
+            if session.jobs.refused:
+                self.refused += session.jobs.refused
+                session.jobs.refused = 0
         self._subscribers.detach(session)
         if self.pools.sessions:
             self.pools.closed(session)
@@ -290,7 +291,7 @@ class Running:
         if self._spare and not self._drained:
             pushed = self._spare.pop()
             session = pushed.session
-            session.amount.holding, session.via = holding, via
+            session.memory.holding, session.transport.via = holding, via
             self.sessions.add(session)
             return pushed
         from trimcp.session.push import Pushed  # loaded with the first such session, as below
@@ -303,7 +304,7 @@ class Running:
         if len(self._spare) >= _MOST_SPARE or self._drained:
             return False
         self.closed(pushed.session)
-        pushed.session.amount.belong_to(None)
+        pushed.session.memory.belong_to(None)
         self._spare.append(pushed)
         return True
 
@@ -318,7 +319,7 @@ class Running:
 
     def _opened_with(self, pushed: Pushed, holding: Holding | None, via: object) -> Pushed:
         session = pushed.session
-        session.amount.holding, session.via = holding, via
+        session.memory.holding, session.transport.via = holding, via
         if self._drained and not self._drained.isdisjoint((via, None)):
             session.draining.set()
         return pushed
@@ -344,7 +345,7 @@ class Running:
         Cancelling it stops the connection's handlers and closes the channel. It is drained with `via`, see `drain`.
         """
         session = self.session()
-        session.via = via
+        session.transport.via = via
         await drive(session, channel)
 
     async def drain(self, grace: float, via: object = None) -> None:
@@ -372,7 +373,7 @@ class Running:
             session.close()
 
     def _sessions_of(self, via: object) -> list[Session]:
-        return [session for session in self.sessions if via is None or session.via is via]
+        return [session for session in self.sessions if via is None or session.transport.via is via]
 
     @staticmethod
     async def _drain_one(session: Session, grace: float, overdue: Overdue) -> None:

@@ -114,7 +114,7 @@ class _ThreadPlace:
 
     def _count(self, change: int) -> None:
         """Count it in its session, and in the run, which may outlive the session."""
-        self._ctx.internals[0].abandoned_threads += change
+        self._ctx.internals[0].jobs.abandoned_threads += change
         self._turns.abandoned += change
 
 

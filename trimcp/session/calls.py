@@ -259,7 +259,7 @@ class Call(Generic[ResultT]):
         if self._clock is not None:
             self._clock.restart()
         session = self._rounds.session
-        allowed = session.limits.kept_of(session.limits.progress_kept, session.arriving)
+        allowed = session.limits.kept_of(session.limits.progress_kept, session.memory.arriving)
         try:
             while self._keep.statistics().current_buffer_used >= allowed:
                 self.progress.receive_nowait()

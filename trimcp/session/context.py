@@ -187,7 +187,7 @@ class Context(Admitted, Generic[StateT]):
 
     def _background(self) -> Background:
         session = self._session
-        if session.brief and self._job.over:  # it may process another request by now
+        if session.transport.single_request and self._job.over:  # it may process another request by now
             raise LocalError("the session has ended; nothing can be started for it")
         return session.background
 
@@ -492,6 +492,6 @@ class Context(Admitted, Generic[StateT]):
 def client_key(ctx: Context[Any]) -> Hashable:
     """Return a key for the client: its session, or its principal or address if each request has its own session."""
     session, job = ctx.internals
-    if not session.brief:
+    if not session.transport.single_request:
         return session
     return owner_of(ctx.principal, None if job.origin is None else job.origin.client)

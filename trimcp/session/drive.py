@@ -159,9 +159,9 @@ async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
 def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
     """Count the memory that the peer uses while the body runs, if there is a budget."""
     own: Holding | None = None
-    if channel.holding is None and session.budget is not None:
-        own = channel.holding = session.budget.holding(_NO_ADDRESS)
-    session.amount.belong_to(channel.holding)
+    if channel.holding is None and session.memory.budget is not None:
+        own = channel.holding = session.memory.budget.holding(_NO_ADDRESS)
+    session.memory.belong_to(channel.holding)
     try:
         yield
     finally:
@@ -172,14 +172,15 @@ def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
 @asynccontextmanager
 async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIterator[None]:
     """Run a session over a channel with a reader and a writer task, and end both in order."""
-    session.mirrors_headers, session.http_statistics = channel.mirrors_headers, channel.http_statistics
+    transport = session.transport
+    transport.mirrors_headers, transport.http_statistics = channel.mirrors_headers, channel.http_statistics
     channel.set_max_message(session.max_message)
     session.jobs.mailbox.leave_room(*channel.read_ahead)
     async with channel, open_service_nursery() as wire:
         outbox = session.sink
         assert isinstance(outbox, Outbox)
         if channel.sends_now:
-            session.sends_now, outbox.send_nowait = True, channel.send_nowait
+            transport.sends_now, outbox.send_nowait = True, channel.send_nowait
         driver = _ChannelDriver(session, channel, outbox)
         if channel.holding is not None:
             driver.connection, channel.holding.holder = channel.holding.holder, driver
@@ -190,7 +191,7 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
                 yield
         finally:
             driver.writer.deadline = trio.current_time() + session.limits.drain_timeout
-            session.http_statistics = None  # the channel may refer to the session
+            transport.http_statistics = None  # the channel may refer to the session
 
 
 @asynccontextmanager
@@ -349,7 +350,7 @@ class _ChannelDriver:
                         self._wake()
                     await channel.send(batch)
                     del batch  # a large result must not be kept until the next message
-                    if session.amount.counted:
+                    if session.memory.counted:
                         outbox.leaving = 0
                         session.weigh()
             except trio.EndOfChannel:

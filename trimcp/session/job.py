@@ -23,6 +23,7 @@ from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified, RequestReceived
 from trimcp.session.clock import WorkClock
 from trimcp.session.error_answers import ErrorAnswer, error_for, own_error_data
+from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.limits import Limits
 from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
@@ -99,6 +100,7 @@ class _Slots(Protocol):
     running: int
     bytes_running: int
     bytes_unread: int
+    refused: int
 
     def too_much_unread(self, amount: Amount) -> bool: ...
     async def until_read(self, job: Job) -> None: ...
@@ -110,13 +112,12 @@ class Owner(Protocol):
 
     engine: Connection
     limits: Limits
-    amount: Amount
+    memory: SessionMemory
+    transport: TransportFacts
     sink: Sink
     counts: LaneCounts
     handler_errors: str
-    alone: bool
     lost: ConnectionLost | None
-    refused: int
     on_finished: Callable[[Job, bytes | None], object] | None
 
     @property
@@ -250,7 +251,7 @@ class Job:
         session = self.session
         left: RuntimeError | None = None
         try:
-            if session.jobs.bytes_unread and session.jobs.too_much_unread(session.amount):
+            if session.jobs.bytes_unread and session.jobs.too_much_unread(session.memory):
                 await session.jobs.until_read(self)
             result = await session.endpoint.handle(session, self)
             if self.extras is not None and self.extras.work is not None:
@@ -436,7 +437,7 @@ class Job:
             from trimcp.security import security_event
 
             security_event("flood_refused", what=self.request.verb.name, principal=self.request.admission.principal)
-        self.session.refused += 1
+        self.session.jobs.refused += 1
         self.finish(self._own_error(code, message))
 
     def end(self) -> None:
@@ -463,7 +464,7 @@ class Job:
         if session.counts.untold and wanted and admitted:
             session.tell_dropped_logs(self)
         if wanted and reply is not None:
-            post = sink.post_alone if session.alone and not session.jobs.by_id else sink.post
+            post = sink.post_alone if session.transport.alone and not session.jobs.by_id else sink.post
             error = self.error
             if error is None:
                 post(Outgoing(reply, Kind.REPLY, id, self.origin))

@@ -138,6 +138,10 @@ class Jobs:
     bytes_unread: int = attrs.field(init=False, default=0)  # memory of the results in it
     _unread: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)  # tasks that wait until it shrinks
     idle: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)  # tasks that wait until no job is left
+    notices: int = attrs.field(init=False, default=0)  # notification handlers that run
+    refused: int = attrs.field(init=False, default=0)  # requests refused for lack of room, or at the end of the session
+    # threads that still run after their call ended, because threads cannot be stopped
+    abandoned_threads: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
         self.mailbox = Mailbox(self.limits.backlog_requests, self.limits.backlog_bytes)
@@ -200,7 +204,7 @@ class Jobs:
     async def until_read(self, job: Job) -> None:
         """Wait until less is unread, before the handler begins: otherwise its result would have to be kept, too."""
         job.started = False
-        while self.bytes_unread and self.too_much_unread(job.session.amount):
+        while self.bytes_unread and self.too_much_unread(job.session.memory):
             await self._unread.park()
         self._unread.unpark()  # the next one checks for itself
         job.started = True

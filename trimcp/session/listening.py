@@ -117,7 +117,7 @@ class Subscription:
 
     def _add(self, change: Change) -> None:
         session = self._session
-        self._changes.keep(change, session.arriving, session.limits, session.counts)
+        self._changes.keep(change, session.memory.arriving, session.limits, session.counts)
 
     def _replied(self, reply: Replied) -> None:
         """Note that the server ended the subscription: a result closes it, an error or a cancellation breaks it."""

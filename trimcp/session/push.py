@@ -48,7 +48,7 @@ class WrittenOutbox(Outbox):
         if not (writer.blocked or self._queue):
             writer.write(outgoing)
             session = self.session
-            if session is not None and session.amount.counted:
+            if session is not None and session.memory.counted:
                 session.weigh()
             return
         super().post(outgoing)
@@ -75,7 +75,7 @@ class WrittenOutbox(Outbox):
         if session is not None:
             if session.readers.lot:
                 session.readers.unpark_all()
-            if session.amount.counted:
+            if session.memory.counted:
                 session.weigh()
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
@@ -103,9 +103,9 @@ class Pushed:
 
     def __attrs_post_init__(self) -> None:
         session = self.session
-        session.pushed = True
-        session.when_closed = self._end
-        session.brief = self._take_back is not None
+        session.transport.pushed = True
+        session.transport.when_closed = self._end
+        session.transport.single_request = self._take_back is not None
         session.start(self._crew, self)
 
     @property
@@ -144,8 +144,8 @@ class Pushed:
             or engine.inbound
             or engine.outbound
             or session.jobs.parked
-            or session.abandoned_threads
-            or session.notices
+            or session.jobs.abandoned_threads
+            or session.jobs.notices
             or session.counts.dropped
             or session.counts.merged
         )
@@ -206,7 +206,7 @@ class Pushed:
         sink, session.sink = session.sink, NOWHERE  # the sink may refer to the session: break the reference cycle
         sink.close()
         if not session.jobs:  # else the last job updates the count
-            session.amount.belong_to(None)
+            session.memory.belong_to(None)
         session.endpoint.closed(session)
 
     def _end_work(self) -> None:
@@ -231,7 +231,7 @@ class PushedConnection(Pushed):
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         session = self.session
-        session.pushed = False
+        session.transport.pushed = False
         assert isinstance(session.sink, WrittenOutbox)
         self._outbox = session.sink
         self._outbox.session = self._outbox.weigher = session
@@ -290,7 +290,7 @@ class PushedConnection(Pushed):
         session.sink, self._outbox.session = NOWHERE, None  # the sink refers to the session
         self._outbox.abandon()
         if not session.jobs:  # else the last job updates the count
-            session.amount.belong_to(None)
+            session.memory.belong_to(None)
         session.endpoint.closed(session)
 
     def _end(self) -> None:

@@ -9,14 +9,14 @@ never sent, and the cancellation of one that was sent is announced.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
 
-from trimcp.budget.accounts import LITTLE, STEP, Amount, Budget
-from trimcp.channel import HttpClientStatistics, Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
+from trimcp.budget.accounts import LITTLE, STEP
+from trimcp.channel import Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.headers import request_headers
 from trimcp.protocol.connection import Connection
@@ -34,11 +34,13 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.request_state import Sealer
 from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
+from trimcp.session.batches import BatchSink, HeldReplies
+from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.job import CancelReason, Endpoint, Job
 from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
-from trimcp.session.queues import SMALL, BatchSink, HeldReplies, LazyParkingLot, Outbox, weight
+from trimcp.session.queues import SMALL, LazyParkingLot, Outbox, weight
 from trimcp.session.scopes import Background, cancellation_text
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
@@ -60,6 +62,9 @@ _FLOOD: Final = 16  # reading stops, even if the peer owes us an answer, when it
 class Session:
     """One side of one connection.
 
+    It has more than 300 lines because whatever is received passes it whole: what a message may do depends on the peer's
+    requests, on ours and on what its transport can do.
+
     Args:
         engine: the protocol's state.
         endpoint: what is served to the peer.
@@ -69,35 +74,19 @@ class Session:
             with it; "tell" leaves it to the endpoint.
         force_rerun: in every era, ask questions by re-running handlers, so that tests find what is not repeatable.
         sealer: seals and opens `requestState`.
-        budget: counts the memory that all peers together use; None counts nothing.
+        memory: the memory that the peer uses here, and the budget in which it is counted.
 
     Attributes:
-        amount: the memory that the peer uses here, as counted in the budget.
+        transport: what its transport has told it.
         jobs: the peer's requests that run or wait.
         pending: our requests that are not answered.
         watchers: called, besides the calls in progress, when the peer is gone. They must not block.
         draining: set once no more requests are accepted.
         closed: set once the session is to end; its driver waits for this.
         lost: why the peer is gone, or None.
-        mirrors_headers: whether its channel sends headers with our requests.
-        http_statistics: its channel's method of that name; None while it does not run over a channel.
         counts: messages merged or dropped because a reader was slow, by lane.
-        abandoned_threads: threads that still run after their call ended, because threads cannot be stopped.
-        arriving: bytes of the message being processed now.
-        sends_now: whether its channel can send a message without a turn of the writer.
-        alone: whether it can, and the last message arrived without others: then no others follow what it leads to.
-        notices: number of notification handlers that run.
-        refused: number of requests refused because too many were in progress, or the session was ending.
         readers: tasks that wait until the session may read on.
         background: starts tasks that belong to the session, once it is driven.
-        pushed: whether the transport pushes messages: then overload is refused instead of pausing the reader.
-        brief: whether it ends after a single request.
-        via: the part of a program that accepted it, if that part ends it; None for the whole run.
-        when_closed: called by `close`, once, if no driver waits for it.
-        kept: bytes of memory of what the transport has read and not delivered.
-        busy: whether a message is carried out for which those behind it wait: reading pauses.
-        owed: what others wait for from this peer, beside `pending`. While it holds anything, reading does not pause for
-            lack of room, and draining goes on.
         on_finished: called once for every admitted request of the peer, when its reply (the second argument) is queued,
             or with None when it is certain that it gets none. It must not block; what it raises is logged.
     """
@@ -109,36 +98,19 @@ class Session:
     handler_errors: str = "log"
     force_rerun: bool = False
     sealer: Sealer = attrs.field(factory=Sealer)
-    budget: Budget | None = None
-    amount: Amount = attrs.field(init=False, factory=Amount)
+    memory: SessionMemory = attrs.field(factory=SessionMemory)
+    transport: TransportFacts = attrs.field(init=False, factory=TransportFacts)
     jobs: Jobs = attrs.field(init=False)
     pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
     watchers: set[Callable[[ConnectionLost], object]] = attrs.field(init=False, factory=set)
     draining: trio.Event = attrs.field(init=False, factory=trio.Event)
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
     lost: ConnectionLost | None = attrs.field(init=False, default=None)
-    mirrors_headers: bool = attrs.field(init=False, default=False)
-    http_statistics: Callable[[], HttpClientStatistics | None] | None = attrs.field(init=False, default=None)
     counts: LaneCounts = attrs.field(init=False)
-    abandoned_threads: int = attrs.field(init=False, default=0)
-    arriving: int = attrs.field(init=False, default=0)
-    sends_now: bool = attrs.field(init=False, default=False)
-    alone: bool = attrs.field(init=False, default=False)
-    notices: int = attrs.field(init=False, default=0)
-    refused: int = attrs.field(init=False, default=0)
+    readers: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
     background: Background = attrs.field(init=False)
-    pushed: bool = attrs.field(init=False, default=False)
-    brief: bool = attrs.field(init=False, default=False)
-    via: object = attrs.field(init=False, default=None)
-    when_closed: Callable[[], None] | None = attrs.field(init=False, default=None)
-    kept: int = attrs.field(init=False, default=0)
-    busy: bool = attrs.field(init=False, default=False)
-    owed: Sized = attrs.field(init=False, default=())
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
     _now: float = attrs.field(init=False, default=0.0)  # when the messages being processed were delivered
-    _handshake: int = attrs.field(init=False, default=0)
-    _held: HeldReplies | None = attrs.field(init=False, default=None)
-    readers: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
 
     def __attrs_post_init__(self) -> None:
         self.jobs = Jobs(self.limits)
@@ -185,6 +157,7 @@ class Session:
             held += messages
             unread += handed_on
         lanes = lanes_of(self.counts, held)
+        statistics = self.transport.http_statistics
         return Statistics(
             running=self.jobs.running,
             parked=self.jobs.parked,
@@ -195,10 +168,10 @@ class Session:
             outbox_bytes=sum(len(outgoing.data) for outgoing in held),
             merged=lanes.merged,
             dropped=lanes.dropped,
-            abandoned_threads=self.abandoned_threads,
+            abandoned_threads=self.jobs.abandoned_threads,
             unread_bytes=unread,
             lanes=lanes,
-            http=None if self.http_statistics is None else self.http_statistics(),
+            http=None if statistics is None else statistics(),
         )
 
     # Received messages
@@ -207,17 +180,18 @@ class Session:
         """Process received messages. Never waits and never raises because of what a peer sent."""
         receive = self.engine.receive
         self._now = trio.current_time()
-        self.alone = self.sends_now and len(batch) == 1
+        if self.transport.sends_now:
+            self.transport.alone = len(batch) == 1
         for incoming in batch:
             event = receive(incoming.message, incoming.principal)
             if type(event) is RequestReceived:
-                self.arriving = incoming.size
+                self.memory.arriving = incoming.size
                 self._take_request(event, incoming, None)
             else:
                 self._apply(event, incoming)
 
     def _apply(self, event: Event, incoming: Incoming, batch: BatchSink | None = None) -> None:
-        self.arriving = incoming.size
+        self.memory.arriving = incoming.size
         if isinstance(event, RequestReceived):
             self._take_request(event, incoming, batch)
         elif isinstance(event, Replied):
@@ -231,8 +205,8 @@ class Session:
         elif isinstance(event, Settled):
             self._reply(event.id, event.reply, incoming)
             if event.method == "initialize":
-                self._handshake = self.engine.legacy.kept
-                if self._handshake >= STEP:
+                self.memory.handshake = self.engine.legacy.kept
+                if self.memory.handshake >= STEP:
                     self.weigh()
         elif isinstance(event, Cancelled):
             if (job := self.jobs.by_id.get(event.id)) is not None:
@@ -249,7 +223,7 @@ class Session:
             log.debug("ignored: %s", event.why)
 
     def _take_request(self, event: RequestReceived, incoming: Incoming, batch: BatchSink | None) -> None:
-        jobs, holding = self.jobs, self.amount.holding
+        jobs, holding, transport = self.jobs, self.memory.holding, self.transport
         size, origin = incoming.size, incoming.origin
         if size >= SMALL:
             size = weight(event.raw, size)
@@ -259,7 +233,7 @@ class Session:
         job = Job(self, event, sink, size, origin, incoming.headers)
         if jobs.crew is None or self.draining.is_set():
             job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
-        elif (self.pending or self.pushed or self.owed) and self._overloaded(size):
+        elif (self.pending or transport.pushed or transport.owed) and self._overloaded(size):
             job.refuse(OVERLOADED, "too much under way; try again later")
         else:
             jobs.by_id[event.id] = job
@@ -274,7 +248,7 @@ class Session:
 
         This applies even if a slot is free: parked jobs have no slot, and their number must be bounded.
         """
-        jobs, holding = self.jobs, self.amount.holding
+        jobs, holding = self.jobs, self.memory.holding
         if jobs.mailbox.full(jobs.parked):
             return True
         if holding is None or holding.held + size <= LITTLE or holding.fits(size):
@@ -283,9 +257,10 @@ class Session:
         return True
 
     def _take_batch(self, event: BatchReceived, incoming: Incoming) -> None:
-        if self._held is None:
-            self._held = HeldReplies(self.limits.backlog_bytes)
-        sink = BatchSink(self.sink_of(incoming.origin), incoming.origin, self._held)
+        held = self.memory.held_replies
+        if held is None:
+            held = self.memory.held_replies = HeldReplies(self.limits.backlog_bytes)
+        sink = BatchSink(self.sink_of(incoming.origin), incoming.origin, held)
         sink.expect(event)
         # The members share the memory of the array's text.
         share = attrs.evolve(incoming, size=incoming.size // len(event.events))
@@ -304,7 +279,7 @@ class Session:
         Pausing in the latter case could wait for ever: the answer is behind the requests that would not be read.
         """
         while self.paused:
-            holding = self.amount.holding
+            holding = self.memory.holding
             if holding is not None and not holding.may_grow and not holding.when_it_may_grow(self.readers.unpark_all):
                 continue
             await self.readers.park()
@@ -315,9 +290,10 @@ class Session:
         sink = self.sink
         if self.closed.is_set():
             return False
-        if self.busy:
+        transport = self.transport
+        if transport.busy:
             return True
-        if self.pending or self.owed:
+        if self.pending or transport.owed:
             # A peer that floods us while it owes us an answer has to read first: then its answer is read, too.
             return sink.queues and sink.full_of_replies(_FLOOD)
         # Refusals and pongs are posted without waiting. So a peer that sends but never reads is paused here.
@@ -326,15 +302,16 @@ class Session:
             return True
         if sink.queues and sink.full_of_replies():
             return True
-        holding = self.amount.holding
+        holding = self.memory.holding
         return holding is not None and holding.held > LITTLE and not holding.may_grow
 
     def weigh(self) -> None:
         """Count the memory that the peer uses now: waiting and running requests, and messages that it has not read."""
-        held = self.jobs.bytes_held + self._handshake + self.kept
-        if not self.pushed:  # a pushed session's sink belongs to the transport
+        memory = self.memory
+        held = self.jobs.bytes_held + memory.handshake + memory.unread
+        if not self.transport.pushed:  # a pushed session's sink belongs to the transport
             held += self.sink.bytes_held
-        self.amount.set(held)
+        memory.set(held)
 
     # Its jobs
 
@@ -352,9 +329,9 @@ class Session:
         if not jobs.by_id:
             if jobs.idle.lot:
                 jobs.idle.unpark_all()
-            if self.amount.counted and not (self.sink.queues and self.sink.bytes_held):  # else once that is written
+            if self.memory.counted and not (self.sink.queues and self.sink.bytes_held):  # else once that is written
                 self.weigh()
-        elif self.pushed and job.size >= STEP:
+        elif self.transport.pushed and job.size >= STEP:
             self.weigh()
 
     def tell_dropped_logs(self, job: Job | None) -> None:
@@ -427,7 +404,7 @@ class Session:
         id = engine.new_id()
         data = engine.encode_request(id, verb, params, wants_progress=on_progress is not None, meta=meta)
         pending = Pending(engine, id, verb, origin, on_progress, on_reply)
-        if self.mirrors_headers:
+        if self.transport.mirrors_headers:
             headers = mirrored(engine.revision, verb, params, headers)
         return await self.send_request(pending, data, headers)
 
@@ -440,7 +417,7 @@ class Session:
         if self.lost is not None:
             raise ConnectionLost(*self.lost.args)
         self.engine.sent(pending.id, pending.verb, wants_progress=pending.on_progress is not None)
-        post = sink.post_alone if self.alone and not self.pending else sink.post
+        post = sink.post_alone if self.transport.alone and not self.pending else sink.post
         self.pending[pending.id] = pending
         try:
             post(Outgoing(data, Kind.REQUEST, pending.id, origin, headers))
@@ -497,7 +474,7 @@ class Session:
             data = self.encode_notification(name, params)
         else:
             data = self.encode_foreign(name, params)
-            if self.mirrors_headers:
+            if self.transport.mirrors_headers:
                 headers = mirrored(self.engine.revision, foreign(name, notification=True), None)
         if self.sink.full:
             await self.sink.room()
@@ -537,7 +514,7 @@ class Session:
         try:
             with trio.move_on_after(grace) as patience:
                 await self.jobs.wait_idle()
-                while self.owed and self.lost is None:
+                while self.transport.owed and self.lost is None:
                     await self.readers.park()
             if patience.cancelled_caught and overdue is not None:
                 overdue()
@@ -550,7 +527,7 @@ class Session:
         self.draining.set()
         self.closed.set()
         self.readers.unpark_all()
-        then, self.when_closed = self.when_closed, None
+        then, self.transport.when_closed = self.transport.when_closed, None
         if then is not None:
             then()
 

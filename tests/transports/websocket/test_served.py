@@ -453,7 +453,7 @@ async def test_waiting_for_memory_is_the_messages_time(autojump_clock: MockClock
     async with site() as at:
         raw = await at.open()
         session, began = at.session, trio.current_time()
-        holding = session.amount.holding
+        holding = session.memory.holding
         assert holding is not None
         other = holding.budget.holding(holding.owner.name)
         other.add(holding.budget.bound // 2)
@@ -614,7 +614,7 @@ async def test_whoever_holds_too_much_is_dropped_at_once(autojump_clock: MockClo
         raw = await at.open()
         await raw.say(message(call(1, "wait", name="a")))
         await wait_all_tasks_blocked()
-        holding = at.session.amount.holding
+        holding = at.session.memory.holding
         assert holding is not None
         assert isinstance(holding.holder, ServedWebSocket)
         assert not holding.holder.at_rest

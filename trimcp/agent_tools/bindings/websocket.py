@@ -53,7 +53,7 @@ async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChanne
     """
     session = run.server.session()
     session.engine.modern.required = True
-    session.via = via
+    session.transport.via = via
     wrapped = AgentChannel(channel, run, caller, session)
     session.watchers.add(wrapped.lost)
     try:
@@ -112,7 +112,7 @@ class AgentChannel(WrappedChannel):
             self._batch = self._batch_bytes = 0
         elif not self._batch:
             self._batch, self._batch_bytes = left, sum(map(_memory_of, self._unread))
-        self.session.kept = self._batch_bytes * left // self._batch if left else 0
+        self.session.memory.unread = self._batch_bytes * left // self._batch if left else 0
         self.session.weigh()
 
     def lost(self, why: ConnectionLost) -> None:
@@ -133,7 +133,7 @@ class AgentChannel(WrappedChannel):
             message = messages.read_message(value, strict=self.run.strict)
             if self._unsaved and self._waits_for_updates(message):
                 self._unread.appendleft(incoming)
-                self._held = self.session.busy = True  # until they are kept
+                self._held = self.session.transport.busy = True  # until they are kept
                 return
             carry_out = _CARRY_OUT.get(type(message))
             if carry_out is not None:
@@ -300,7 +300,7 @@ class AgentChannel(WrappedChannel):
         if self._provider is None:
             # Until its calls are answered, reading goes on.
             provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
-            self._provider, self.session.owed = provider, provider.calls
+            self._provider, self.session.transport.owed = provider, provider.calls
         answer = await self._provider.offer(message.tools)
         answer.request_id = message.request_id
         self._reply(answer)
@@ -313,7 +313,7 @@ class AgentChannel(WrappedChannel):
 
     def _in_turn(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
         """Carry out a message, which is one of these, in a task, before those that come after it."""
-        self.session.busy = True
+        self.session.transport.busy = True
         self.session.background.start_soon(self._carried_out_in_turn, carry_out, *of)
 
     async def _carried_out_in_turn(self, *of: Any) -> None:
@@ -323,7 +323,7 @@ class AgentChannel(WrappedChannel):
             self._go_on()
 
     def _go_on(self) -> None:
-        self.session.busy = False
+        self.session.transport.busy = False
         self.session.readers.unpark_all()
 
     async def _carried_out_beside(self, *of: Any) -> None:

@@ -1,0 +1,57 @@
+"""What a session is told by its transport, and what its peer makes it keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+
+import attrs
+
+from trimcp.budget.accounts import Amount, Budget
+from trimcp.channel import HttpClientStatistics
+from trimcp.session.batches import HeldReplies
+from trimcp.support.slotted import slotted
+
+
+class SessionMemory(Amount):
+    """The memory that the peer uses in one session, as counted in the budget, and the parts of it that others tell.
+
+    Args:
+        budget: counts the memory that all peers together use; None counts nothing.
+
+    Attributes:
+        arriving: bytes of the message being processed now.
+        handshake: bytes that the engine keeps of the handshake.
+        unread: bytes of what the transport has read and not delivered.
+        held_replies: replies that wait for the others of their arrays; None before the first array. They are bounded
+            by themselves and not counted.
+    """
+
+    __slots__ = ("arriving", "budget", "handshake", "held_replies", "unread")
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        super().__init__()
+        self.budget: Budget | None = budget
+        self.arriving: int = 0
+        self.handshake: int = 0
+        self.unread: int = 0
+        self.held_replies: HeldReplies | None = None
+
+
+@slotted
+class TransportFacts:
+    """What the transport of a session has told it, or whatever drives it instead of a transport."""
+
+    mirrors_headers: bool = False  # whether its channel sends headers with our requests
+    # The channel's method of that name; None while the session does not run over a channel
+    http_statistics: Callable[[], HttpClientStatistics | None] | None = None
+    sends_now: bool = False  # whether its channel can send a message without a turn of the writer
+    # Whether it can, and the last message arrived without others: then no others follow what it leads to
+    alone: bool = False
+    pushed: bool = False  # whether messages are pushed: then overload is refused instead of pausing the reader
+    single_request: bool = False  # whether the session ends after one request
+    via: object = None  # the part of a program that accepted it, if that part ends it; None for the whole run
+    when_closed: Callable[[], None] | None = None  # called when it is closed, once, if no driver waits for that
+    busy: bool = False  # whether a message is carried out for which those behind it wait: reading pauses
+    # What others wait for from this peer, beside our requests. While it holds anything, reading does not pause for
+    # lack of room, and draining goes on.
+    owed: Sized = attrs.field(default=())
