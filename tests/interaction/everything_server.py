@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import attrs
+import orjson
 import trio
 import trio.testing
 
@@ -34,6 +35,7 @@ from trimcp.session.limits import Limits
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 from trimcp.wire.input_requests import CreateMessageParams, ElicitResult, SamplingMessage
 from trimcp.wire.prompts import PromptMessage
+from trimcp.wire.tools import CallToolResult
 
 INSTRUCTIONS = "Try every tool once."
 PIXEL = bytes(range(16))
@@ -181,6 +183,10 @@ def _add_failing_tools(server: Server[Journal]) -> None:
         if how == "error":
             raise ErrorReply(4711, "the disk is full", {"free": 0})
         raise RuntimeError("the password is hunter2")
+
+    @server.tool(structured=False)
+    async def beyond() -> CallToolResult:
+        return CallToolResult([], structured_content={"n": orjson.Fragment(b"18446744073709551616")})
 
     @server.tool
     async def promise() -> Annotated[dict[str, int], "not what it returns"]:
