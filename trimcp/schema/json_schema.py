@@ -91,12 +91,9 @@ class SchemaBuilder:
         every = [name for names in self._uses.values() for name in names]
         if len(every) > len(self._definitions) and self._size("", kept, {}) > _MOST_WRITTEN_OUT:
             kept |= {name for name in self._definitions if every.count(name) > 1}
+        definitions = {name: self._written(each, kept) for name, each in self._definitions.items() if name in kept}
         written: dict[str, Any] = self._written(root, kept)
-        if kept:
-            written["$defs"] = {
-                name: self._written(self._definitions[name], kept) for name in self._definitions if name in kept
-            }
-        return written
+        return {**written, "$defs": definitions} if kept else written
 
     def _written(self, schema: Any, kept: set[str]) -> Any:
         """Return a copy of a schema in which only references to the definitions `kept` are left."""
@@ -170,22 +167,14 @@ class SchemaBuilder:
                 leaf = leaf_of(node.bare)
                 assert leaf is not None
                 return copy.deepcopy(leaf.schema) if "anyOf" in leaf.schema else dict(leaf.schema)
-            case "literal":
-                return _choices([json for _, json in literals_of(node)])
-            case "enum":
-                if issubclass(node.bare, enum.Flag):
-                    return {"type": "integer", "minimum": 0}
+            case "enum" if issubclass(node.bare, enum.Flag):
+                return {"type": "integer", "minimum": 0}
+            case "enum" | "literal":
                 return _choices([json for _, json in literals_of(node)])
             case "union":
                 return self._union(node.members)
-            case "list":
-                items = self.build(node.members[0]) if node.members else {}
-                return {"type": "array", "items": items} if items else {"type": "array"}
-            case "set":
-                items = self.build(node.members[0]) if node.members else {}
-                return {"type": "array", "items": items or _SCALARS, "uniqueItems": True}
-            case "tuple":
-                return self._tuple(node)
+            case "list" | "set" | "tuple":
+                return self._array(node)
             case "mapping":
                 return self._mapping(node)
             case "record":
@@ -208,13 +197,15 @@ class SchemaBuilder:
             branches += [each for each in flat if each not in branches]
         return branches[0] if len(branches) == 1 else {"anyOf": branches}
 
-    def _tuple(self, node: ResolvedType) -> dict[str, Any]:
-        if node.variadic:
-            items = self.build(node.members[0]) if node.members else {}
-            return {"type": "array", "items": items} if items else {"type": "array"}
-        size = len(node.members)
-        prefix = {"prefixItems": [self.build(each) for each in node.members]} if size else {}
-        return {"type": "array", **prefix, "minItems": size, "maxItems": size}
+    def _array(self, node: ResolvedType) -> dict[str, Any]:
+        if node.kind == "tuple" and not node.variadic:
+            size = len(node.members)
+            prefix = {"prefixItems": [self.build(each) for each in node.members]} if size else {}
+            return {"type": "array", **prefix, "minItems": size, "maxItems": size}
+        items = self.build(node.members[0]) if node.members else {}
+        if node.kind == "set":
+            return {"type": "array", "items": items or _SCALARS, "uniqueItems": True}
+        return {"type": "array", "items": items} if items else {"type": "array"}
 
     def _mapping(self, node: ResolvedType) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "object"}
@@ -230,20 +221,15 @@ class SchemaBuilder:
         """Return the schema of an object's keys, which are always text."""
         if key.kind in ("union", "alias"):
             rules = [self._names_of(member) for member in key.members]
-            return (
-                {"anyOf": rules}
-                if all(rules) and len(rules) > 1
-                else next((rule for rule in rules if not rule), rules[0])
-            )
+            return ({"anyOf": rules} if len(rules) > 1 else rules[0]) if all(rules) else {}
         schema = self._resolved(self.build(key))
         if "enum" in schema:
             return {"enum": [key_text(each) for each in schema["enum"]]}
         if not takes_text(schema):
-            if not self._output and schema.get("type") not in _KEYS:
-                raise TypeError(
-                    "the keys of a JSON object are strings; use str, int, UUID, or an enumeration of strings"
-                )
-            return _KEYS.get(schema.get("type"), {})
+            rule = _KEYS.get(schema.get("type"), {})
+            if not rule and not self._output:
+                raise TypeError("the keys of a JSON object are strings; use str, int, UUID, or an enumeration")
+            return rule
         if "anyOf" in schema:
             (schema,) = (branch for branch in schema["anyOf"] if branch.get("type") == "string")
         return {name: rule for name, rule in schema.items() if name != "type"}

@@ -206,7 +206,7 @@ class TypeResolver:
 
     def _set(self, bare: Any, arguments: tuple[Any, ...]) -> ResolvedType:
         members = [self.resolve(each) for each in arguments]
-        if members and not _can_hash(members[0], []):
+        if members and not _can_hash(members[0]):
             raise TypeError(f"the members of {_shown(bare)} cannot be hashed; use a list, or a frozen class")
         return ResolvedType("set", bare, members=members)
 
@@ -214,7 +214,7 @@ class TypeResolver:
         if arguments and (get_origin(bare) or bare) is collections.Counter:
             arguments = (*arguments, int)
         members = [self.resolve(each) for each in arguments]
-        if members and not _can_hash(members[0], []):
+        if members and not _can_hash(members[0]):
             raise TypeError(f"the keys of {_shown(bare)} cannot be hashed; use str, int, UUID, or an enumeration")
         return ResolvedType("mapping", bare, members=members)
 
@@ -248,21 +248,17 @@ def is_for_pydantic(field: Field) -> bool:
     return resolved.name != field.name or fill is not None
 
 
-def _can_hash(node: ResolvedType, above: list[Any]) -> bool:
-    """Return whether every value of a type can be a member of a set."""
-    if node.kind in ("any", "leaf", "literal", "enum"):
-        return node.bare is not bytearray
-    if node.kind in ("union", "tuple", "alias"):
-        known = node.members in above
-        return known or (bool(node.members) and all(_can_hash(each, [*above, node.members]) for each in node.members))
-    if node.kind == "set":
-        return node.container is frozenset
-    own = getattr(node.container, "__hash__", None)
-    if node.kind not in ("model", "record") or own is None:
+def _can_hash(node: ResolvedType, above: tuple[Any, ...] = ()) -> bool:
+    """Return whether every value of a type can be the key of a mapping or a member of a set."""
+    made = {**LISTS, **SETS, **MAPPINGS}.get(node.container, node.container)
+    joined = node.kind in ("union", "alias")
+    own = getattr(made, "__hash__", None)
+    if own is None or (made is tuple and not node.members):
         return False
-    if node.kind == "model" or own is object.__hash__:
+    if node.kind == "model" or (own is object.__hash__ and not joined):
         return True
-    return all(each.bare in above or _can_hash(each, [*above, node.bare]) for _, each in node.fields)
+    inner = [*node.members, *(kind for _, kind in node.fields)]
+    return node.bare in above or all(_can_hash(each, (*above, node.bare)) for each in inner)
 
 
 def _hashes(value: Any) -> bool:

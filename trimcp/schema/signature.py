@@ -232,12 +232,12 @@ class _SignatureReader:
 
 def _docstring(function: Callable[..., Any]) -> str | None:
     """Return the docstring, but not what Python says of each `__call__` without one."""
-    found = inspect.getdoc(_target(function))
+    found = inspect.getdoc(target_of(function))
     return None if found == type.__call__.__doc__ else found
 
 
-def _target(function: Callable[..., Any]) -> Any:
-    """Return the plain function behind wrappers, partials, methods and callable objects."""
+def target_of(function: Callable[..., Any]) -> Any:
+    """Return the plain function behind wrappers, partials, methods and callable objects; others as they are."""
     found: Any = inspect.unwrap(function)
     while isinstance(found, functools.partial):
         found = inspect.unwrap(found.func)
@@ -250,7 +250,7 @@ def _target(function: Callable[..., Any]) -> Any:
 
 def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the resolved annotations; names are also looked up in the closure, as far as its cells are set."""
-    target = _target(function)
+    target = target_of(function)
     names = {}
     if inspect.isfunction(target):
         for free, cell in zip(target.__code__.co_freevars, target.__closure__ or (), strict=True):

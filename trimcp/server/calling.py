@@ -21,7 +21,7 @@ import trio
 from trimcp.errors import LocalError, McpError, ToolError
 from trimcp.schema.convert import ConversionError
 from trimcp.schema.hints import is_union, split
-from trimcp.schema.signature import ResultShape, Signature, describe, describe_result
+from trimcp.schema.signature import ResultShape, Signature, describe, describe_result, target_of
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
@@ -297,7 +297,7 @@ def prepare(
             questions.append(_question_of(parameter.name, hint))
     whole = schema_given and list(signature.parameters) == ["arguments"]
     is_async = _is_async(function)
-    if not is_async and _is_async(inspect.unwrap(function)):
+    if not is_async and inspect.iscoroutinefunction(target_of(function)):
         is_async = True
         if run != "process":
             function = _awaiting(function)
@@ -314,19 +314,16 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 def _check_callable(function: Callable[..., Any], signature: Signature) -> None:
     """Raise TypeError for a function that cannot answer a call, with what to write instead."""
-    inner = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inspect.unwrap(inner.func)
-    called = inner if inspect.isroutine(inner) else type(inner).__call__
+    called = target_of(function)
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
             f"{signature.name}() yields, but a call has one result: return a list, and report progress by the context"
         )
     first = "".join(signature.parameters[:1])
-    owner = getattr(inner, "__qualname__", "").rpartition(".")[0]
+    owner = getattr(called, "__qualname__", "").rpartition(".")[0]
     if (
         first in ("self", "cls")
-        and first not in getattr(inner, "__annotations__", ())
+        and first not in getattr(called, "__annotations__", ())
         and owner
         and not owner.endswith("<locals>")
     ):
@@ -370,6 +367,4 @@ def at_users_line(method: _MethodT) -> _MethodT:
 
 
 def _code(function: Any) -> Any:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    return getattr(target_of(function), "__code__", None) if callable(function) else None
