@@ -70,6 +70,7 @@ _BOX: Final = 34
 _CHARACTER: Final = 8.4
 _ROOMS_THAT_ARE_MODULES: Final = {"channel", "net", "run"}
 _GROUND: Final = "used everywhere"
+_ON_THE_GROUND: Final = {"budget", "support"}
 _STYLE: Final = (
     "text{font:14px system-ui,sans-serif;fill:#1f2430;text-anchor:middle}"
     "rect{fill:#eef0fb;stroke:#3949ab;rx:6px}path{fill:none;stroke:#8b93b8;stroke-width:1.2}.paper{fill:#fff;stroke:none}"
@@ -92,7 +93,7 @@ def rooms() -> dict[str, set[str]]:
 
 
 def _room(name: str) -> str:
-    folder = (PACKAGE / name).is_dir() and name != "support"
+    folder = (PACKAGE / name).is_dir() and name not in _ON_THE_GROUND
     return name if folder or name in _ROOMS_THAT_ARE_MODULES or name == "__init__" else _GROUND
 
 

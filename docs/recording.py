@@ -14,10 +14,12 @@ import select
 import shlex
 import struct
 import subprocess
+import sys
 import sysconfig
 import termios
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -30,7 +32,12 @@ __all__ = ["Shown", "draw", "record"]
 
 FILES: Final = re.compile(r'```python title="([\w.]+)"\n(.*?)```', re.DOTALL)
 COLUMNS: Final = 100
-ROWS: Final = 34
+STEP: Final = 0.2  # seconds from one picture to the next: a progress bar needs no more
+PAUSE: Final = 6.0  # seconds that the last picture stands
+LONGEST: Final = 120.0  # seconds that a command may take
+BENCH: Final = "--tool lend -a title='Volume {n}' --under-way 16 --seconds 5"
+FILES: Final = re.compile(r'```python title="([\w.]+)"\n(.*?)```', re.DOTALL)
+COLUMNS: Final = 100
 STEP: Final = 0.2  # seconds from one picture to the next: a progress bar needs no more
 PAUSE: Final = 6.0  # seconds that the last picture stands
 LONGEST: Final = 120.0  # seconds that a command may take
@@ -54,6 +61,34 @@ COLOURS: Final = {
 }
 
 
+class Recording(NamedTuple):
+    """What is recorded, for a page whose files are there."""
+
+    typed: str
+    page: str
+    beside: tuple[str, ...] = ()
+    """Commands that run meanwhile; of the first the last word of its first line stands for URL in the others."""
+    keys: tuple[tuple[float, bytes], ...] = ()
+    """What is pressed, and after how many seconds."""
+    rows: int = 34
+
+
+RECORDINGS: Final = {
+    "demo.svg": Recording("trimcp demo", "index.md"),
+    "howto/bench-live.svg": Recording(f"trimcp bench library.py {BENCH}", "howto/bench.md"),
+    "howto/top.svg": Recording(
+        "trimcp top",
+        "howto/operate.md",
+        beside=(
+            "trimcp run builder.py --http --port 0 --admin",
+            *(f"trimcp call URL build files={files}" for files in (40, 60, 25)),
+        ),
+        rows=22,
+        keys=((3, b"\x1b[B"), (4, b"\x1b[B"), (5, b"\r"), (8, b"\r"), (9, b"c"), (10, b"too late\r"), (13, b"q")),
+    ),
+}
+
+
 class Run(NamedTuple):
     """Characters of one line that look alike, from a column on."""
 
@@ -72,32 +107,33 @@ class Shown(NamedTuple):
     runs: tuple[Run, ...]
 
 
-def record(typed: str, folder: Path) -> list[Shown]:
+def record(typed: str, folder: Path, keys: Sequence[tuple[float, bytes]] = (), rows: int = 34) -> list[Shown]:
     """Return what a command line showed on a terminal of its own, below itself; RuntimeError if it failed."""
-    screen = pyte.Screen(COLUMNS, ROWS)
+    screen = pyte.Screen(COLUMNS, rows)
     stream = pyte.ByteStream(screen)
     stream.feed(f"$ {typed}\r\n".encode())
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, COLUMNS, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(rows)}
     process = subprocess.Popen(
         shlex.split(typed), stdin=follower, stdout=follower, stderr=follower, env=env, cwd=folder
     )
     os.close(follower)
-    rows: dict[int, tuple[float, tuple[Run, ...]]] = {}
+    seen: dict[int, tuple[float, tuple[Run, ...]]] = {}
     shown: list[Shown] = []
     began = time.monotonic()
 
     def look(now: float) -> None:
-        for row in range(ROWS):
+        for row in range(rows):
             runs = tuple(_runs(screen, row))
-            since, before = rows.get(row, (0.0, ()))
+            since, before = seen.get(row, (0.0, ()))
             if runs != before:
                 if before:
                     shown.append(Shown(row, since, now, before))
-                rows[row] = (now, runs)
+                seen[row] = (now, runs)
 
     look(0.0)
+    pressed = list(keys)
     with os.fdopen(leader, "rb", buffering=0) as terminal:
         due, open_ = STEP, True
         while open_ and (now := time.monotonic() - began) < LONGEST:
@@ -108,12 +144,14 @@ def record(typed: str, folder: Path) -> list[Shown]:
                     data = b""
                 open_ = bool(data)
                 stream.feed(data)
+            if pressed and now >= pressed[0][0]:
+                os.write(leader, pressed.pop(0)[1])
             if (now := time.monotonic() - began) >= due or not open_:
                 look(now)
                 due = now + STEP
     if not open_ and process.wait() == 0:
         end = time.monotonic() - began + PAUSE
-        return shown + [Shown(row, since, end, runs) for row, (since, runs) in sorted(rows.items()) if runs]
+        return shown + [Shown(row, since, end, runs) for row, (since, runs) in sorted(seen.items()) if runs]
     process.kill()
     process.wait()
     raise RuntimeError(f"{typed} did not end well: {process.returncode}")
@@ -122,14 +160,14 @@ def record(typed: str, folder: Path) -> list[Shown]:
 def _runs(screen: pyte.Screen, row: int) -> Iterator[Run]:
     line = screen.buffer[row]
     cells = [(column, line[column]) for column in range(COLUMNS)]
-    for (colour, bold), alike in groupby(cells, lambda cell: (cell[1].fg, cell[1].bold)):
+    for (colour, bold, reverse), alike in groupby(cells, lambda cell: (cell[1].fg, cell[1].bold, cell[1].reverse)):
         found = list(alike)
         text = "".join(cell.data for _, cell in found)
         if text.strip():
             spaces = len(text) - len(text.lstrip())
             # Where somebody keeps their Python is nobody's business.
             plain = text.strip().replace(sysconfig.get_path("stdlib"), "/usr/lib/python3")
-            yield Run(found[0][0] + spaces, plain, colour, bold)
+            yield Run(found[0][0] + spaces, plain, "brown" if reverse else colour, bold or reverse)
 
 
 def draw(shown: Sequence[Shown], title: str) -> str:
@@ -172,16 +210,26 @@ def _span(run: Run) -> str:
 
 
 def main() -> None:
-    """Make each recording anew."""
+    """Make the recordings anew that are named, or all."""
     docs = Path(__file__).parent
-    for name, (typed, page) in RECORDINGS.items():
-        with TemporaryDirectory() as folder:
-            for file, text in re.findall(
-                r'```python title="([\w.]+)"\n(.*?)```', (docs / page).read_text("utf-8"), re.S
-            ):
-                Path(folder, file).write_text(text, "utf-8")
-            picture = draw(record(typed, Path(folder)), f"A terminal in which {shlex.split(typed)[1]} runs")
-        (docs / name).write_text(picture, "utf-8")
+    for name, one in RECORDINGS.items():
+        if sys.argv[1:] and name not in sys.argv[1:]:
+            continue
+        with TemporaryDirectory() as folder, ExitStack() as stack:
+            os.environ["XDG_RUNTIME_DIR"] = folder
+            for file, code in FILES.findall((docs / one.page).read_text("utf-8")):
+                Path(folder, file).write_text(code, "utf-8")
+            url = ""
+            for command in one.beside:
+                words = shlex.split(command.replace("URL", url))
+                process = stack.enter_context(
+                    subprocess.Popen(words, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                )
+                stack.callback(process.kill)
+                assert process.stderr is not None
+                url = url or process.stderr.readline().split()[-1]
+            shown = record(one.typed, Path(folder), one.keys, one.rows)
+        (docs / name).write_text(draw(shown, f"A terminal in which {shlex.split(one.typed)[1]} runs"), "utf-8")
 
 
 if __name__ == "__main__":

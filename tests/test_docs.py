@@ -181,7 +181,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     public |= {f"channel.{name}" for name in ("Incoming", "Kind", "Origin", "Outgoing")}
     # Of names that stand in two places, the shorter way is told.
     public -= {name for name in public if "." in name and name.partition(".")[2] in trimcp.__all__}
-    commands = {"inspect", "call", "read", "prompt", "bench", "demo", "login", "logout", "whoami"}
+    commands = {"inspect", "call", "read", "prompt", "bench", "demo", "ps", "top", "login", "logout", "whoami"}
     assert sorted(set(listed) - commands) == sorted(public)
 
 

@@ -86,7 +86,7 @@ LAYERS: dict[str, set[str]] = {
     "session": _SESSION,
     "guard": _SESSION | {"guard"},
     "workers": _SESSION | {"workers"},
-    "watch": _SESSION | {"workers", "watch"},
+    "watch": _SESSION | {"workers", "transports", "watch"},
     "server": _SERVER,
     "agent_tools": _SERVER | {"transports", "auth", "agent_tools"},
     "worker": _SERVER | {"worker"},

@@ -66,7 +66,7 @@ def test_a_picture_is_an_svg_with_each_text_in_its_row_and_time() -> None:
 
 def test_the_recordings_in_the_documentation_are_of_the_commands_it_names() -> None:
     docs = Path(__file__).parents[1] / "docs"
-    for name, (typed, page) in _RECORDING["RECORDINGS"].items():
+    for name, one in _RECORDING["RECORDINGS"].items():
         picture = (docs / name).read_text("utf-8")
-        assert f"$ {typed}" in _texts(picture)
-        assert re.search(rf"\]\({Path(name).name}\)", (docs / page).read_text("utf-8"))
+        assert f"$ {one.typed}" in _texts(picture)
+        assert re.search(rf"\]\({Path(name).name}\)", (docs / one.page).read_text("utf-8"))

@@ -40,6 +40,7 @@ SECURITY_EVENTS: Final[Mapping[str, str]] = MappingProxyType(
         "tool_registered": "an agent registered a tool, or one waits for approval",
         "tool_removed": "an agent removed a tool",
         "worker_refused": "a worker process did what its tool does not declare; it was ended, or is not used again",
+        "admin_refused": "another user came to the socket at which a server is looked at",
         "too_many_questions": "a server asked more questions than one call may",
     }
 )

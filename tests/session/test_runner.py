@@ -16,7 +16,7 @@ from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, INTERNAL_ERROR, TIMED_OUT
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, CANCELLED_BY_OPERATOR, FORBIDDEN, INTERNAL_ERROR, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.tools import CallToolResult
@@ -151,6 +151,7 @@ async def test_a_crash_while_being_cancelled_from_outside_does_not_escape(caplog
         (CancelReason.DRAIN, CANCELLED_BY_DRAIN),
         (CancelReason.DEADLINE, TIMED_OUT),
         (CancelReason.LIMIT, Overloaded.__name__),
+        (CancelReason.OPERATOR, CANCELLED_BY_OPERATOR),
     ],
 )
 async def test_a_cut_request_is_answered_with_why(reason: CancelReason, code: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import os
 import shlex
 import sys
@@ -29,6 +28,7 @@ from trimcp.cli.exits import (
     RUN_EXIT_CODES,
     TALK_EXIT_CODES,
     TOOL_ERROR,
+    TOP_EXIT_CODES,
     Failure,
     say,
 )
@@ -43,16 +43,16 @@ from trimcp.cli.options import (
     check_network,
     with_options,
 )
-from trimcp.cli.schemas import ValueProblem, parse_arguments
+from trimcp.cli.schemas import read_json, read_words
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, read_headers
 from trimcp.cli.text import Line, as_json, describe_content, describe_resource, theirs
 from trimcp.client.session import ClientSession
+from trimcp.errors import LocalError
 from trimcp.run import run_stdio
 from trimcp.support.files import UnusableFile
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
-from trimcp.wire.tools import Tool
 
 _WORDS: Final = "trimcp.words"
 _WAITING: Final = """\
@@ -74,7 +74,7 @@ class _Commands(click.Group):
 
 
 class _Subcommand(click.Command):
-    """A command whose server may be given last, after `--`, and whose `--trace` may have a value.
+    """A command whose server may be given last, after `--`, and whose `--trace` and `--admin` may have a value.
 
     Args:
         sections: the sections of its help: titles, and the names of the parameters under each.
@@ -94,7 +94,7 @@ class _Subcommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_WORDS] = list(args)
         at = args.index("--") if "--" in args else len(args)
-        ours = ["--trace=-" if arg == "--trace" else arg for arg in args[:at]]
+        ours = [f"{arg}=-" if arg in ("--trace", "--admin") else arg for arg in args[:at]]
         rest = args[at:]
         if ctx.command.name == "run":
             return super().parse_args(ctx, ours + rest)
@@ -182,7 +182,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
       trimcp run package.module:server --grace 30
       trimcp run codesearch.py -- ~/project
       trimcp run weather.py --watchdog 30
-      trimcp run weather.py --http --port 0
+      trimcp run weather.py --http --port 0 --admin
       trimcp run weather.py --grpc --port 0
       trimcp run agent_tools.py --agent-tools --port 8080
       trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
@@ -195,7 +195,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     sys.argv = [server, *arguments]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
-    load = partial(_load, server, options.gc_threshold)
+    load = partial(_load, server, options)
     if over_network:
         from trimcp.cli.serving import serve  # not needed on standard input and output
 
@@ -203,10 +203,13 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     loaded = load().server
     if sys.stdin.isatty():  # a user at a terminal, who would see no output
         say(_WAITING.format(name=theirs(loaded.info.name, 60), server=shlex.quote(server)))
-    run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
+    try:
+        run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
+    except LocalError as error:
+        raise Failure(str(error)) from None
 
 
-def _load(name: str, gc_threshold: int | None) -> Loaded:
+def _load(name: str, options: RunOptions) -> Loaded:
     try:
         loaded = load_program(name)
     except Failure:
@@ -215,10 +218,15 @@ def _load(name: str, gc_threshold: int | None) -> Loaded:
         raise Failure(str(error)) from None
     except Exception as error:  # the user's module may raise anything
         raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
-    if gc_threshold is not None:
+    if options.admin is not None:
+        from trimcp.watch.admin import serve_admin
+
+        path = None if options.admin == "-" else options.admin
+        loaded.server.parts.append(lambda running: serve_admin(loaded.server, path))
+    if options.gc_threshold is not None:
         gc.collect()
         gc.freeze()  # the imported modules stay, so they need no collection
-        gc.set_threshold(gc_threshold, 20, 100)
+        gc.set_threshold(options.gc_threshold, 20, 100)
     return loaded
 
 
@@ -342,11 +350,11 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, o
       trimcp call servers.json:git git_log --arguments '{"repo_path": "."}' --json
       trimcp call get_alerts state=NY -- python weather.py
     """
-    whole = None if text is None else _read_json(text, arguments)
+    whole = None if text is None else read_json(text, arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
         listed = find_tool(await list_tools(session), tool)
-        given = whole if whole is not None else _read_words(listed, arguments, target)
+        given = whole if whole is not None else read_words(listed, arguments, target)
         async with session.calling(tool, given) as call:
             async for step in call.progress:
                 screen.progress(step)
@@ -363,26 +371,6 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, o
         return TOOL_ERROR if result.is_error is True else 0
 
     return body
-
-
-def _read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, Any]:
-    try:
-        return parse_arguments(words, tool.input_schema)
-    except ValueProblem as problem:
-        more = "Anything else is sent with --arguments '{...}'"
-        raise Failure(f"{problem}\nWhat it takes: trimcp inspect {shlex.quote(target)}. {more}") from None
-
-
-def _read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
-    if words:
-        raise Failure("give the arguments either as NAME=VALUE or with --arguments")
-    try:
-        value = json.loads(sys.stdin.read() if text == "-" else text)
-    except ValueError as error:
-        raise Failure(f"--arguments is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise Failure('--arguments must be an object, such as \'{"city": "Oslo"}\'')
-    return value
 
 
 @_talks(short_help="Print what a resource holds.")
@@ -505,6 +493,42 @@ def record(
     size = int(max_size * 1024 * 1024)
     agent_port = (port or 0) if agent_tools else None
     sys.exit(run_proxy(file, target, headers, masked=not unmasked, max_bytes=size, agent_port=agent_port))
+
+
+@app.command(epilog=TOP_EXIT_CODES, short_help="List the servers of yours that can be looked at.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def ps(as_json: bool) -> None:
+    """List the servers of this user that run here and were started with --admin, a line each.
+
+    \b
+    Examples:
+      trimcp ps
+    """
+    from trimcp.cli.top import list_servers
+
+    sys.exit(list_servers(as_json_text=as_json))
+
+
+@app.command(epilog=TOP_EXIT_CODES, short_help="See what servers do: calls, progress, where each waits.")
+@click.argument("server", required=False)
+@click.option("--once", is_flag=True, help="Print it once, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print all there is once, as JSON.")
+def top(server: str | None, once: bool, as_json: bool) -> None:
+    """See what the servers of this user do, live: calls with their progress and the line where each waits.
+
+    SERVER is a process (trimcp ps has its number) or the path of its socket; without it all are shown. Keys select a
+    call, open it, cancel it with a reason, close its session, and drain its server.
+
+    \b
+    Examples:
+      trimcp run weather.py --http --admin
+      trimcp top
+      trimcp top 4242 --once
+      trimcp top --json /run/weather/admin.sock
+    """
+    from trimcp.cli.top import look
+
+    sys.exit(look(server, once=once, as_json_text=as_json))
 
 
 @app.command(epilog=REPLAY_EXIT_CODES, short_help="Tell whether a server still answers as recorded.")

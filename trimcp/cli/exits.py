@@ -40,6 +40,15 @@ Exit codes:
   130  a second Ctrl-C ended it at once (143: SIGTERM)
 """
 
+TOP_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    it worked
+  2    the command line is wrong, or there is no such server
+  3    the server is gone
+  130  interrupted by Ctrl-C
+"""
+
 BENCH_EXIT_CODES: Final = """\
 \b
 Exit codes:

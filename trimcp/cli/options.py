@@ -106,7 +106,7 @@ class ConnectOptions(ReachOptions):
 # trimcp run
 
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "How it runs": ("grace", "trace", "gc_threshold", "watchdog"),
+    "How it runs": ("grace", "trace", "admin", "gc_threshold", "watchdog"),
     "Over a network": (
         *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "root", "software"),
         *("certfile", "keyfile", "workers"),
@@ -143,6 +143,9 @@ class RunOptions:
     )
     trace: str | None = option(
         metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked."
+    )
+    admin: str | None = option(
+        metavar="[=SOCKET]", help="Let `trimcp top` look at it, and cancel calls: this user and root alone."
     )
     gc_threshold: int | None = option(
         metavar="N",
@@ -252,6 +255,8 @@ def check_network(options: RunOptions) -> bool:
         raise click.UsageError("--grpc needs HTTP/2, which trimcp's own server speaks; leave out --server", context)
     if options.agent_tools and options.workers > 1:
         raise click.UsageError("--agent-tools keep contexts in one process; leave out --workers", context)
+    if options.admin not in (None, "-") and options.workers > 1:
+        raise click.UsageError("each of the --workers has a socket of its own; write --admin without one", context)
     if "uds" in names and names & {"host", "port"}:
         raise click.UsageError("listen either on a --port or on a Unix socket (--uds)", context)
     if names & {"auth_audience", "scopes"} and "auth_issuers" not in names:

@@ -7,12 +7,16 @@ in depth and length.
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, Final
 
+from trimcp.cli.exits import Failure
 from trimcp.cli.text import number_text, range_text, theirs
+from trimcp.wire.tools import Tool
 
 _NAMES: Final = {
     "array": "a list in JSON, or the key several times",
@@ -296,3 +300,25 @@ def _default(shape: Any) -> str:
 def _value(value: Any) -> str:
     """Return a value as it is typed on the command line."""
     return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def read_words(tool: Tool, words: tuple[str, ...], target: str) -> dict[str, Any]:
+    """Return the arguments of a call as words of the command line have them; `Failure` says what is wrong."""
+    try:
+        return parse_arguments(words, tool.input_schema)
+    except ValueProblem as problem:
+        more = "Anything else is sent with --arguments '{...}'"
+        raise Failure(f"{problem}\nWhat it takes: trimcp inspect {shlex.quote(target)}. {more}") from None
+
+
+def read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
+    """Return the arguments that are given as one object, or with "-" on standard input; `Failure` as above."""
+    if words:
+        raise Failure("give the arguments either as NAME=VALUE or with --arguments")
+    try:
+        value = json.loads(sys.stdin.read() if text == "-" else text)
+    except ValueError as error:
+        raise Failure(f"--arguments is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise Failure('--arguments must be an object, such as \'{"city": "Oslo"}\'')
+    return value

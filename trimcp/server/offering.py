@@ -17,6 +17,7 @@ from trimcp.server.calling import Handler, at_users_line, prepare
 from trimcp.server.options import check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
+from trimcp.session.job import Finished
 from trimcp.session.limits import Limits, Quota
 from trimcp.support.bounds import check_callable, check_truth
 from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
@@ -83,6 +84,7 @@ class Offering:
     max_processes: int | None
     handler_errors: HandlerErrors
     audit: Audit | None
+    on_finished: Finished | None
     confirm: Confirm | None
     confirm_fallback: Fallback
 

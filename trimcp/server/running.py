@@ -25,7 +25,7 @@ from trimcp.server.subscribing import Subscribers
 from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.facts import SessionMemory
-from trimcp.session.job import CancelReason, Job
+from trimcp.session.job import CancelReason, Finished, Job
 from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
@@ -265,10 +265,14 @@ class Running:
             sealer=server.sealer,
             memory=SessionMemory(server.budget),
         )
-        if server.audit is not None:
-            session.on_finished = server.audit.finished
+        session.on_finished = server.on_finished
         self.sessions.add(session)
         return session
+
+    def tell_finished(self, hook: Finished | None) -> None:
+        """Tell `hook` from now on of each request of each session that ends; see `Session.on_finished`."""
+        for session in (*self.sessions, *(pushed.session for pushed in self._spare)):
+            session.on_finished = hook
 
     def closed(self, session: Session) -> None:
         if session in self.sessions:  # may be called twice

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Generic, get_args
 
 from trimcp.budget.accounts import DEFAULT_MEMORY, Budget
@@ -16,6 +16,7 @@ from trimcp.server.offering import Confirm, HandlerErrors, Offering, Offers
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
+from trimcp.session.job import Finished, Job
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_number, check_truth
@@ -28,6 +29,7 @@ from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
     from trimcp.guard.confirmation import Fallback
+    from trimcp.watch.observing import Observation
     from trimcp.watch.statistics import ServerStatistics
 
 _MESSAGES: Final = 4  # the least memory, in messages of the largest size
@@ -158,10 +160,13 @@ class Server(Offering, Generic[StateT]):
         self.list_cache_scope: CacheScope = list_cache_scope
         self.max_threads = max_threads
         self.max_processes = max_processes
+        self.runs: set[Running] = set()
+        self._told: list[Finished] = [] if audit is None else [audit.finished]
+        self.on_finished: Finished | None = None
+        self._tell_finished()
         self.budget: Budget = Budget(max(DEFAULT_MEMORY, needed) if memory is None else memory)
         self.handler_errors: HandlerErrors = handler_errors
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
-        self.runs: set[Running] = set()
         self.parts: list[Callable[[Running], AbstractAsyncContextManager[object]]] = []
 
     @asynccontextmanager
@@ -203,6 +208,46 @@ class Server(Offering, Generic[StateT]):
         from trimcp.watch.statistics import ServerStatistics  # loaded on first use
 
         return sum((running.statistics() for running in self.runs), ServerStatistics())
+
+    @contextmanager
+    def observe(self, interval: float = 0.25) -> Iterator[Observation]:
+        """Look at what runs while the block runs: `with server.observe() as pictures: async for picture in pictures`.
+
+        Nothing is done for it while nobody looks. The last 100 requests that end from then on are shown, too.
+
+        Args:
+            interval: the least seconds between two pictures.
+
+        Raises:
+            ValueError: the interval is not positive.
+        """
+        from trimcp.watch.observing import Observation  # loaded on first use
+
+        observation = Observation(self, interval)
+        with self.telling_finished(observation.finished):
+            yield observation
+
+    @contextmanager
+    def telling_finished(self, hook: Finished) -> Iterator[None]:
+        """Tell `hook` of each request that ends while the block runs. It must not block; what it raises is logged."""
+        self._told.append(hook)
+        self._tell_finished()
+        try:
+            yield
+        finally:
+            self._told.remove(hook)
+            self._tell_finished()
+
+    def _tell_finished(self) -> None:
+        told = self._told.copy()
+
+        def tell_all(job: Job, reply: bytes | None) -> None:
+            for hook in told:
+                hook(job, reply)
+
+        self.on_finished = None if not told else told[0] if len(told) == 1 else tell_all
+        for running in self.runs:
+            running.tell_finished(self.on_finished)
 
     def sessions(self) -> list[Session]:
         """Return the sessions of all runs."""

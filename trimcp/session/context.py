@@ -262,6 +262,7 @@ class Context(Admitted, Generic[StateT]):
         """Return the notification, or None if the peer did not ask for progress."""
         token = self._job.request.admission.progress_token
         if token is None:
+            reports.told = total, message
             return None
         if message is None and type(progress) in NUMBERS and (total is None or type(total) in NUMBERS):
             if reports.head is None:
@@ -270,6 +271,7 @@ class Context(Admitted, Generic[StateT]):
             data = reports.text(progress, total)
             if data is not None:
                 return data
+        reports.told = total, message
         params = ProgressParams(
             progress_token=token,
             progress=progress,

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -29,9 +29,12 @@ from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
 from trimcp.support.containment import abandon_left_open, blamed, contained, has_left_open, innermost_scope
 from trimcp.support.slotted import slotted
-from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, CANCELLED_BY_OPERATOR, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.converter import NotInRevision
 from trimcp.wire.jsonrpc import RequestId, encode_error
+
+Finished: TypeAlias = Callable[["Job", bytes | None], object]
+"""What is told of a request that has ended, with its reply; None if it gets none."""
 
 SessionT_contra = TypeVar("SessionT_contra", contravariant=True)
 
@@ -47,6 +50,7 @@ class CancelReason(Enum):
         DEADLINE: the caller's deadline passed without a cancellation, or the tool's own timeout expired.
         DRAIN: the server or the session ends.
         LIMIT: the peer took nothing for too long and was dropped (`Limits.stall_timeout`).
+        OPERATOR: whoever runs the server cancelled it (`Observation.cancel`).
 
     There is no reason for idleness: a session with a running handler is not idle.
     """
@@ -56,6 +60,7 @@ class CancelReason(Enum):
     DEADLINE = "deadline"
     DRAIN = "drain"
     LIMIT = "limit"
+    OPERATOR = "cancelled by the operator"
 
 
 # Reasons for which an error is sent, with its code. In the other cases the peer is gone or knows.
@@ -63,6 +68,7 @@ _CANCELLED_CODES = {
     CancelReason.DEADLINE: TIMED_OUT,
     CancelReason.DRAIN: CANCELLED_BY_DRAIN,
     CancelReason.LIMIT: OVERLOADED,
+    CancelReason.OPERATOR: CANCELLED_BY_OPERATOR,
 }
 
 
@@ -230,7 +236,10 @@ class Job:
         code = _CANCELLED_CODES.get(reason)
         if code is None:
             return None
-        return self._own_error(code, f"stopped: {reason.value}" if self.started else f"{reason.value}; not started")
+        why = reason.value
+        if reason is CancelReason.OPERATOR and self.cancelled is not None and self.cancelled.detail is not None:
+            why = f"{why}: {self.cancelled.detail}"  # an operator means it for the caller, too
+        return self._own_error(code, f"stopped: {why}" if self.started else f"{why}; not started")
 
     # Running
 

@@ -26,6 +26,8 @@ class Reports:
     total: float | None = None
     tail: bytes = b"}}"
     latest_queued: bool = False  # whether one of which only the latest counts may wait in the sink
+    # Total and message of the last report that was no plain numbers, or was sent to nobody
+    told: tuple[float | None, str | None] = (None, None)
 
     def drop(self, progress: float) -> None:
         """Say that a report is not sent because its value did not increase (basic/utilities/progress)."""

@@ -6,6 +6,9 @@ from trimcp.support.lazy import lazy_names as _lazy_names
 _NAMES = {
     "trimcp.session.statistics": "Lane Lanes Statistics",
     "trimcp.session.turns": "TurnStatistics",
+    "trimcp.watch.admin": "serve_admin",
+    "trimcp.watch.observing": "Observation",
+    "trimcp.watch.picture": "EndedRequest Picture RequestPicture SessionPicture",
     "trimcp.watch.statistics": "MemoryStatistics ServerStatistics",
     "trimcp.workers.pool": "ProcessStatistics",
 }

@@ -4,16 +4,28 @@ from trimcp.session.statistics import Lane as Lane
 from trimcp.session.statistics import Lanes as Lanes
 from trimcp.session.statistics import Statistics as Statistics
 from trimcp.session.turns import TurnStatistics as TurnStatistics
+from trimcp.watch.admin import serve_admin as serve_admin
+from trimcp.watch.observing import Observation as Observation
+from trimcp.watch.picture import EndedRequest as EndedRequest
+from trimcp.watch.picture import Picture as Picture
+from trimcp.watch.picture import RequestPicture as RequestPicture
+from trimcp.watch.picture import SessionPicture as SessionPicture
 from trimcp.watch.statistics import MemoryStatistics as MemoryStatistics
 from trimcp.watch.statistics import ServerStatistics as ServerStatistics
 from trimcp.workers.pool import ProcessStatistics as ProcessStatistics
 
 __all__ = [
+    "EndedRequest",
     "Lane",
     "Lanes",
     "MemoryStatistics",
+    "Observation",
+    "Picture",
     "ProcessStatistics",
+    "RequestPicture",
     "ServerStatistics",
+    "SessionPicture",
     "Statistics",
     "TurnStatistics",
+    "serve_admin",
 ]

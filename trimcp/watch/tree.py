@@ -10,7 +10,7 @@ import linecache
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -85,37 +85,46 @@ def _describe_client(job: Job) -> str:
 
 def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: float) -> Iterator[list[str]]:
     """Yield the lines of each request, at most `room` lines."""
-    tasks = _tasks_of_work(session.nursery) if session.driven else {}
+    tasks = _tasks_of_work(session)
     for job in jobs:
         if room <= 0:
             return
-        work = None if job.extras is None else job.extras.work
-        of_job = [task for task in (job.task, tasks.get(id(work))) if task is not None]
-        lines = list(islice(_describe_job(job, of_job, now), _MOST_LINES_EACH))
+        waits = (_STEP + line for line in _describe_tasks(job, tasks))
+        lines = [_describe_job(job, now), *islice(waits, _MOST_LINES_EACH - 1)]
         room -= len(lines)
         yield lines
 
 
-def _tasks_of_work(nursery: trio.Nursery) -> dict[int, trio.lowlevel.Task]:
-    """Return the tasks that run requests, by the identity of their `Work`."""
-    found = {}
-    for task in nursery.child_tasks:
+def waiting_places(session: Session, jobs: Iterable[Job], most: int) -> dict[int, list[str]]:
+    """Return where the requests of a session wait, at most so many lines each, by the identity of the job."""
+    tasks = _tasks_of_work(session)
+    return {id(job): list(islice(_describe_tasks(job, tasks), most)) for job in jobs}
+
+
+def _describe_tasks(job: Job, tasks: Mapping[int, trio.lowlevel.Task]) -> Iterator[str]:
+    work = None if job.extras is None else job.extras.work
+    for task in (job.task, tasks.get(id(work))):
+        if task is not None:
+            yield from _describe_task(task)
+
+
+def _tasks_of_work(session: Session) -> dict[int, trio.lowlevel.Task]:
+    """Return the tasks that requests of a session started, by the identity of their `Work`."""
+    found: dict[int, trio.lowlevel.Task] = {}
+    for task in session.nursery.child_tasks if session.driven else ():
         frame = getattr(task.coro, "cr_frame", None)
         if frame is not None:
             found[id(frame.f_locals.get("self"))] = task
     return found
 
 
-def _describe_job(job: Job, tasks: Iterable[trio.lowlevel.Task], now: float) -> Iterator[str]:
+def _describe_job(job: Job, now: float) -> str:
     request = job.request
     about = "" if job.target is None else f" {in_quotes(job.target)}"
     age = f"for {now - job.since:.1f} s" if job.started else "waiting to be started"
     asking = ", waiting for the client to answer" if job.extras is not None and job.extras.parked else ""
     cancelled = "" if job.reason is None else f", being cancelled ({job.reason.value})"
-    yield f"{request.verb.name}{about}, request {in_quotes(request.id)}, {age}{asking}{cancelled}"
-    for task in tasks:
-        for line in _describe_task(task):
-            yield _STEP + line
+    return f"{request.verb.name}{about}, request {in_quotes(request.id)}, {age}{asking}{cancelled}"
 
 
 def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:

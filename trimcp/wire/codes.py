@@ -40,6 +40,9 @@ TIMED_OUT: Final = 1003
 FORBIDDEN: Final = 1004
 """trimcp's own: the principal may not do this; `data.requiredScopes` names the scopes that a token needs for it."""
 
+CANCELLED_BY_OPERATOR: Final = 1005
+"""trimcp's own: whoever runs the receiver cancelled the request; it may be half done. The message says why."""
+
 
 @slotted(frozen=True)
 @valued
@@ -80,6 +83,7 @@ ERRORS: Final[dict[int, ErrorKind]] = {
         ErrorKind(CANCELLED_BY_DRAIN, "CancelledByDrain", 503, False, "drain"),
         ErrorKind(FORBIDDEN, "Forbidden", 403, False, "forbidden"),
         ErrorKind(TIMED_OUT, "TimedOut", 200, False, "deadline"),
+        ErrorKind(CANCELLED_BY_OPERATOR, "CancelledByOperator", 200, False, "operator"),
     )
 }
 """Every error code trimcp sends, by code."""

@@ -15,6 +15,7 @@ from trimcp.channel import Outgoing
 from trimcp.server.media import json_text
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
+    CANCELLED_BY_OPERATOR,
     FORBIDDEN,
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -140,6 +141,7 @@ _KINDS: Final[dict[int, type[errors.AgentToolsError]]] = {
     FORBIDDEN: errors.NotAllowed,
     CANCELLED_BY_DRAIN: errors.Draining,
     TIMED_OUT: errors.DeadlinePassed,
+    CANCELLED_BY_OPERATOR: errors.RequestCancelled,
 }
 """The errors of codes; every other one is what the tool itself answered."""
 

@@ -1,0 +1,266 @@
+"""`trimcp ps` and `trimcp top`: what they show is a function of pictures, and a terminal is as it was afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import attrs
+import orjson
+import pytest
+import trio
+from rich.text import Text
+
+import trimcp
+import trimcp.testing
+from trimcp.cli.top import keys_of
+from trimcp.cli.top_view import KEYS, Shown, rows_of, view
+from trimcp.watch import admin
+from trimcp.watch.picture import take_picture
+
+TRIMCP = (sys.executable, "-m", "trimcp.cli")
+PROGRAM = """
+import trimcp, trio
+
+server = trimcp.Server("builder", version="1.0")
+
+@server.tool
+async def build(n: int, *, ctx: trimcp.Context) -> str:
+    await ctx.report_progress(1, total=n, message="half")
+    await trio.sleep_forever()
+    return ""
+"""
+
+
+async def picture_of(server: trimcp.Server[None]) -> dict[str, Any]:
+    """Return a picture as a viewer gets it."""
+    found: dict[str, Any] = orjson.loads(admin._line({"done": take_picture(server)}))["done"]
+    return found
+
+
+async def pictures(*tools: str, principal: str | None = None) -> list[dict[str, Any]]:
+    server: trimcp.Server[None] = trimcp.Server("maps", version="2")
+    for tool in tools:
+
+        @server.tool(name=tool)
+        async def work(*, ctx: trimcp.Context) -> str:
+            await ctx.report_progress(1, total=4, message="a tile")
+            await trio.sleep_forever()
+            return ""
+
+    async with trimcp.testing.connected(server) as session, trio.open_nursery() as nursery:
+        for tool in tools:
+            nursery.start_soon(session.call_tool, tool)
+        await trio.testing.wait_all_tasks_blocked()
+        found = [await picture_of(server)]
+        nursery.cancel_scope.cancel()
+    return found
+
+
+def text_of(lines: list[Text]) -> str:
+    return "\n".join(line.plain for line in lines)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 10), (20, 5), (1, 1)])
+@pytest.mark.parametrize("opened", [False, True])
+async def test_it_fills_a_terminal_of_any_size(size: tuple[int, int], opened: bool) -> None:
+    shown = await pictures("draw", "list")
+    choice = Shown(opened=opened, selected=rows_of(shown, Shown())[0].key)
+    lines = view(shown, size, choice)
+    assert len(lines) == size[1]
+    assert max(line.cell_len for line in lines) <= size[0]
+
+
+async def test_it_shows_what_runs_and_where_it_waits() -> None:
+    shown = await pictures("draw", "list")
+    told = text_of(view(shown, (300, 24), Shown()))
+    assert "1 server: 1 session, 2 running" in told
+    assert "maps 2" in told
+    assert "25%" in told
+    assert "await trio.sleep_forever()" in told
+    assert KEYS in told
+    row = rows_of(shown, Shown())[0]
+    told = text_of(view(shown, (140, 24), Shown(opened=True, selected=row.key)))
+    assert "a tile" in told
+    assert f"revision {shown[0]['sessions'][0]['revision']}" in told
+    assert "waits at" in told
+
+
+async def test_it_sorts_and_filters() -> None:
+    shown = await pictures("draw", "list", "find")
+    assert [row.tool for row in rows_of(shown, Shown(sort="tool"))] == ["draw", "find", "list"]
+    assert [row.tool for row in rows_of(shown, Shown(filter="FIN"))] == ["find"]
+    told = text_of(view(shown, (100, 24), Shown(filter="nothing of it")))
+    assert "nothing that runs has this" in told
+
+
+async def test_what_is_selected_stays_in_sight() -> None:
+    shown = await pictures(*(f"tool{number:03}" for number in range(100)))
+    for row in rows_of(shown, Shown(sort="tool")):
+        told = text_of(view(shown, (100, 24), Shown(sort="tool", selected=row.key)))
+        assert row.tool in told
+
+
+async def test_hostile_names_control_no_terminal() -> None:
+    (shown,) = await pictures("draw")
+    hostile = "\x1b]0;title\x07\x9b2J\u202egpj.exe\nforged line"
+    request, session = shown["sessions"][0]["requests"][0], shown["sessions"][0]
+    request |= {"target": hostile, "message": hostile, "reason": hostile, "id": hostile, "waits": [hostile]}
+    session |= {"peer": hostile, "principal": hostile, "owner": hostile}
+    shown |= {"server": hostile, "version": hostile}
+    shown["ended"] = [{"target": hostile, "method": "x", "seconds": 1, "outcome": "error", "reason": hostile, "at": 1}]
+    key = rows_of([shown], Shown())[0].key
+    for choice in (Shown(), Shown(opened=True, selected=key), Shown(asked="?", typed=hostile), Shown(said=hostile)):
+        lines = view([shown], (300, 40), choice)
+        assert len(lines) == 40
+        for line in lines:
+            assert not any(sign in line.plain for sign in "\x1b\x07\x9b\u202e\n")
+
+
+@pytest.mark.parametrize(
+    ("data", "keys"),
+    [
+        (b"q", ["q"]),
+        (b"\x1b[A\x1b[Bx", ["up", "down", "x"]),
+        (b"\r\x7f\x1b", ["enter", "backspace", "escape"]),
+        (b"\x1b[15~a", ["a"]),
+        (b"\x1b[", []),
+        (b"\x00\x01\xff", []),
+        ("für".encode(), ["f", "ü", "r"]),
+    ],
+)
+def test_keys(data: bytes, keys: list[str]) -> None:
+    assert list(keys_of(data)) == keys
+
+
+# As programs
+
+
+@attrs.frozen
+class Place:
+    """A server that can be looked at, and a client whose call runs there."""
+
+    env: dict[str, str]
+    caller: subprocess.Popen[str]
+    pid: int
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "builder.py").write_text(PROGRAM, "utf-8")
+    # The path of a Unix socket has at most 107 bytes, so not below `tmp_path`.
+    with TemporaryDirectory() as runtime, ExitStack() as stack:
+        env = {**os.environ, "XDG_RUNTIME_DIR": runtime, "TERM": "xterm-256color"}
+        words = [*TRIMCP, "run", "builder.py", "--http", "--port", "0", "--admin"]
+        server = stack.enter_context(running(words, env, tmp_path, stderr=subprocess.PIPE))
+        assert server.stderr is not None
+        url = server.stderr.readline().split()[-1]
+        words = [*TRIMCP, "call", url, "build", "n=2"]
+        caller = stack.enter_context(running(words, env, tmp_path, stderr=subprocess.PIPE))
+        assert caller.stderr is not None
+        assert "half" in caller.stderr.readline()
+        yield Place(env, caller, server.pid)
+
+
+@contextmanager
+def running(words: list[str], env: dict[str, str], folder: Path, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(words, env=env, cwd=folder, stdout=subprocess.PIPE, text=True, **streams) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def done(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*TRIMCP, *words], env=place.env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.slow
+def test_ps_and_top_tell_of_it_once(place: Place) -> None:
+    told = done(place, "ps")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.splitlines()[1].split() == [str(place.pid), "1", "1", "builder", "1.0"]
+    assert json.loads(done(place, "ps", "--json").stdout)[0]["running"] == 1
+    told = done(place, "top", str(place.pid), "--once")
+    assert told.returncode == 0
+    assert "50%" in told.stdout
+    (picture,) = json.loads(done(place, "top", "--json").stdout)
+    assert picture["sessions"][0]["requests"][0]["message"] == "half"
+    refused = done(place, "top", "1")
+    assert (refused.returncode, refused.stderr) == (2, "Error: no server 1 can be looked at: trimcp ps\n")
+
+
+def read_until(terminal: int, text: str) -> str:
+    """Read from a pseudo-terminal until a text was shown."""
+    shown = b""
+    while text.encode() not in shown:
+        shown += os.read(terminal, 65_536)
+    return shown.decode()
+
+
+@pytest.mark.slow
+def test_an_operator_cancels_a_call_and_its_caller_is_told_why(place: Place) -> None:
+    terminal, line = os.openpty()
+    before = termios.tcgetattr(line)
+    with subprocess.Popen([*TRIMCP, "top"], env=place.env, stdin=line, stdout=line, stderr=line) as viewer:
+        try:
+            read_until(terminal, "build")
+            os.write(terminal, b"\x1b[B")
+            read_until(terminal, "\x1b[7m")  # it is shown in reverse
+            os.write(terminal, b"c")
+            read_until(terminal, "cancel build of")
+            os.write(terminal, b"no room\r")
+            shown = read_until(terminal, "cancelled by the operator: no room")
+            os.write(terminal, b"q")
+            shown += read_until(terminal, "\x1b[?1049l")  # the screen of before
+            assert viewer.wait(30) == 0
+        finally:
+            viewer.kill()
+    assert "ended" in shown.lower()
+    assert termios.tcgetattr(line) == before
+    out, err = place.caller.communicate(timeout=30)
+    assert (place.caller.returncode, out) == (4, "")
+    assert "stopped: cancelled by the operator: no room (code 1005)" in err
+    os.close(terminal)
+    os.close(line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(place: Place, number: signal.Signals) -> None:
+    terminal, line = os.openpty()
+    before = termios.tcgetattr(line)
+    with subprocess.Popen([*TRIMCP, "top"], env=place.env, stdin=line, stdout=line, stderr=line) as viewer:
+        try:
+            read_until(terminal, "build")
+            viewer.send_signal(number)
+            read_until(terminal, "\x1b[?1049l")
+            assert viewer.wait(30) == (130 if number == signal.SIGINT else 0)
+        finally:
+            viewer.kill()
+    assert termios.tcgetattr(line) == before
+    os.close(terminal)
+    os.close(line)
+
+
+@pytest.mark.slow
+def test_a_viewer_that_is_killed_costs_the_server_nothing(place: Place) -> None:
+    terminal, line = os.openpty()
+    with subprocess.Popen([*TRIMCP, "top"], env=place.env, stdin=line, stdout=line, stderr=line) as viewer:
+        read_until(terminal, "build")
+        viewer.kill()
+    told = done(place, "top", "--once")
+    assert told.returncode == 0
+    assert "build" in told.stdout
+    os.close(terminal)
+    os.close(line)

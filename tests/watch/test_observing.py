@@ -1,0 +1,187 @@
+"""Pictures of a server that runs, and what an operator does about what they show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+import trimcp
+import trimcp.testing
+from trimcp.errors import LocalError
+from trimcp.wire.codes import CANCELLED_BY_OPERATOR
+
+
+def make_server() -> tuple[trimcp.Server[None], list[object]]:
+    server: trimcp.Server[None] = trimcp.Server("index", version="3")
+    seen: list[object] = []
+
+    @server.tool
+    async def build(files: int, *, ctx: trimcp.Context) -> str:
+        try:
+            for done in range(files):
+                await trio.sleep(1)
+                await ctx.report_progress(done + 1, total=files, message=f"file {done}")
+        finally:
+            seen.append(ctx.cancel_reason)
+        return "built"
+
+    @server.tool
+    async def fail() -> str:
+        raise trimcp.ToolError("no")
+
+    return server, seen
+
+
+@contextmanager
+def observed(server: trimcp.Server[None]) -> Iterator[trimcp.watch.Observation]:
+    with server.observe(interval=0.5) as pictures:
+        yield pictures
+
+
+async def test_a_picture_has_what_runs_with_progress_and_the_line_where_it_waits(autojump_clock: MockClock) -> None:
+    server, _ = make_server()
+    async with trimcp.testing.connected(server) as session, trio.open_nursery() as nursery:
+        nursery.start_soon(session.call_tool, "build", {"files": 4})
+        await trio.sleep(2.5)
+        with observed(server) as pictures:
+            picture = pictures.picture()
+        (shown,) = picture.sessions
+        (request,) = shown.requests
+        nursery.cancel_scope.cancel()
+    assert (picture.server, picture.version) == ("index", "3")
+    assert picture.statistics.running == shown.running == 1
+    assert (request.method, request.target, request.state) == ("tools/call", "build", "running")
+    assert (request.progress, request.total, request.message) == (2, 4, "file 1")
+    assert request.seconds == pytest.approx(2.5)
+    assert request.per_second == pytest.approx(2 / 2.5)
+    assert request.left is None
+    assert "await trio.sleep(1)" in request.waits[-1]
+    assert shown.revision == session.revision.name
+    assert shown.peer is not None
+
+
+async def test_pictures_are_taken_when_they_are_asked_for(autojump_clock: MockClock) -> None:
+    server, _ = make_server()
+    async with trimcp.testing.connected(server) as session, trio.open_nursery() as nursery:
+        nursery.start_soon(session.call_tool, "build", {"files": 9})
+        await wait_all_tasks_blocked()
+        with observed(server) as pictures:
+            begun = trio.current_time()
+            await anext(pictures)
+            assert trio.current_time() == begun
+            await anext(pictures)
+            assert trio.current_time() == begun + 0.5
+            await trio.sleep(5)  # a slow watcher gets the latest, and at once
+            later = trio.current_time()
+            picture = await anext(pictures)
+            assert trio.current_time() == later
+            assert picture.sessions[0].requests[0].progress == 5
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_ends_is_kept_only_while_somebody_looks(autojump_clock: MockClock) -> None:
+    server, _ = make_server()
+    async with trimcp.testing.connected(server) as session:
+        await session.call_tool("build", {"files": 1})
+        with observed(server) as pictures:
+            await session.call_tool("build", {"files": 2})
+            await session.call_tool("fail")
+            with pytest.raises(trimcp.RemoteError):
+                await session.read_resource("nothing://here")
+            ended = pictures.picture().ended
+            (run,) = server.runs
+            (peer,) = run.sessions
+            assert peer.on_finished is not None
+        assert peer.on_finished is None
+        assert server.on_finished is None
+    assert [(one.target, one.outcome) for one in ended] == [
+        ("build", "ok"),
+        ("fail", "failed"),
+        ("nothing://here", "error"),
+    ]
+    assert ended[0].seconds == pytest.approx(2)
+
+
+async def test_an_operator_cancels_and_both_sides_are_told_why(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, seen = make_server()
+    refused: list[trimcp.RemoteError] = []
+
+    async def call() -> None:
+        with pytest.raises(trimcp.RemoteError) as caught:
+            await session.call_tool("build", {"files": 9})
+        refused.append(caught.value)
+
+    async with trimcp.testing.connected(server) as session:
+        with observed(server) as pictures:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(call)
+                await trio.sleep(0.5)
+                key = pictures.picture().sessions[0].requests[0].key
+                pictures.cancel(key, "the disk\nis full")
+            with pytest.raises(LocalError, match="this request has ended"):
+                pictures.cancel(key, "again")
+            (ended,) = pictures.picture().ended
+    assert seen == [trimcp.CancelReason.OPERATOR]
+    assert refused[0].code == CANCELLED_BY_OPERATOR
+    assert "the disk\nis full" in refused[0].message
+    assert (ended.outcome, ended.reason) == ("cancelled", "cancelled by the operator: the disk\nis full")
+    (line,) = [one.getMessage() for one in caplog.records if one.name == "trimcp.admin"]
+    assert line == r"this program cancels tools/call 'build': 'the disk\nis full'"
+
+
+async def test_an_operator_closes_a_session(autojump_clock: MockClock) -> None:
+    server, seen = make_server()
+    async with trimcp.testing.connected(server) as session:
+        with observed(server) as pictures:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_expect_loss, session)
+                await trio.sleep(0.5)
+                pictures.close(pictures.picture().sessions[0].key, "too old")
+            with pytest.raises(LocalError, match="this session has ended"):
+                pictures.close("0", "again")
+    assert seen == [trimcp.CancelReason.OPERATOR]
+
+
+async def _expect_loss(session: trimcp.ClientSession) -> None:
+    with pytest.raises(trimcp.McpError):
+        await session.call_tool("build", {"files": 9})
+
+
+async def test_an_operator_drains(autojump_clock: MockClock) -> None:
+    server, seen = make_server()
+    async with trimcp.testing.connected(server) as session:
+        with observed(server) as pictures:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(session.call_tool, "build", {"files": 2})
+                await trio.sleep(0.5)
+                await pictures.drain(grace=5)
+            await wait_all_tasks_blocked()
+            assert pictures.picture().sessions == ()
+    assert seen == [None]
+
+
+async def test_a_deadline_and_a_request_that_waits_are_shown(autojump_clock: MockClock) -> None:
+    server = trimcp.Server("small", limits=trimcp.Limits(max_running=1))
+
+    @server.tool(timeout=30)
+    async def hold() -> str:
+        await trio.sleep(math.inf)
+        return ""
+
+    async with trimcp.testing.connected(server) as session, trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(session.call_tool, "hold")
+        await trio.sleep(10)
+        with observed(server) as pictures:
+            first, second = pictures.picture().sessions[0].requests
+        nursery.cancel_scope.cancel()
+    assert first.left == pytest.approx(20)
+    assert (first.state, second.state) == ("running", "waiting")
+    assert second.waits == ()

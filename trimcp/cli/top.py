@@ -1,0 +1,294 @@
+"""`trimcp ps` and `trimcp top`: what the servers of this user do, and what one may do about it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+import trio
+from rich.console import Group
+from rich.live import Live
+
+from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
+from trimcp.cli.screen import Screen
+from trimcp.cli.text import as_json, theirs
+from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view
+from trimcp.errors import ConnectionLost, LocalError
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.watch.admin import AdminClient, announced_sockets, connect_admin
+
+_PAUSE: Final = 0.5  # seconds between two pictures
+_REASON: Final = "cancelled in trimcp top"
+_NONE: Final = "no server of this user can be looked at; start one with: trimcp run server.py --http --admin"
+
+
+def list_servers(*, as_json_text: bool) -> int:
+    """Print a line for each server of this user, and return the exit code."""
+    screen = Screen()
+    pictures = trio.run(_pictures_of, _sockets(None))
+    if as_json_text:
+        screen.show(as_json([_summary(one) for one in pictures]))
+    else:
+        screen.show(f"{'PID':>8}  {'SESSIONS':>8}  {'RUNNING':>7}  SERVER" if pictures else _NONE)
+        for one in pictures:
+            stats = one["statistics"]
+            name = f"{theirs(one['server'], 60)} {theirs(one['version'], 30)}"
+            screen.show(f"{one['pid']:>8}  {stats['sessions']:>8}  {stats['running']:>7}  {name}")
+    return 0
+
+
+def _summary(picture: dict[str, Any]) -> dict[str, Any]:
+    stats = picture["statistics"]
+    return {name: picture[name] for name in ("pid", "server", "version")} | {
+        name: stats[name] for name in ("sessions", "running", "waiting")
+    }
+
+
+def look(target: str | None, *, once: bool, as_json_text: bool) -> int:
+    """Show what servers do until the user ends it, or once; return the exit code.
+
+    Raises:
+        Failure: there is no such server.
+    """
+    screen, sockets = Screen(), _sockets(target)
+    if not sockets:
+        raise Failure(
+            _NONE if target is None else f"no server {theirs(target, 100)} can be looked at: trimcp ps", USAGE
+        )
+    if once or as_json_text or not sys.stdout.isatty() or not sys.stdin.isatty():
+        pictures = trio.run(_pictures_of, sockets)
+        if not pictures:
+            raise Failure("the server is gone", NO_CONNECTION)
+        if as_json_text:
+            screen.show(as_json(pictures))
+        else:
+            size = screen.out.width, max(24, 6 + sum(len(one["sessions"]) for one in pictures))
+            lines = view(pictures, size, Shown())
+            for line in lines[:-1]:  # without the keys
+                screen.out.print(line)
+        return 0
+    return trio.run(_Top(sockets).run)
+
+
+def _sockets(target: str | None) -> list[Path]:
+    """Return the sockets that a target means: a path, a process, or every server."""
+    if target is not None and os.sep in target:
+        return [Path(target)]
+    found = announced_sockets()
+    return found if target is None else [path for path in found if path.name.partition(".")[0] == target]
+
+
+@asynccontextmanager
+async def _connected(sockets: Sequence[Path]) -> AsyncIterator[list[AdminClient]]:
+    """Connect to those that are there."""
+    async with AsyncExitStack() as stack:
+        clients = []
+        for path in sockets:
+            try:
+                clients.append(await stack.enter_async_context(connect_admin(path)))
+            except ConnectionLost:
+                continue  # it has ended meanwhile
+        yield clients
+
+
+async def _pictures_of(sockets: Sequence[Path]) -> list[dict[str, Any]]:
+    async with _connected(sockets) as clients:
+        return await _ask_all(clients)
+
+
+async def _ask_all(clients: list[AdminClient]) -> list[dict[str, Any]]:
+    """Return a picture of each server; those that are gone are taken out of the list."""
+    pictures = []
+    for client in list(clients):
+        try:
+            pictures.append(await client.ask("picture"))
+        except ConnectionLost:
+            clients.remove(client)
+    return pictures
+
+
+@attrs.define(eq=False)
+class _Top:
+    """The full screen."""
+
+    sockets: Sequence[Path]
+    choice: Shown = attrs.field(init=False, factory=Shown)
+    pictures: list[dict[str, Any]] = attrs.field(init=False, factory=list)
+    clients: list[AdminClient] = attrs.field(init=False, factory=list)
+    screen: Screen = attrs.field(init=False, factory=Screen)
+    live: Live = attrs.field(init=False)
+    _then: Callable[[str], Any] | None = attrs.field(init=False, default=None)
+    _quit: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+
+    async def run(self) -> int:
+        """Show pictures until the user or a signal ends it. The terminal is as before in every case."""
+        self.live = Live(console=self.screen.out, screen=True, auto_refresh=False)
+        async with _connected(self.sockets) as self.clients:
+            if not self.clients:
+                raise Failure("the server is gone", NO_CONNECTION)
+            with _keys_at_once() as again, self.live, self._quit:
+                async with open_service_nursery() as nursery:
+                    nursery.start_soon(self._hear_signals, again)
+                    nursery.start_soon(self._read_keys)
+                    while self.clients:
+                        self.pictures = await _ask_all(self.clients)
+                        self._show()
+                        await trio.sleep(_PAUSE)
+                    nursery.cancel_scope.cancel()
+        if not self.clients:
+            raise Failure("the server is gone", NO_CONNECTION)
+        return 0
+
+    def _show(self) -> None:
+        size = self.screen.out.size
+        self.live.update(Group(*view(self.pictures, (size.width, size.height), self.choice)), refresh=True)
+
+    async def _hear_signals(self, again: Callable[[], None]) -> None:
+        stops = (signal.SIGTERM, signal.SIGHUP)
+        with trio.open_signal_receiver(*stops, signal.SIGTSTP) as heard:
+            async for number in heard:
+                if number in stops:
+                    self._quit.cancel()
+                    return
+                self.live.stop()
+                again()  # as before, for whoever has the terminal meanwhile
+                os.kill(os.getpid(), signal.SIGSTOP)
+                again()
+                self.live.start(refresh=True)
+
+    async def _read_keys(self) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(sys.stdin)
+            for key in keys_of(os.read(sys.stdin.fileno(), 256)):
+                await self._press(key)
+            self._show()
+
+    async def _press(self, key: str) -> None:
+        choice = self.choice
+        if choice.asked is not None:
+            await self._type(key)
+            return
+        choice.said = ""
+        rows = rows_of(self.pictures, choice)
+        keys = [row.key for row in rows]
+        at = keys.index(choice.selected) if choice.selected in keys else -1
+        row = rows[at] if at >= 0 else None
+        if key == "q":
+            self._quit.cancel()
+        elif key in ("down", "j", "up", "k") and keys:
+            at = at + 1 if key in ("down", "j") else at - 1
+            choice.selected = keys[max(0, min(at, len(keys) - 1))]
+        elif key == "enter" and row is not None:
+            choice.opened = not choice.opened
+        elif key == "escape":
+            choice.opened, choice.filter = False, ""
+        elif key == "s":
+            choice.sort = SORTS[(SORTS.index(choice.sort) + 1) % len(SORTS)]
+        elif key == "/":
+            self._ask("show those with", lambda typed: setattr(choice, "filter", typed))
+        elif key == "c" and row is not None:
+            self._ask(f"cancel {row.tool} of {row.who}? Enter, or a reason:", lambda typed: self._cancel(row, typed))
+        elif key == "x" and row is not None:
+            self._ask(f"close the session of {row.who}? Enter, or a reason:", lambda typed: self._close(row, typed))
+        elif key == "d" and row is not None:
+            self._ask(f"drain {theirs(row.picture['server'], 40)}? yes:", lambda typed: self._drain(row, typed))
+        elif key in "cxd":
+            choice.said = "select a request first"
+
+    def _ask(self, question: str, then: Callable[[str], Any]) -> None:
+        self.choice.asked, self.choice.typed, self._then = question, "", then
+
+    async def _type(self, key: str) -> None:
+        choice = self.choice
+        if key == "escape":
+            choice.asked = None
+        elif key == "enter":
+            assert self._then is not None
+            choice.asked = None
+            try:
+                done = self._then(choice.typed)
+                if hasattr(done, "__await__"):
+                    choice.said = await done
+            except (LocalError, ConnectionLost) as error:
+                choice.said = str(error)
+        elif key == "backspace":
+            choice.typed = choice.typed[:-1]
+        elif len(key) == 1:
+            choice.typed += key
+
+    def _client(self, row: RequestRow) -> AdminClient:
+        pids = [picture["pid"] for picture in self.pictures]
+        return self.clients[pids.index(row.picture["pid"])]
+
+    async def _cancel(self, row: RequestRow, typed: str) -> str:
+        await self._client(row).ask("cancel", request=row.request["key"], reason=typed or _REASON)
+        return f"{row.tool} is being cancelled"
+
+    async def _close(self, row: RequestRow, typed: str) -> str:
+        await self._client(row).ask("close", session=row.session["key"], reason=typed or _REASON)
+        return "the session is closed"
+
+    async def _drain(self, row: RequestRow, typed: str) -> str:
+        if typed != "yes":
+            return "nothing was drained"
+        await self._client(row).ask("drain", reason=_REASON)
+        return "drained"
+
+
+_NAMED: Final = {
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1bOA": "up",
+    "\x1bOB": "down",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x1b": "escape",
+}
+
+
+def keys_of(data: bytes) -> Iterator[str]:
+    """Yield the keys of what a terminal sent: characters, and names of others; unknown ones are left out."""
+    text = data.decode("utf-8", "ignore")
+    while text:
+        size = next((size for size in (3, 1) if text[:size] in _NAMED), 1)
+        if text.startswith("\x1b[") and size == 1:  # a key that we do not know
+            end = next((at for at, sign in enumerate(text[2:], 3) if "@" <= sign <= "~"), len(text))
+            text = text[end:]
+            continue
+        key = _NAMED.get(text[:size], text[:size])
+        text = text[size:]
+        if len(key) > 1 or key.isprintable():
+            yield key
+
+
+@contextmanager
+def _keys_at_once() -> Iterator[Callable[[], None]]:
+    """Get keys as they are pressed, unseen, while the block runs; yield what changes that back, and there again."""
+    import termios
+    import tty
+
+    terminal = sys.stdin.fileno()
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal)
+    at_once = True
+
+    def change() -> None:
+        nonlocal at_once
+        at_once = not at_once
+        if at_once:
+            tty.setcbreak(terminal)
+        else:
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+    try:
+        yield change
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)

@@ -1,0 +1,218 @@
+"""What `trimcp top` shows, as lines of a given size: a pure function of pictures and of what the user has chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import attrs
+from rich.text import Text
+
+from trimcp.cli.bench_table import count_of
+from trimcp.cli.text import number_text, theirs
+
+Json: TypeAlias = Mapping[str, Any]
+
+KEYS: Final = "q quit  ↑↓ select  enter open  c cancel  x close session  d drain  s sort  / filter"
+SORTS: Final = ("age", "progress", "tool", "who")
+_BAR: Final = 12
+_STATES: Final = {"running": "", "waiting": "waiting", "asking": "asks the client", "cancelled": "being cancelled"}
+
+
+@attrs.frozen
+class RequestRow:
+    """One request, with the session and the picture it is in."""
+
+    picture: Json
+    session: Json
+    request: Json
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Names it among all pictures."""
+        return self.picture["pid"], self.request["key"]
+
+    @property
+    def tool(self) -> str:
+        """What is called, or the method."""
+        return theirs(self.request["target"] or self.request["method"], 60)
+
+    @property
+    def who(self) -> str:
+        """Whose request it is, as far as is known."""
+        return theirs(self.session["principal"] or self.session["peer"] or self.session["owner"] or "a client", 60)
+
+
+@attrs.define(eq=False)
+class Shown:
+    """What the user has chosen."""
+
+    selected: tuple[int, str] | None = None
+    opened: bool = False
+    sort: str = SORTS[0]
+    filter: str = ""
+    asked: str | None = None
+    """A question below the list, which the user answers with `typed`."""
+    typed: str = ""
+    said: str = ""
+    """What came of the last thing that was done."""
+
+
+def rows_of(pictures: Sequence[Json], choice: Shown) -> list[RequestRow]:
+    """Return the requests of all pictures as they are shown: sorted, and those alone that the filter finds."""
+    rows = [
+        RequestRow(one, session, request)
+        for one in pictures
+        for session in one["sessions"]
+        for request in session["requests"]
+    ]
+    wanted = choice.filter.casefold()
+    rows = [row for row in rows if wanted in f"{row.tool} {row.who} {row.picture['server']}".casefold()]
+    order = {
+        "age": lambda row: -row.request["seconds"],
+        "progress": lambda row: -(_share(row.request) or 0.0),
+        "tool": lambda row: row.tool,
+        "who": lambda row: row.who,
+    }[choice.sort]
+    return sorted(rows, key=order)
+
+
+def view(pictures: Sequence[Json], size: tuple[int, int], choice: Shown) -> list[Text]:
+    """Return what is shown on a terminal of so many columns and lines: exactly so many, none longer."""
+    columns, lines = size
+    rows = rows_of(pictures, choice)
+    top = [_totals(pictures), *map(_server, pictures[: max(1, lines // 4)]), Text("")]
+    foot = _foot(choice)
+    room = max(1, lines - len(top) - len(foot))
+    body = list(_opened(rows, choice)) if choice.opened else list(_table(rows, room, columns, choice))
+    if not choice.opened:
+        body += list(_ended(pictures, room - len(body)))
+    shown = [*top, *body[:room]]
+    shown += [Text("")] * (lines - len(shown) - len(foot)) + foot
+    for line in shown:
+        line.truncate(columns, overflow="ellipsis")
+        line.no_wrap = True
+    return shown[:lines]
+
+
+def _totals(pictures: Sequence[Json]) -> Text:
+    names = ("sessions", "running", "waiting", "refused")
+    sums = {name: sum(one["statistics"][name] for one in pictures) for name in names}
+    held = sum(one["statistics"]["memory"]["held"] for one in pictures)
+    told = f"{count_of(len(pictures), 'server')}: {count_of(sums.pop('sessions'), 'session')}"
+    told += "".join(f", {count:,} {name}" for name, count in sums.items())
+    return Text(f"{told}, {_bytes(held)} held for clients", style="bold")
+
+
+def _server(picture: Json) -> Text:
+    stats = picture["statistics"]
+    lanes = stats["lanes"].values()
+    told = f"  {theirs(picture['server'], 30)} {theirs(picture['version'], 12)} · process {picture['pid']}"
+    told += f" · {count_of(stats['sessions'], 'session')}, {stats['running']:,} running, {stats['waiting']:,} waiting"
+    told += f", {picture['more_requests']:,} not shown" if picture["more_requests"] else ""
+    told += f", {sum(one['dropped'] for one in lanes):,} dropped, {sum(one['merged'] for one in lanes):,} merged"
+    if stats["processes"] is not None:
+        told += f" · {stats['processes']['busy']} of {stats['processes']['alive']} worker processes busy"
+    return Text(told, style="dim")
+
+
+def _table(rows: Sequence[RequestRow], room: int, columns: int, choice: Shown) -> Iterator[Text]:
+    yield Text(f"  {'AGE':>7} {'LEFT':>7} {'PROGRESS':<24} {'TOOL':<20} {'WHO':<18} WHERE", style="bold cyan")
+    if not rows:
+        yield Text("  nothing runs" if not choice.filter else "  nothing that runs has this", style="dim")
+    keys = [row.key for row in rows]
+    chosen = keys.index(choice.selected) if choice.selected in keys else -1
+    first = max(0, min(chosen - (room - 2) // 2, len(rows) - (room - 1)))
+    for row in rows[first : first + room - 1]:
+        yield Text(_line(row), style="reverse" if row.key == choice.selected else "")
+
+
+def _line(row: RequestRow) -> str:
+    request = row.request
+    left = "" if request["left"] is None else _seconds(request["left"])
+    where = _STATES[request["state"]] or (theirs(request["waits"][-1].strip(), 200) if request["waits"] else "")
+    age = _seconds(request["seconds"])
+    return f"  {age:>7} {left:>7} {_progress(request):<24} {row.tool:<20.20} {row.who:<18.18} {where}"
+
+
+def _opened(rows: Sequence[RequestRow], choice: Shown) -> Iterator[Text]:
+    row = next((row for row in rows if row.key == choice.selected), None)
+    if row is None:
+        yield Text("  it has ended", style="dim")
+        return
+    request, session = row.request, row.session
+    yield Text(f"  {row.tool} ({theirs(request['method'])}), request {theirs(request['id'], 60)}", style="bold")
+    yield Text(f"  for {row.who} · {theirs(session['peer'] or 'no name')} · revision {session['revision']}")
+    yield Text(f"  {request['state']} for {_seconds(request['seconds'])}{_until(request)}")
+    if request["progress"] is not None:
+        yield Text(f"  progress {_progress(request)} {theirs(request['message'] or '', 80)}".rstrip())
+    if request["reason"] is not None:
+        yield Text(f"  {theirs(request['reason'])}", style="yellow")
+    held = f"{_bytes(session['held'])} held, {_bytes(session['unread'])} unread"
+    yield Text(f"  its session: {session['running']} running, {session['waiting']} waiting, {held}", style="dim")
+    yield Text("  waits at" if request["waits"] else "  where it waits is not known", style="bold cyan")
+    for line in request["waits"]:
+        yield Text(f"    {theirs(line.rstrip(), 400)}")
+
+
+def _ended(pictures: Sequence[Json], room: int) -> Iterator[Text]:
+    ended = sorted((one for picture in pictures for one in picture["ended"]), key=lambda one: -one["at"])
+    if not ended or room < 3:
+        return
+    yield Text("")
+    yield Text(f"  {'TOOK':>7} ENDED", style="bold cyan")
+    for one in ended[: room - 2]:
+        reason = "" if one["reason"] is None else f": {theirs(one['reason'], 100)}"
+        text = f"  {_seconds(one['seconds']):>7} {theirs(one['target'] or one['method'], 30)} {one['outcome']}{reason}"
+        yield Text(text, style="" if one["outcome"] == "ok" else "yellow")
+
+
+def _foot(choice: Shown) -> list[Text]:
+    if choice.asked is not None:
+        return [Text(f"{choice.asked} {theirs(choice.typed, 200)}▏", style="bold")]
+    said = theirs(choice.said, 200) or f"sorted by {choice.sort}" + (
+        f", with {theirs(choice.filter, 40)}" * bool(choice.filter)
+    )
+    return [Text(said, style="dim"), Text(KEYS, style="dim")]
+
+
+def _share(request: Json) -> float | None:
+    done, total = request["progress"], request["total"]
+    return None if done is None or not total else min(1.0, max(0.0, done / total))
+
+
+def _progress(request: Json) -> str:
+    done, share = request["progress"], _share(request)
+    if done is None:
+        return ""
+    if share is None:
+        return number_text(done)
+    filled = round(share * _BAR)
+    rate = request["per_second"]
+    left = "" if not rate else f" {_seconds((request['total'] - done) / rate)}"
+    return f"{'━' * filled}{'─' * (_BAR - filled)} {share:4.0%}{left}"
+
+
+def _until(request: Json) -> str:
+    return "" if request["left"] is None else f", {_seconds(request['left'])} left to its deadline"
+
+
+def _seconds(value: float) -> str:
+    """Return a time as people read it: 7 ms, 0.4 s, 12 s, 3:05, 2:00:07."""
+    if value < 0.1:
+        return f"{1000 * value:.0f} ms"
+    if value < 10:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    if not minutes:
+        return f"{seconds} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"

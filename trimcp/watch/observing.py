@@ -1,0 +1,114 @@
+"""Look at a server that runs: pictures of what it does, and what an operator may do about it."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Final
+
+import trio
+
+from trimcp.channel import require_trio
+from trimcp.errors import LocalError
+from trimcp.session.job import CancelReason, Job
+from trimcp.session.session import Session
+from trimcp.support.bounds import check_number
+from trimcp.support.cleaning import in_quotes
+from trimcp.watch.picture import EndedRequest, Observed, Picture, ended_request, request_key, session_key, take_picture
+
+log: logging.Logger = logging.getLogger("trimcp.admin")
+
+_KEPT: Final = 100  # requests that have ended
+
+
+class Observation:
+    """Pictures of a server while it runs: `async for picture in observation`. Made by `Server.observe`.
+
+    A picture is taken when it is asked for, so whoever is slow gets the latest, and there is no queue.
+
+    Args:
+        server: the server.
+        interval: the least seconds between two pictures.
+        who: who looks, for the log of what they do.
+    """
+
+    def __init__(self, server: Observed, interval: float = 0.25, who: str = "this program") -> None:
+        require_trio()
+        check_number("interval", interval)
+        self._server = server
+        self._interval = interval
+        self._who = who
+        self._ended: deque[EndedRequest] = deque(maxlen=_KEPT)
+        self._taken = -interval
+
+    def __aiter__(self) -> AsyncIterator[Picture]:
+        return self
+
+    async def __anext__(self) -> Picture:
+        """Wait until the interval is over, and return a picture of now. Cancelling this loses nothing."""
+        await trio.sleep_until(self._taken + self._interval)
+        self._taken = trio.current_time()
+        return self.picture()
+
+    def picture(self) -> Picture:
+        """Return a picture of now at once."""
+        return take_picture(self._server, self._ended)
+
+    # What an operator does; each is logged as a warning of the logger "trimcp.admin".
+
+    def cancel(self, request: str, reason: str) -> None:
+        """Cancel a request; its handler and its caller are told the reason.
+
+        Args:
+            request: its `key` in a picture.
+            reason: a text.
+
+        Raises:
+            LocalError: it has ended.
+        """
+        for session in self._server.sessions():
+            for job in session.jobs:
+                if request_key(job) == request:
+                    about = "" if job.target is None else f" {in_quotes(job.target)}"
+                    self._say(f"cancels {job.request.verb.name}{about}", reason)
+                    session.jobs.cancel(job, CancelReason.OPERATOR, reason)
+                    return
+        raise LocalError("this request has ended")
+
+    def close(self, session: str, reason: str) -> None:
+        """End a session: its requests are cancelled, and its connection closes.
+
+        Args:
+            session: its `key` in a picture.
+            reason: a text.
+
+        Raises:
+            LocalError: it has ended.
+        """
+        found = self._session(session)
+        holding = found.memory.holding
+        self._say("closes a session" + ("" if holding is None else f" of {in_quotes(holding.owner.name)}"), reason)
+        found.jobs.cancel_all(CancelReason.OPERATOR, reason)
+        found.close()
+
+    async def drain(self, grace: float = 5.0, reason: str = "drained") -> None:
+        """Let the server take no more requests; those under way have `grace` seconds. Returns when all have ended."""
+        check_number("grace", grace, zero=True)
+        self._say("drains the server", reason)
+        async with trio.open_nursery() as nursery:
+            for running in list(self._server.runs):
+                nursery.start_soon(running.drain, grace)
+
+    def _session(self, key: str) -> Session:
+        for session in self._server.sessions():
+            if session_key(session) == key:
+                return session
+        raise LocalError("this session has ended")
+
+    def _say(self, what: str, reason: str) -> None:
+        log.warning("%s %s: %s", self._who, what, in_quotes(reason))
+
+    def finished(self, job: Job, reply: bytes | None) -> None:
+        """Keep how a request ended."""
+        self._ended.append(ended_request(job, reply))

@@ -1,0 +1,250 @@
+"""A picture of what a server does: its sessions, their requests with progress and where each waits, and what ended.
+
+It is read from what the sessions know anyway, so nothing is done for it until somebody looks.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Final, Protocol
+
+import attrs
+import trio
+
+from trimcp.session.job import Extras, Finished, Job
+from trimcp.session.session import Session
+from trimcp.support.values import valued
+from trimcp.watch.tree import waiting_places
+from trimcp.wire.common import Implementation
+
+if TYPE_CHECKING:
+    from trimcp.watch.statistics import ServerStatistics
+
+MOST_SESSIONS: Final = 200
+MOST_REQUESTS: Final = 500
+_MOST_LINES: Final = 20  # of where one request waits
+
+
+@attrs.frozen
+@valued
+class RequestPicture:
+    """One request that a server handles or keeps waiting."""
+
+    key: str
+    """Names it for `Observation.cancel`; good while the request lives."""
+    method: str
+    target: str | None
+    """The tool, prompt or resource that it is for."""
+    id: str
+    state: str
+    """"running", "waiting" for a slot, "asking" its client, or "cancelled" and not ended yet."""
+    seconds: float
+    """Since it arrived."""
+    left: float | None
+    """Seconds to its deadline; None if it has none."""
+    progress: float | None
+    total: float | None
+    message: str | None
+    """What the last report said, if it had a text."""
+    per_second: float | None
+    """How fast its progress grows, from its beginning."""
+    reason: str | None
+    """Why it is being cancelled."""
+    waits: tuple[str, ...]
+    """Where its task waits, the outermost call first, and below it the tasks that it started."""
+
+
+@attrs.frozen
+@valued
+class SessionPicture:
+    """One session of a server."""
+
+    key: str
+    """Names it for `Observation.close`; good while the session lives."""
+    peer: str | None
+    """Name and version of the client, as it says."""
+    principal: str | None
+    owner: str | None
+    """Whose memory it counts as: the principal, or the address; None where nothing is counted."""
+    revision: str | None
+    running: int
+    waiting: int
+    asking: int
+    unread: int
+    """Bytes that wait for the client."""
+    merged: int
+    dropped: int
+    held: int
+    """Bytes of memory counted for it."""
+    requests: tuple[RequestPicture, ...]
+
+
+@attrs.frozen
+@valued
+class EndedRequest:
+    """One request that has ended while somebody looked."""
+
+    method: str
+    target: str | None
+    principal: str | None
+    seconds: float
+    outcome: str
+    """"ok", "error", "cancelled" or "failed" (a result with `isError`)."""
+    reason: str | None
+    """Why it was cancelled, or the code of its error."""
+    at: float
+    """When, in seconds since 1970."""
+
+
+@attrs.frozen
+@valued
+class Picture:
+    """What a server does at one moment."""
+
+    server: str
+    version: str
+    pid: int
+    at: float
+    """In seconds since 1970."""
+    statistics: ServerStatistics
+    sessions: tuple[SessionPicture, ...]
+    """Those with the most requests first, at most 200."""
+    more_sessions: int
+    """How many are not shown."""
+    more_requests: int
+    ended: tuple[EndedRequest, ...]
+    """The latest last."""
+
+
+class Drained(Protocol):
+    """The part of `Running` that an operator needs."""
+
+    async def drain(self, grace: float) -> None: ...
+
+
+class Observed(Protocol):
+    """The part of `Server` that is looked at."""
+
+    info: Implementation
+
+    @property
+    def runs(self) -> Iterable[Drained]: ...
+    def sessions(self) -> list[Session]: ...
+    def statistics(self) -> ServerStatistics: ...
+    def telling_finished(self, hook: Finished) -> AbstractContextManager[None]: ...
+
+
+def take_picture(server: Observed, ended: Iterable[EndedRequest] = ()) -> Picture:
+    """Return what a server does now."""
+    now = trio.current_time()
+    sessions = sorted(server.sessions(), key=lambda session: -len(session.jobs.by_id))
+    shown, room, left = [], MOST_REQUESTS, 0
+    for session in sessions[:MOST_SESSIONS]:
+        jobs = list(session.jobs)
+        shown.append(_session(session, jobs[:room], now))
+        left += max(0, len(jobs) - room)
+        room = max(0, room - len(jobs))
+    left += sum(len(session.jobs.by_id) for session in sessions[MOST_SESSIONS:])
+    return Picture(
+        server.info.name,
+        server.info.version,
+        os.getpid(),
+        time.time(),
+        server.statistics(),
+        tuple(shown),
+        max(0, len(sessions) - MOST_SESSIONS),
+        left,
+        tuple(ended),
+    )
+
+
+def session_key(session: Session) -> str:
+    """Return what names a session while it lives."""
+    return f"{id(session):x}"
+
+
+def request_key(job: Job) -> str:
+    """Return what names a request while it lives. The time tells it from a later one in the same place of memory."""
+    return f"{id(job):x}-{job.arrived:.6f}"
+
+
+def _session(session: Session, jobs: list[Job], now: float) -> SessionPicture:
+    counts = session.statistics()
+    peer, principal = session.engine.legacy.peer, None
+    if jobs:
+        admission = jobs[0].request.admission
+        peer, principal = admission.peer, admission.principal
+    holding = session.memory.holding
+    revision = jobs[0].request.admission.revision if jobs else session.revision
+    places = waiting_places(session, jobs, _MOST_LINES)
+    return SessionPicture(
+        key=session_key(session),
+        peer=None if peer is None else f"{peer.name} {peer.version}",
+        principal=None if principal is None else str(principal),
+        owner=None if holding is None else holding.owner.name,
+        revision=None if revision is None else revision.name,
+        running=counts.running,
+        waiting=counts.waiting,
+        asking=counts.parked,
+        unread=counts.unread_bytes + counts.outbox_bytes,
+        merged=counts.merged,
+        dropped=counts.dropped,
+        held=0 if holding is None else holding.held,
+        requests=tuple(_request(job, places, now) for job in jobs),
+    )
+
+
+def _request(job: Job, places: Mapping[int, list[str]], now: float) -> RequestPicture:
+    age = max(0.0, now - job.arrived)
+    reports = job.reports
+    progress = None if reports is None else reports.kept
+    ran = now - job.since
+    extras = job.extras or Extras()
+    deadline = job.deadline if extras.clock is None else min(job.deadline, extras.clock.scope.deadline)
+    state = "asking" if extras.parked else "running" if job.started else "waiting"
+    return RequestPicture(
+        key=request_key(job),
+        method=job.request.verb.name,
+        target=job.target,
+        id=str(job.request.id),
+        state=state if job.reason is None else "cancelled",
+        seconds=age,
+        left=None if deadline == math.inf else deadline - now,
+        progress=progress,
+        total=None if reports is None else reports.total or reports.told[0],
+        message=None if reports is None else reports.told[1],
+        per_second=None if progress is None or ran <= 0 else progress / ran,
+        reason=None if job.reason is None else _why(job),
+        waits=tuple(places.get(id(job), ())),
+    )
+
+
+def _why(job: Job) -> str:
+    assert job.cancelled is not None
+    reason, detail = job.cancelled.reason, job.cancelled.detail
+    return reason.value if detail is None else f"{reason.value}: {detail}"
+
+
+def ended_request(job: Job, reply: bytes | None) -> EndedRequest:
+    """Return how a request ended, as told by `Session.on_finished`."""
+    principal = job.request.admission.principal
+    if job.reason is not None:
+        outcome, reason = "cancelled", _why(job)
+    elif job.error is not None:
+        outcome, reason = "error", str(job.error.code)
+    else:
+        failed = job.extras is not None and job.extras.failed
+        outcome, reason = "failed" if failed else "ok" if reply is not None else "dropped", None
+    return EndedRequest(
+        job.request.verb.name,
+        job.target,
+        None if principal is None else str(principal),
+        max(0.0, trio.current_time() - job.arrived),
+        outcome,
+        reason,
+        time.time(),
+    )
