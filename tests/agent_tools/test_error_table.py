@@ -8,12 +8,12 @@ from typing import Any
 
 import attrs
 import pytest
-import trio
 
 import trimcp
 from tests.agent_tools.faces import FACES, AgentFace, AgentLink, AgentReply, serving_world
 from tests.agent_tools.rpc_faces import RPC_FACES
 from tests.agent_tools.world import WEATHER, World, call_of, make_world
+from tests.peers.states import until
 from trimcp.agent_tools import AgentCaller, ContextLimits, Manifest
 from trimcp.agent_tools.messages.errors import ERRORS_BY_CODE, ProviderGone
 
@@ -243,8 +243,7 @@ async def draining(at: Table) -> AgentReply:
 
         async def drain() -> None:
             at.face.place.stop.set()
-            while not at.world.draining:  # noqa: ASYNC110  # another task begins it
-                await trio.sleep(0.001)
+            await until(lambda: at.world.draining)
 
         if not at.face.many:
             reply = await at.agent.ask(call("echo", text="x"), drain)  # under way, so that its connection is not closed

@@ -20,6 +20,7 @@ from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere
+from tests.peers.states import until
 from trimcp.support.cleaning import digest
 
 HOSTS = pytest.mark.parametrize("host", ["http", "http on hypercorn", "http/2"])
@@ -66,8 +67,7 @@ async def speaking(host: str, world: World, **options: object) -> AsyncIterator[
 async def at_rest(world: World) -> None:
     """Wait until the server counts nothing that is under way."""
     with trio.fail_after(PATIENCE):
-        while any(world.server.statistics().hosts[name] for name in ("exchanges", "agent_calls")):  # noqa: ASYNC110
-            await trio.sleep(0.005)
+        await until(lambda: not any(world.server.statistics().hosts[name] for name in ("exchanges", "agent_calls")))
 
 
 @HOSTS
@@ -133,8 +133,7 @@ async def test_who_does_not_read_makes_the_tool_wait_and_is_dropped(host: str) -
             lines = [f"{name}: {value}" for name, value in headers.items()]
             await wire.send(http_request("POST", "/tools/call", *lines, body=body))
         with trio.fail_after(PATIENCE):
-            while not sent:  # noqa: ASYNC110
-                await trio.sleep(0.005)
+            await until(lambda: sent)
         await at_rest(world)
     assert world.audit[-1]["outcome"] == "cancelled"
     assert sent < 100_000
@@ -157,8 +156,7 @@ async def test_the_access_log_has_each_request(host: str, caplog: pytest.LogCapt
                     assert spoken.client is not None
                     await spoken.client.response(request)
         with trio.fail_after(PATIENCE):
-            while sum(record.name == "trimcp.access" for record in caplog.records) < 2:  # noqa: ASYNC110
-                await trio.sleep(0.005)
+            await until(lambda: sum(record.name == "trimcp.access" for record in caplog.records) == 2)
     found = [vars(record) for record in caplog.records if record.name == "trimcp.access"]
     assert [(each["http_method"], each["path"], each["status"], each["principal"]) for each in found] == [
         ("POST", "/tools/call", 200, "demo"),

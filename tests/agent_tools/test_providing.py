@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import served
+from tests.peers.states import until
 from trimcp import agent_tools
 from trimcp.agent_tools import providing
 from trimcp.agent_tools.catalog.entries import Implemented
@@ -294,8 +295,7 @@ async def test_calls_run_side_by_side_and_are_answered(fake: FakeService) -> Non
         stream.say.send_nowait(request("none", "4"))
         stream.say.send_nowait(request("wait", "1"))
         with trio.fail_after(PATIENCE):
-            while len(stream.posted) < 4:  # noqa: ASYNC110  # `add` runs in a thread
-                await trio.sleep(0.001)
+            await until(lambda: len(stream.posted) >= 4)
         answers = b"".join(sorted(stream.answers()))
         for text in (b'"2","status":"success","result":3', b"invalid_arguments", b"unknown_tool", b"duplicate_request"):
             assert text in answers

@@ -16,6 +16,7 @@ from google.protobuf import descriptor_pool
 import trimcp
 from tests.agent_tools.rpc_support import PB, serving, stub
 from tests.fuzz.effort import PATIENCE
+from tests.peers.states import until
 from tests.transports.grpc_support import foreign
 from trimcp.agent_tools import RegistrationRules
 from trimcp.framing.grpc import texts_of
@@ -38,12 +39,6 @@ def failed(call: Any, request: Any, **options: Any) -> grpc.RpcError:
 def error_of(error: Any) -> Any:
     """The error's JSON object, which is in the trailers."""
     return json.loads(dict(error.trailing_metadata())["trimcp-error-bin"])
-
-
-async def until(ended: list[str]) -> None:
-    with trio.fail_after(PATIENCE):
-        while not ended:  # noqa: ASYNC110  # a network is between
-            await trio.sleep(0.01)
 
 
 async def test_a_call_is_answered_in_the_form_in_which_it_was_asked() -> None:
@@ -141,7 +136,8 @@ async def test_the_tool_stops_with_its_call(way: str) -> None:
 
     async with serving(ended) as place:
         await foreign(place.url, use)
-        await until(ended)
+        with trio.fail_after(PATIENCE):
+            await until(lambda: ended)
         assert place.server.statistics().running == 0
 
 

@@ -16,6 +16,7 @@ import trimcp
 from tests.agent_tools.rpc_support import PB, SERVICE, serving
 from tests.fuzz.effort import PATIENCE, count
 from tests.peers.serving import ServedHere, connect
+from tests.peers.states import until
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools import connect as connect_agent
 from trimcp.agent_tools.messages import protobuf, struct_values
@@ -141,8 +142,7 @@ async def test_a_caller_that_takes_nothing_is_let_go(caplog: pytest.LogCaptureFi
         async with await connect(place.port) as stream:
             await stream.send_all(frames.data_to_send())
             with trio.fail_after(PATIENCE):
-                while "peer_stalled" not in caplog.text:  # noqa: ASYNC110  # a network is between
-                    await trio.sleep(0.01)
+                await until(lambda: "peer_stalled" in caplog.text)
 
     await served_with(trimcp.HttpLimits(stall_timeout=0.2), use)
 
@@ -227,8 +227,7 @@ async def test_values_are_weighed_by_what_they_become() -> None:
         place.server.add_tool(stays, name="stays")
         nursery.start_soon(connection.unary, f"{SERVICE}Call", asking("stays", many))
         with trio.fail_after(PATIENCE):
-            while budget.held < len(many) + 50_000 * struct_values.MEMBER:  # noqa: ASYNC110  # a network is between
-                await trio.sleep(0.01)
+            await until(lambda: budget.held >= len(many) + 50_000 * struct_values.MEMBER)
         nursery.cancel_scope.cancel()
 
 

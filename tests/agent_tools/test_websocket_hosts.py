@@ -20,6 +20,7 @@ from tests.agent_tools.streams import MANIFEST
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http1 import HttpWire, http_request
 from tests.peers.serving import SOFTWARE, Place, connect
+from tests.peers.states import until
 from tests.peers.websockets import BINARY, FIN, HANDSHAKE, TEXT, RawWebSocket, frame, message, upgrade
 from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools
@@ -177,8 +178,7 @@ async def test_nothing_is_left_of_a_connection() -> None:
                 await agent.raw.say(frame(TEXT, b"x" * 1_000))
                 assert left() == before + 3
             with trio.fail_after(PATIENCE):
-                while left() > before:  # noqa: ASYNC110  # a network is between
-                    await trio.sleep(0.01)
+                await until(lambda: left() <= before)
         finally:
             gc.enable()
 
@@ -206,8 +206,7 @@ async def test_who_asks_and_does_not_read_is_paused_and_then_gets_every_answer(h
             reads = ({"type": "context_read", "context_id": "c", "request_id": str(number)} for number in range(many))
             nursery.start_soon(agent.say, *reads)
             with trio.fail_after(20):
-                while not session.paused:  # noqa: ASYNC110  # until the system's buffers are full
-                    await trio.sleep(0.01)
+                await until(lambda: session.paused)
             await trio.sleep(0.2)
             assert session.paused
             assert sum(len(each.data) for each in session.sink.waiting()[0]) < 512 * 1024

@@ -13,6 +13,7 @@ import orjson
 import trio
 
 import trimcp
+from tests.peers.states import until
 from trimcp.agent_tools import AgentTools, RegistrationRules
 from trimcp.agent_tools.messages.schemas import published
 from trimcp.session.scopes import cancellation_text
@@ -102,8 +103,7 @@ class World:
 
     async def wait_for(self, count: int = 1) -> None:
         """Wait until so many tools were cancelled."""
-        while len(self.reasons) < count:  # noqa: ASYNC110  # perhaps a network is between
-            await trio.sleep(0.001)
+        await until(lambda: len(self.reasons) >= count)
 
 
 def make_world(*, limits: trimcp.Limits | None = None, anonymous: bool = False, **options: Any) -> World:

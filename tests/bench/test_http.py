@@ -17,6 +17,7 @@ import trimcp
 from tests.bench.server_for_bench import server as right
 from tests.bench.support import ECHO
 from tests.peers.serving import served
+from tests.peers.states import until
 from tests.peers.tls import client_context, server_context
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
@@ -92,8 +93,7 @@ async def test_what_is_given_up_ends_at_the_server(revision: str) -> None:
         plan = Plan(MixEntry.tool("wait"), count=12, under_way=4, timeout=0.05, revision=revision)
         with trio.fail_after(60):
             report = await measure(HttpServer(url), plan)
-            while ended < begun:  # noqa: ASYNC110 -- over a network; on a busy machine some are given up unheard
-                await trio.sleep(0.01)
+            await until(lambda: ended == begun)  # on a busy machine some are given up unheard
     assert 0 < begun <= 12
     assert (report.calls, report.timed_out, report.errors) == (0, 12, {})
 

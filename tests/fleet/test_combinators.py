@@ -15,6 +15,7 @@ from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 import trimcp
 from tests.peers.serving import connected as connected_over
+from tests.peers.states import until
 from trimcp import CancelReason, NoGoodAnswer
 from trimcp.fleet import Outcome, call_all, first_of, hedge, map_bounded
 from trimcp.testing import connected, every_revision
@@ -32,8 +33,7 @@ class Slow:
 
     async def idle(self) -> None:
         """Wait until every handler that began has ended, where a network is between."""
-        while self.running or len(self.ended) < self.began:  # noqa: ASYNC110 - the deadline is the caller's
-            await trio.sleep(0.01)
+        await until(lambda: not self.running and len(self.ended) >= self.began)
 
     def __attrs_post_init__(self) -> None:
         @self.server.tool

@@ -21,6 +21,7 @@ import trimcp
 from tests.client.peers import HandMade
 from tests.fleet.shaky import Shaky
 from tests.fleet.test_supervisor import QUICK, caught, near, supervised, work
+from tests.peers.states import until
 from trimcp import CancelReason, ConnectionLost, UpstreamDown
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.client.session import ClientSession
@@ -99,8 +100,7 @@ async def lost_under(shaky: Shaky, call: Callable[[], Any], outcomes: list[Any])
     before = len(shaky.handled)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(caught, call, outcomes)
-        while len(shaky.handled) == before:  # noqa: ASYNC110 - of the virtual clock
-            await trio.sleep(0.1)
+        await until(lambda: len(shaky.handled) > before)
         await shaky.die()
 
 
@@ -129,8 +129,7 @@ async def test_a_tool_is_called_again_where_the_caller_says_that_this_does_no_ha
 
         async def die_twice() -> None:
             for handled in (3, 4):
-                while len(shaky.handled) < handled:  # noqa: ASYNC110 - as above
-                    await trio.sleep(0.1)
+                await until(lambda handled=handled: len(shaky.handled) >= handled)
                 await shaky.die()
 
         async with trio.open_nursery() as nursery:
@@ -315,8 +314,7 @@ async def test_a_killed_child_is_started_again(
                     for _ in range(5):
                         nursery.start_soon(caught, partial(upstream.call_tool, "hang"), outcomes)
                     async with upstream.session() as session:
-                        while session.statistics().pending < 5:  # noqa: ASYNC110 - of another process
-                            await trio.sleep(0.01)
+                        await until(lambda session=session: session.statistics().pending == 5)
                     os.kill(pids[-1], signal.SIGKILL)
                     killed = trio.current_time()
                     assert await changes.receive() == trimcp.ToolsChanged()
@@ -396,8 +394,7 @@ async def test_an_http_server_goes_away_and_comes_back(revision: trimcp.Revision
             async with supervised(target, **options) as upstream, trio.open_nursery() as tasks:
                 async with upstream.listen(tools=True) as changes:
                     tasks.start_soon(caught, work(upstream, 600), outcomes)
-                    while not place.shaky.handled:  # noqa: ASYNC110 - over a network
-                        await trio.sleep(0.01)
+                    await until(lambda: place.shaky.handled)
                     await place.go()
                     await upstream.wait_state(UpstreamState.WAITING, UpstreamState.OPEN, UpstreamState.CONNECTING)
                     ((lost, _),) = outcomes  # cut, or told by the server's last words
@@ -423,12 +420,10 @@ async def test_a_cut_reply_over_http_ends_no_upstream_that_answers(tmp_path: Pat
                     outcomes: list[Any] = []
                     async with trio.open_nursery() as calls:
                         calls.start_soon(caught, work(upstream, 600), outcomes)
-                        while not place.shaky.handled:  # noqa: ASYNC110 - over a network
-                            await trio.sleep(0.01)
+                        await until(lambda: place.shaky.handled)
                         proxy.cut()
                     assert type(outcomes[0][0]) is ConnectionLost
-                    while not upstream.statistics().pings:  # noqa: ASYNC110 - as above
-                        await trio.sleep(0.01)
+                    await until(lambda: upstream.statistics().pings)
                     assert not (await upstream.call_tool("work")).is_error
                     assert upstream.statistics().connections == 1
                     assert upstream.statistics().unanswered_calls == 1

@@ -13,6 +13,7 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE, count
 from tests.peers.serving import ServedHere, connect, served
+from tests.peers.states import until
 from tests.transports.grpc.test_server import EXCHANGE, call, make_server
 from trimcp.framing.grpc import message_frame
 
@@ -87,8 +88,7 @@ async def assert_well(place: ServedHere) -> None:
     with trio.fail_after(PATIENCE):
         async with trimcp.Client("c").connect(place.target()) as session:
             assert (await session.call_tool("echo", {"text": "well"})).text == "well"
-        while place.server.statistics().sessions:  # noqa: ASYNC110  # a network is between
-            await trio.sleep(0.01)
+        await until(lambda: not place.server.statistics().sessions)
 
 
 @pytest.mark.slow
@@ -145,9 +145,7 @@ async def test_a_client_that_grants_no_window_is_dropped() -> None:
         stream = await connect(place.port)
         await stream.send_all(frames.data_to_send())
         with trio.fail_after(PATIENCE):
-            while server.statistics().sessions == 0:  # noqa: ASYNC110  # a network is between
-                await trio.sleep(0.01)
-            while server.statistics().sessions:  # noqa: ASYNC110  # as above
-                await trio.sleep(0.01)
+            await until(lambda: server.statistics().sessions)
+            await until(lambda: not server.statistics().sessions)
         await trio.aclose_forcefully(stream)
         await assert_well(place)

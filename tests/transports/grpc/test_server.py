@@ -19,6 +19,7 @@ import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.http2 import H2Client
 from tests.peers.serving import ServedHere, connect, served
+from tests.peers.states import until
 from tests.transports.grpc_support import foreign
 from trimcp.framing.grpc import json_of, json_rpc_header
 from trimcp.transports.http.h2 import connection
@@ -134,8 +135,7 @@ async def test_work_ends_with_its_call(way: str) -> None:
     async with served(make_server(ended), "grpc") as place:
         await foreign(place.url, use)
         with trio.fail_after(PATIENCE):
-            while not ended:  # noqa: ASYNC110  # a network is between
-                await trio.sleep(0.01)
+            await until(lambda: ended)
         assert place.server.statistics().running == 0
 
 
@@ -150,8 +150,7 @@ async def test_after_everything_was_said_leaving_still_ends_the_work() -> None:
     async with served(make_server(ended), "grpc") as place:
         await foreign(place.url, use)
         with trio.fail_after(1):  # less than `eof_grace`
-            while not ended:  # noqa: ASYNC110  # a network is between
-                await trio.sleep(0.01)
+            await until(lambda: ended)
 
 
 def refused(channel: grpc.Channel, metadata: list[tuple[str, str]]) -> grpc.RpcError:
@@ -294,14 +293,12 @@ async def test_a_client_that_answers_no_ping_is_taken_for_dead(monkeypatch: pyte
         extra = [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
         await client.request(EXCHANGE.encode(), body=None, extra=extra)
         with trio.fail_after(PATIENCE):
-            while not place.server.statistics().sessions:  # noqa: ASYNC110  # a network is between
-                await trio.sleep(0.01)
+            await until(lambda: place.server.statistics().sessions)
         if alive:
             for _ in range(8):
                 assert await client.event(h2.events.PingReceived) is not None
             assert place.server.statistics().sessions == 1
         else:
             with trio.fail_after(PATIENCE):
-                while place.server.statistics().sessions:  # noqa: ASYNC110  # as above
-                    await trio.sleep(0.01)
+                await until(lambda: not place.server.statistics().sessions)
         await trio.aclose_forcefully(stream)
