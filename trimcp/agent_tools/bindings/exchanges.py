@@ -91,23 +91,15 @@ def refusal_error(status: int, why: str) -> errors.AgentToolsError:
 
 @attrs.define(eq=False)
 class AgentExchange(Handler, StreamSink):
-    """One request and its response: the `Handler`, and the `Sink` of the progress of its call.
-
-    Attributes:
-        port: that it came to.
-        head: of the request.
-        caller: who sends it, if that is known already.
-        progress: whether the progress of its call is sent.
-        deadline: when its caller's time is over, on Trio's clock.
-    """
+    """One request and its response: the `Handler`, and the `Sink` of the progress of its call."""
 
     transport: ClassVar[str] = "http"
 
-    port: AgentPort
-    head: Head
-    caller: AgentCaller | None
-    progress: bool = attrs.field(init=False, default=False)
-    deadline: float = attrs.field(init=False, default=math.inf)
+    port: AgentPort  # that it came to
+    head: Head  # of the request
+    caller: AgentCaller | None  # who sends it, if that is known already
+    progress: bool = attrs.field(init=False, default=False)  # whether the progress of its call is sent
+    deadline: float = attrs.field(init=False, default=math.inf)  # when its caller's time is over, on Trio's clock
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _call: AgentCall | None = attrs.field(init=False, default=None)  # while it is under way

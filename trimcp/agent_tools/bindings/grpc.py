@@ -335,13 +335,9 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 class MessageStream(EventStream):
-    """Messages of gRPC in place of events: what is posted are frames.
+    """Messages of gRPC in place of events: what is posted are frames."""
 
-    Attributes:
-        trailers: with which the response ends.
-    """
-
-    trailers: tuple[tuple[str, str], ...] = OK_TRAILERS
+    trailers: tuple[tuple[str, str], ...] = OK_TRAILERS  # with which the response ends
 
     def open(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
         self.reply: HttpReply | None = reply

@@ -38,15 +38,10 @@ class _WatchesOf(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class _StreamWatch(WatchChannel):
-    """One context that a connection watches.
-
-    Attributes:
-        context: the context.
-        request_id: repeated in each event.
-    """
+    """One context that a connection watches."""
 
     context: ContextActor = attrs.field(kw_only=True)
-    request_id: str | None = attrs.field(kw_only=True)
+    request_id: str | None = attrs.field(kw_only=True)  # repeated in each event
     _watches: StreamWatches = attrs.field(kw_only=True, alias="watches")
 
     def _wake(self) -> None:

@@ -58,15 +58,10 @@ class Implemented:
 
 @attrs.frozen(eq=False)
 class EntryTemplate:
-    """What the entries of several manifests have in common.
+    """What the entries of several manifests have in common."""
 
-    Attributes:
-        entry: an entry to copy.
-        options: the options it was made with.
-    """
-
-    entry: ToolEntry
-    options: ToolOptions
+    entry: ToolEntry  # an entry to copy
+    options: ToolOptions  # the options it was made with
 
     def entry_for(self, manifest: Manifest) -> ToolEntry:
         """Return the entry of one manifest, yet without rights and confirmation."""

@@ -52,15 +52,13 @@ class StreamProvider:
         caller: whose stream it is.
         down: sends messages to it.
         on_idle: called when the last call under way has ended.
-
-    Attributes:
-        calls: the calls under way, by the ids that they have on this stream.
     """
 
     catalog: Catalog
     caller: AgentCaller
     down: Downstream
     on_idle: Callable[[], object] = lambda: None
+    # the calls under way, by the ids that they have on this stream
     calls: dict[str, _CallDown] = attrs.field(init=False, factory=dict)
     _lost: str | None = attrs.field(init=False, default=None)
 

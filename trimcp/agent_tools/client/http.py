@@ -62,16 +62,13 @@ class _Sent:
 
     Attributes:
         method, path: of the request; the path has no part of the service's URL.
-        body: a JSON text, or None for none.
-        headers: beside the common ones.
-        repeatable: it may be carried out twice.
     """
 
     method: str
     path: str
-    body: bytes | None = None
-    headers: dict[str, str] = attrs.field(factory=dict)
-    repeatable: bool = False
+    body: bytes | None = None  # a JSON text, or None for none
+    headers: dict[str, str] = attrs.field(factory=dict)  # beside the common ones
+    repeatable: bool = False  # it may be carried out twice
 
 
 @attrs.define(eq=False)
@@ -266,13 +263,10 @@ class HttpWire:
 
 @attrs.define(eq=False)
 class HttpWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
-    """The events of one context. Nothing is read ahead but one event.
-
-    Attributes:
-        failure: raised after the last event, unless that is a `ContextDestroyed`; None while more may arrive.
-    """
+    """The events of one context. Nothing is read ahead but one event."""
 
     _events: trio.MemoryReceiveChannel[messages.AgentMessage]
+    # raised after the last event, unless that is a `ContextDestroyed`; None while more may arrive
     failure: Exception | None = attrs.field(init=False, default=None)
     _destroyed: bool = attrs.field(init=False, default=False)
 

@@ -126,21 +126,13 @@ def _refused(error: ConnectionLost) -> Exception:
 
 @attrs.define(eq=False)
 class _PendingMessage:
-    """A message of ours that waits for its answer.
+    """A message of ours that waits for its answer."""
 
-    Attributes:
-        progressed: called with the progress of a call, or None.
-        watch: the watch that its answer begins, or None.
-        sent: whether it was queued to be sent.
-        value: the answer as a JSON value.
-        error: why there will be no answer.
-    """
-
-    progressed: Progressed | None = None
-    watch: WebSocketWatch | None = None
-    sent: bool = False
-    value: Any = None
-    error: Exception | None = None
+    progressed: Progressed | None = None  # called with the progress of a call, or None
+    watch: WebSocketWatch | None = None  # the watch that its answer begins, or None
+    sent: bool = False  # whether it was queued to be sent
+    value: Any = None  # the answer as a JSON value
+    error: Exception | None = None  # why there will be no answer
     settled: trio.Event = attrs.field(factory=trio.Event)
 
     def settle(self, value: Any, error: Exception | None = None) -> None:
@@ -156,14 +148,10 @@ class _PendingMessage:
 
 @attrs.define(eq=False, repr=False)
 class WebSocketWire:
-    """An `AgentWire` over one WebSocket.
-
-    Attributes:
-        lost: why the connection is no more, or None while it is.
-    """
+    """An `AgentWire` over one WebSocket."""
 
     _channel: WebSocketChannel
-    lost: str | None = attrs.field(init=False, default=None)
+    lost: str | None = attrs.field(init=False, default=None)  # why the connection is no more, or None while it is
     _ended: trio.Event = attrs.field(init=False, factory=trio.Event)
     _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
     _asked: dict[str, _PendingMessage] = attrs.field(init=False, factory=dict)
@@ -377,18 +365,15 @@ class WebSocketWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
     """The events of one context.
 
     When 256 events or a mebibyte of them wait they are dropped. The reader, when it comes, asks for the state instead.
-
-    Attributes:
-        begun: whether the first state has arrived. What comes before it belongs to an earlier watch of the context.
-        missed: whether events were dropped since the reader was last given a state.
-        over: whether the context was destroyed.
     """
 
     _wire: WebSocketWire
     _context_id: str
+    # whether the first state has arrived. What comes before it belongs to an earlier watch of the context.
     begun: bool = attrs.field(init=False, default=False)
+    # whether events were dropped since the reader was last given a state
     missed: bool = attrs.field(init=False, default=False)
-    over: bool = attrs.field(init=False, default=False)
+    over: bool = attrs.field(init=False, default=False)  # whether the context was destroyed
     _events: deque[tuple[messages.AgentMessage, int]] = attrs.field(init=False, factory=deque)
     _bytes: int = attrs.field(init=False, default=0)
     _end: Exception | None = attrs.field(init=False, default=None)

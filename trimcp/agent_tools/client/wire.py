@@ -93,12 +93,9 @@ class ProviderStream(Sink):
     """The stream on which a provider's tools are called. One task receives.
 
     What is posted are `tool_response` and `tool_progress` messages, as JSON text; dropped once the stream has ended.
-
-    Attributes:
-        registered: what the service made of the offer.
     """
 
-    registered: messages.ToolsRegistered
+    registered: messages.ToolsRegistered  # what the service made of the offer
 
     @abstractmethod
     async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:

@@ -42,21 +42,13 @@ class CallOfContext(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class ContextsShared:
-    """What all contexts of one run share beside their states.
+    """What all contexts of one run share beside their states."""
 
-    Attributes:
-        limits: their limits.
-        end: ends a context for a reason; the table does.
-        shares: how many each principal or address has, and which of them gives way to a newcomer's.
-        deadlines: watches their times.
-        nursery: runs their tasks, while the table runs.
-    """
-
-    limits: ContextLimits
-    end: Callable[[ContextActor, str], object]
-    shares: Shares[ContextActor]
-    deadlines: Deadlines = attrs.field(factory=Deadlines)
-    nursery: trio.Nursery | None = attrs.field(init=False, default=None)
+    limits: ContextLimits  # their limits
+    end: Callable[[ContextActor, str], object]  # ends a context for a reason; the table does
+    shares: Shares[ContextActor]  # how many each principal or address has, and which of them gives way to a newcomer's
+    deadlines: Deadlines = attrs.field(factory=Deadlines)  # watches their times
+    nursery: trio.Nursery | None = attrs.field(init=False, default=None)  # runs their tasks, while the table runs
 
 
 @attrs.define(eq=False, repr=False)

@@ -24,18 +24,13 @@ _OBJECT: Final = 40  # bytes of memory that an entry takes beside its text
 
 
 class ToolHistory:
-    """The latest calls, the oldest first. Kept as text, which takes a third of the memory of objects.
-
-    Attributes:
-        entries: one JSON object each.
-        held: bytes of memory.
-    """
+    """The latest calls, the oldest first. Kept as text, which takes a third of the memory of objects."""
 
     __slots__ = ("entries", "held")
 
     def __init__(self, entries: Sequence[bytes] = ()) -> None:
-        self.entries: list[bytes] = list(entries)
-        self.held: int = sum(map(len, entries)) + _OBJECT * len(entries)
+        self.entries: list[bytes] = list(entries)  # one JSON object each
+        self.held: int = sum(map(len, entries)) + _OBJECT * len(entries)  # bytes of memory
 
     def add(self, entry: bytes, most: int, most_bytes: int) -> None:
         """Add an entry and drop the oldest beyond the bounds."""
@@ -83,18 +78,14 @@ class KeptAnswer(Protocol):
 
 
 class GivenAnswers:
-    """The latest answers.
-
-    Attributes:
-        by_id: what was asked, in a form that compares, and the answer, by `request_id`, the oldest first.
-        counted: bytes of memory, in steps.
-    """
+    """The latest answers."""
 
     __slots__ = ("_held", "by_id", "counted")
 
     def __init__(self) -> None:
+        # what was asked, in a form that compares, and the answer, by `request_id`, the oldest first
         self.by_id: dict[str, tuple[bytes, KeptAnswer]] = {}
-        self.counted: int = 0
+        self.counted: int = 0  # bytes of memory, in steps
         self._held: int = 0
 
     def add(self, request_id: str, asked: bytes, answer: KeptAnswer, most: int) -> int:

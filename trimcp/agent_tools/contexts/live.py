@@ -18,17 +18,13 @@ _LATER: Final = 60.0  # seconds after which an owner with too many contexts may 
 
 
 class LiveContexts:
-    """All contexts of one run that are in memory and have not ended; and the shares of those that are ending.
-
-    Attributes:
-        by_owner: the contexts of each owner, by id.
-        shares: whose they are, for who gives way.
-    """
+    """All contexts of one run that are in memory and have not ended; and the shares of those that are ending."""
 
     def __init__(self, limits: ContextLimits, budget: Budget) -> None:
         self._limits = limits
         self._budget = budget
-        self.by_owner: dict[Owner, dict[str, ContextActor]] = {}
+        self.by_owner: dict[Owner, dict[str, ContextActor]] = {}  # the contexts of each owner, by id
+        # whose they are, for who gives way
         self.shares: Shares[ContextActor] = Shares(owner_of=lambda actor: actor.share.key[0])
         self._by_share: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
         self._count = 0

@@ -41,29 +41,19 @@ def _check_depth(instance: object, attribute: object, value: object) -> None:
 @attrs.frozen(field_transformer=checked())
 @valued
 class StateBounds:
-    """How large a state, and a patch of it, may be.
+    """How large a state, and a patch of it, may be."""
 
-    Attributes:
-        size: bytes of its JSON text.
-        depth: levels of nested objects and arrays; a flat object has one.
-        members: members of objects and elements of arrays, on all levels together.
-    """
-
-    size: int = 256 * 1024
+    size: int = 256 * 1024  # bytes of its JSON text
+    # levels of nested objects and arrays; a flat object has one
     depth: int = attrs.field(default=32, validator=_check_depth)
-    members: int = 10_000
+    members: int = 10_000  # members of objects and elements of arrays, on all levels together
 
 
 class StateSize(NamedTuple):
-    """The size of a JSON value.
+    """The size of a JSON value."""
 
-    Attributes:
-        size: bytes of its JSON text, about.
-        members: members and elements, on all levels together.
-    """
-
-    size: int = 0
-    members: int = 0
+    size: int = 0  # bytes of its JSON text, about
+    members: int = 0  # members and elements, on all levels together
 
 
 EMPTY_OBJECT: Final = StateSize(_BRACKETS, 0)
@@ -71,17 +61,11 @@ EMPTY_OBJECT: Final = StateSize(_BRACKETS, 0)
 
 
 class Patched(NamedTuple):
-    """What a patch leads to.
+    """What a patch leads to."""
 
-    Attributes:
-        value: the new state.
-        size: its size.
-        patch: the size of the patch.
-    """
-
-    value: dict[str, Any]
-    size: StateSize
-    patch: StateSize
+    value: dict[str, Any]  # the new state
+    size: StateSize  # its size
+    patch: StateSize  # the size of the patch
 
 
 def merge_patch(target: Any, patch: Any) -> Any:

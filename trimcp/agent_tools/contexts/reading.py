@@ -22,21 +22,15 @@ _SWEEP: Final = 60.0  # seconds between two looks for contexts in the store that
 
 
 class UnloadedContexts:
-    """The contexts of a run that only its store has.
-
-    Attributes:
-        counts: how many each owner has.
-        open: whether contexts are read; False before the run and at its end.
-        loading: keys of contexts that are being loaded; whoever wants one waits for its event.
-        readers: accounts that read, or wait for their turn.
-    """
+    """The contexts of a run that only its store has."""
 
     def __init__(self, store: ContextStore) -> None:
         self._store = store
-        self.counts: dict[Owner, int] = {}
-        self.open: bool = False
+        self.counts: dict[Owner, int] = {}  # how many each owner has
+        self.open: bool = False  # whether contexts are read; False before the run and at its end
+        # keys of contexts that are being loaded; whoever wants one waits for its event
         self.loading: dict[ContextKey, trio.Event] = {}
-        self.readers: dict[str, trio.Lock] = {}
+        self.readers: dict[str, trio.Lock] = {}  # accounts that read, or wait for their turn
         self._reads = trio.Semaphore(_READS)
         self._unreadable = False
 

@@ -19,14 +19,10 @@ _AT_ONCE: Final = 16 * 1024 * 1024  # bytes of text from which the rest waits fo
 
 @attrs.define(eq=False, repr=False)
 class Saver:
-    """One task that writes to a store; while it writes, what changes waits for the next write, most of it together.
-
-    Attributes:
-        writes: number of writes so far.
-    """
+    """One task that writes to a store; while it writes, what changes waits for the next write, most of it together."""
 
     _store: ContextStore
-    writes: int = attrs.field(init=False, default=0)
+    writes: int = attrs.field(init=False, default=0)  # number of writes so far
     _changed: dict[StoredState, None] = attrs.field(init=False, factory=dict)
     _deleted: dict[ContextKey, trio.Event] = attrs.field(init=False, factory=dict)
     _wanted: bool = attrs.field(init=False, default=False)

@@ -19,13 +19,11 @@ class ContextShare:
     """The contexts of one principal and agent, or without a principal of one address.
 
     Attributes:
-        key: whose it is.
-        holding: counts their memory.
         live, ending: how many there are.
     """
 
-    key: ShareKey
-    holding: Holding
+    key: ShareKey  # whose it is
+    holding: Holding  # counts their memory
     live: int = 0
     ending: int = 0
 

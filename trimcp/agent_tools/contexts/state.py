@@ -82,18 +82,14 @@ class StatesShared:
 
     Attributes:
         limits, bounds: their limits; the bounds are those of a state.
-        durable: whether a store keeps them, so that an update has to wait for it.
-        save: has the store write one soon.
-        updates: how many updates were applied.
-        replaced: updates that slow watchers got as part of a whole state.
     """
 
     limits: ContextLimits
     bounds: StateBounds
-    durable: bool
-    save: Callable[[StoredState], object]
-    updates: int = attrs.field(init=False, default=0)
-    replaced: int = attrs.field(init=False, default=0)
+    durable: bool  # whether a store keeps them, so that an update has to wait for it
+    save: Callable[[StoredState], object]  # has the store write one soon
+    updates: int = attrs.field(init=False, default=0)  # how many updates were applied
+    replaced: int = attrs.field(init=False, default=0)  # updates that slow watchers got as part of a whole state
 
 
 @attrs.define(eq=False, repr=False)
@@ -102,25 +98,21 @@ class StoredState:
 
     Attributes:
         owner, id: whose it is, and its name.
-        share: what it counts into.
-        created: when it was made, in seconds since 1970.
-        version: the number of updates so far.
-        answers: what calls that are over were answered; None before the first that may come again.
-        ended: why it has ended, or None while it lives.
     """
 
     owner: Owner
     id: str
     _states: StatesShared
-    share: ContextShare
+    share: ContextShare  # what it counts into
     _state: dict[str, Any]
     _size: StateSize
     _ends: float  # when its lifetime is over, on Trio's clock
-    created: float
-    version: int
+    created: float  # when it was made, in seconds since 1970
+    version: int  # the number of updates so far
     _history: ToolHistory | None
+    # what calls that are over were answered; None before the first that may come again
     answers: GivenAnswers | None = attrs.field(init=False, default=None)
-    ended: str | None = attrs.field(init=False, default=None)
+    ended: str | None = attrs.field(init=False, default=None)  # why it has ended, or None while it lives
     _kept_on: bool = attrs.field(init=False, default=False)  # it ended here, and goes on in the store
     _held: int = attrs.field(init=False, default=0)
     _unsaved: deque[Applied] | None = attrs.field(init=False, default=None)

@@ -21,13 +21,10 @@ class WatchChannel(trio.abc.ReceiveChannel[ContextEvent]):
 
     A watcher that lags behind is sent the whole state in place of the updates that wait, so none costs more memory than
     a few updates, and each of them sees the last state.
-
-    Attributes:
-        replaced: updates that were replaced by the whole state.
     """
 
     _whole: Callable[[], ContextEvent]  # returns the state as it is
-    replaced: int = attrs.field(init=False, default=0)
+    replaced: int = attrs.field(init=False, default=0)  # updates that were replaced by the whole state
     _behind: bool = attrs.field(init=False, default=True)  # whether the next event is the whole state
     _updates: deque[ContextEvent] | None = attrs.field(init=False, default=None)
     _bytes: int = attrs.field(init=False, default=0)

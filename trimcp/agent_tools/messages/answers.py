@@ -47,17 +47,11 @@ _HEAD: Final = b'{"type":"tool_response","request_id":'
 
 @attrs.define(eq=False)
 class CallAnswer:
-    """What a call led to.
+    """What a call led to."""
 
-    Attributes:
-        result: the result as JSON text, or None with an error.
-        error: why there is no result.
-        asks: the result is questions: `input_requests` and `request_state`.
-    """
-
-    result: bytes | None = None
-    error: errors.AgentToolsError | None = None
-    asks: bool = False
+    result: bytes | None = None  # the result as JSON text, or None with an error
+    error: errors.AgentToolsError | None = None  # why there is no result
+    asks: bool = False  # the result is questions: `input_requests` and `request_state`
 
     @property
     def size(self) -> int:

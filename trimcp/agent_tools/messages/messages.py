@@ -25,23 +25,14 @@ _ANY: Final = (object,)
 
 @attrs.frozen(eq=False)
 class MemberRule:
-    """What a member of a message may be.
+    """What a member of a message may be."""
 
-    Attributes:
-        types: the Python types of its JSON value.
-        schema: its JSON Schema.
-        required: whether the message is malformed without it.
-        longest: characters of the longest text; 0 for no bound. A bounded text is not empty.
-        positive: whether a number must be greater than 0.
-        choices: the only values; empty for any.
-    """
-
-    types: tuple[type, ...]
-    schema: Mapping[str, Any]
-    required: bool = False
-    longest: int = 0
-    positive: bool = False
-    choices: tuple[str, ...] = ()
+    types: tuple[type, ...]  # the Python types of its JSON value
+    schema: Mapping[str, Any]  # its JSON Schema
+    required: bool = False  # whether the message is malformed without it
+    longest: int = 0  # characters of the longest text; 0 for no bound. A bounded text is not empty.
+    positive: bool = False  # whether a number must be greater than 0
+    choices: tuple[str, ...] = ()  # the only values; empty for any
 
     @property
     def usual(self) -> tuple[type, int, MemberRule]:
