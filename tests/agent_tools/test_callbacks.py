@@ -571,7 +571,7 @@ async def test_callbacks_are_off_unless_they_are_enabled(net: Net) -> None:
     catalog = Catalog(server)
     with pytest.raises(NotAllowed, match="this server calls no tools at URLs"):
         await catalog.register(RAW, ADA)
-    assert (net.asked, len(server.tools), catalog._families) == ([], 0, {})
+    assert (net.asked, len(server.tools), catalog._table.families) == ([], 0, {})
 
 
 async def test_a_refused_callback_leaves_nothing_and_is_told(net: Net, caplog: Any) -> None:
@@ -583,7 +583,7 @@ async def test_a_refused_callback_leaves_nothing_and_is_told(net: Net, caplog: A
     net.names[HOST] = ["10.0.0.1"]
     with pytest.raises(NotAllowed):
         await catalog.register(RAW, ADA)
-    assert (len(server.tools), catalog._families, dict(catalog._owned)) == (0, {}, {})
+    assert (len(server.tools), catalog._table.families, dict(catalog._table.owned)) == (0, {}, {})
     events = [vars(record) for record in caplog.records if record.name == "trimcp.security"]
     assert [(event["event"], event.get("host")) for event in events] == [
         ("not_allowed", "169.254.169.254:443"),
@@ -610,7 +610,7 @@ async def test_a_callback_that_is_withdrawn_while_its_name_is_resolved_stays_awa
             catalog.approve("agent-a.pay", "1", catalog.pending()[0][0].hash)
         await catalog.remove("agent-a.pay", ADA)
         net.resolved.set()
-    assert (len(server.tools), catalog._families) == (0, {})
+    assert (len(server.tools), catalog._table.families) == (0, {})
 
 
 def test_every_host_has_a_secret() -> None:

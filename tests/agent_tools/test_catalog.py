@@ -270,7 +270,7 @@ async def test_the_newest_version_has_the_name_whatever_comes_and_goes() -> None
         await catalog.remove("echo", ADA, "1")
     await catalog.remove("echo", ADA)
     assert list(server.tools._entries) == []
-    assert catalog._keys == catalog._families == {}
+    assert catalog._table.keys == catalog._table.families == {}
 
 
 async def test_a_version_written_in_another_way_is_no_other() -> None:
@@ -466,7 +466,7 @@ async def test_the_number_of_tools_is_bounded() -> None:
     await catalog.register(manifest(version="2"), BOB)
     await refused(catalog, TooMuch, "there are 3 registered tools of at most 4", versioned_manifest("3"))
     await catalog.remove("get_weather", BOB)
-    assert dict(catalog._owned) == {ADA.owner: 1}
+    assert dict(catalog._table.owned) == {ADA.owner: 1}
     _, catalog = make(RegistrationRules(max_versions=2))
     await catalog.register(versioned_manifest("1"), ADA)
     await catalog.register(versioned_manifest("2"), ADA)
@@ -547,7 +547,7 @@ async def test_what_is_refused_leaves_nothing() -> None:
             "nested deeper",
             manifest(parameters={"type": "object", "a": [[[]] * 9] * 9}) | {"parameters": deep(200)},
         )
-    assert (catalog._families, dict(catalog._owned), catalog._keys, len(server.tools)) == ({}, {}, {}, 0)
+    assert (catalog._table.families, dict(catalog._table.owned), catalog._table.keys, len(server.tools)) == ({}, {}, {}, 0)
 
 
 def deep(levels: int) -> dict[str, Any]:
@@ -665,7 +665,7 @@ async def test_an_approver_that_fails_approves_nothing() -> None:
         approve.answer = answer
         with pytest.raises(TypeError, match=r"approve returned .*: it decides by True, False or None"):
             await catalog.register(WEATHER, ADA)
-    assert (catalog._families, dict(catalog._owned), len(server.tools)) == ({}, {}, 0)
+    assert (catalog._table.families, dict(catalog._table.owned), len(server.tools)) == ({}, {}, 0)
 
 
 async def test_a_registration_that_waits_for_its_approver_holds_its_place(autojump_clock: Any) -> None:
@@ -704,7 +704,7 @@ async def test_a_registration_that_is_cancelled_gives_its_place_back(autojump_cl
     with trio.move_on_after(1) as scope:
         await catalog.register(WEATHER, ADA)
     assert scope.cancelled_caught
-    assert (catalog._families, dict(catalog._owned), len(server.tools)) == ({}, {}, 0)
+    assert (catalog._table.families, dict(catalog._table.owned), len(server.tools)) == ({}, {}, 0)
 
 
 async def test_what_is_removed_or_taken_meanwhile_is_not_offered(autojump_clock: Any) -> None:
@@ -730,7 +730,7 @@ async def test_what_is_removed_or_taken_meanwhile_is_not_offered(autojump_clock:
         approve.may_answer.set()
     assert listed(server) == ["whatever"]
     assert server.tools.get("whatever") is own
-    assert (catalog._families, dict(catalog._owned)) == ({}, {})
+    assert (catalog._table.families, dict(catalog._table.owned)) == ({}, {})
 
 
 # Providers
@@ -819,7 +819,7 @@ async def test_a_provider_s_tools_vanish_with_it_and_calls_fail_at_once(autojump
         catalog.withdraw(stream)
         assert len(told) == 1
     catalog.withdraw(other)
-    assert dict(catalog._owned) == {ADA.owner: 1}
+    assert dict(catalog._table.owned) == {ADA.owner: 1}
     assert list(server.tools._entries) == ["get_weather"]
 
 
@@ -964,7 +964,7 @@ async def test_tools_that_are_registered_together_are_withdrawn_together(autojum
         await trio.testing.wait_all_tasks_blocked()
         await catalog.remove("agent-a.any", ADA)  # which was approved
         second.set()
-    assert (listed(server), catalog._families) == ([], {})
+    assert (listed(server), catalog._table.families) == ([], {})
 
 
 async def test_a_provider_that_leaves_takes_what_waits_for_approval(autojump_clock: Any) -> None:
@@ -985,7 +985,7 @@ async def test_a_provider_that_leaves_takes_what_waits_for_approval(autojump_clo
         await trio.testing.wait_all_tasks_blocked()
         catalog.withdraw(stream)
         approve.may_answer.set()
-    assert (listed(server), catalog._families) == ([], {})
+    assert (listed(server), catalog._table.families) == ([], {})
 
 
 # As any tool
@@ -1071,7 +1071,7 @@ async def test_closing_a_catalog_leaves_the_server_s_own_tools() -> None:
     await catalog.register(ANY, ADA, by=Stream())
     catalog.close()
     assert list(server.tools._entries) == ["own"]
-    assert (catalog._families, catalog._keys, dict(catalog._owned)) == ({}, {}, {})
+    assert (catalog._table.families, catalog._table.keys, dict(catalog._table.owned)) == ({}, {}, {})
     Catalog(server, {"own": get_weather})
 
 
@@ -1140,7 +1140,7 @@ async def test_finding_the_newest_version_takes_one_look() -> None:
             return super().get(key, default)
 
     server.tools.get = Counting(server.tools._entries).get
-    catalog._families = None  # type: ignore[assignment]  # not asked
+    catalog._table.families = None  # type: ignore[assignment]  # not asked
     catalog.find("echo")
     assert looks == ["echo"]
 

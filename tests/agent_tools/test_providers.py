@@ -254,7 +254,7 @@ async def test_a_provider_that_leaves_fails_its_calls_at_once_and_its_tools_vani
         assert failures[0].data == {"reason": "provider_gone"}
         assert [tool.name for tool in await session.list_tools()] == []
         assert (await agent.ask(**call()))["error"]["code"] == "unknown_tool"
-        assert (at.tools.catalog._families, dict(at.tools.catalog._owned)) == ({}, {})
+        assert (at.tools.catalog._table.families, dict(at.tools.catalog._table.owned)) == ({}, {})
 
 
 async def test_calls_of_others_do_not_wait_for_what_else_the_provider_had_running(autojump_clock: MockClock) -> None:
@@ -275,7 +275,7 @@ async def test_calls_of_others_do_not_wait_for_what_else_the_provider_had_runnin
         provider.leave()
         assert (await agent.hear_of("1"))["error"]["code"] == "provider_gone"
         assert trio.current_time() == 0
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
 
 
 @every_revision
@@ -362,7 +362,7 @@ async def test_an_offer_is_taken_whole_or_not_at_all(bad: Any, code: str | None)
             return
         assert (answer["request_id"], answer["error"]["code"]) == ("o", code)
         assert [each.name for each in at.tools.catalog.manifests()] == ["built_in"]
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
         assert (await provider.ask(type="provide_tools", tools=[first]))["type"] == "tools_registered"
 
 
@@ -433,7 +433,7 @@ async def test_tools_that_wait_for_approval_vanish_with_their_provider() -> None
         assert at.tools.catalog.pending() == []
         decided.set()
         await wait_all_tasks_blocked()
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
 
 
 async def test_an_offer_that_is_taken_when_the_provider_has_left_registers_nothing() -> None:
@@ -444,7 +444,7 @@ async def test_an_offer_that_is_taken_when_the_provider_has_left_registers_nothi
         channel.lost(ConnectionLost("it has left"))
         with pytest.raises(ProviderGone):
             await channel._offer(ProvideTools(tools=[MANIFEST]))
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
         at.running.closed(session)
 
 
@@ -458,7 +458,7 @@ async def test_who_may_not_register_does_not_provide() -> None:
         provider = await at.connect(nobody)
         answer = await provider.ask(type="provide_tools", tools=[MANIFEST])
         assert answer["error"]["code"] == "forbidden"
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
 
 
 # Draining
@@ -491,5 +491,5 @@ async def test_draining_does_not_wait_for_a_provider_beyond_its_time(autojump_cl
 
 def streams(at: World) -> list[Any]:
     """The streams of providers whose tools are offered."""
-    found = {slot.offered.by for family in at.tools.catalog._families.values() for slot in family.slots if slot.offered}
+    found = {slot.offered.by for family in at.tools.catalog._table.families.values() for slot in family.slots if slot.offered}
     return list(found)

@@ -171,7 +171,7 @@ async def test_a_provider_that_reads_nothing_is_dropped_and_its_calls_fail(autoj
         heard = [await agent.hear() for _ in range(100)]
         assert {each["error"]["code"] for each in heard} == {"provider_gone"}
         await over.wait()
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
 
 
 async def test_calls_wait_for_room_at_a_provider_that_reads_slowly(autojump_clock: MockClock) -> None:
@@ -391,7 +391,7 @@ async def test_a_peer_that_leaves_while_a_store_is_slow_is_let_go(autojump_clock
         began = trio.current_time()
         await over.wait()
         assert trio.current_time() - began < 1
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
 
 
 async def test_a_call_whose_context_is_still_loading_does_not_begin_once_its_agent_has_left(

@@ -254,7 +254,7 @@ async def test_a_token_that_expires_ends_the_connection_and_what_it_provides(
             answer = await agent.hear()
             assert answer["error"]["code"] == "provider_gone"
             await provider.raw.close_code()
-        assert at.tools.catalog._families == {}
+        assert at.tools.catalog._table.families == {}
     assert "the access token has expired" in caplog.text
 
 

@@ -12,40 +12,32 @@ begin with a prefix, and nothing is ever registered over a tool of the server's 
 from __future__ import annotations
 
 import logging
-import secrets
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import isawaitable
-from typing import Any, Final, Literal, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from trimcp.agent_tools.callers import AgentCaller, Owner
+from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.catalog.approval import Approval
 from trimcp.agent_tools.catalog.entries import (
-    Elsewhere,
-    EntryTemplate,
     Implemented,
-    by_reference,
-    elsewhere,
     hidden,
-    shown,
-    version_of,
 )
-from trimcp.agent_tools.catalog.rules import RegistrationRules, Verdict, prefix_of
+from trimcp.agent_tools.catalog.making import EntryMaker
+from trimcp.agent_tools.catalog.rules import RegistrationRules, Verdict
+from trimcp.agent_tools.catalog.table import ToolTable
 from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
 from trimcp.agent_tools.messages import errors
-from trimcp.agent_tools.messages.manifests import NAME, Manifest, VersionKey, version_key
+from trimcp.agent_tools.messages.manifests import Manifest, version_key
 from trimcp.budget.accounts import WorkTurns
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry
-from trimcp.session.context import Context
 from trimcp.support.cleaning import harmless
 
 log: logging.Logger = logging.getLogger("trimcp.server")
-
-_MOST_PINS: Final = 10_000
 
 
 @attrs.frozen(eq=False)
@@ -89,12 +81,10 @@ class Catalog:
     ) -> None:
         self.server: Offering = server
         self.rules: RegistrationRules = rules or RegistrationRules()
-        self._implementations = {name: by_reference(name, given) for name, given in (implementations or {}).items()}
-        self._families: dict[str, ToolVersions] = {}
-        self._keys: dict[tuple[str, str], str] = {}  # of each version of a registered tool, as it is written
-        self._owned: Counter[Owner] = Counter()
+        self._maker = EntryMaker(server, implementations or {}, self.rules)
+        self._approval = Approval(self.rules)
+        self._table = ToolTable(server, self.rules)
         self._registering: Counter[Provider | None] = Counter()  # registrations under way, of who was not withdrawn
-        self._pins: OrderedDict[tuple[Owner, str, VersionKey], str] = OrderedDict()
         server.expect_tools()
         if self.rules.anonymous_on_loopback:
             log.warning(
@@ -114,22 +104,11 @@ class Catalog:
             if entry is not None and (by is None or not hidden(entry, by.principal)):
                 return name, entry
             raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
-        key = self._keys.get((name, version)) or self._key_of(name, version)
+        key = self._table.key_of(name, version)
         entry = None if key is None else self.server.tools.get(key)
         if key is None or entry is None or (by is not None and hidden(entry, by.principal)):
             raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)} of version {harmless(version, 64)}")
         return key, entry
-
-    def _key_of(self, name: str, version: str) -> str | None:
-        """Return the key of a version that is written in another way, or of a tool of the server's own."""
-        family = self._families.get(name)
-        if family is not None:
-            slot = family.slot(version)
-            offered = None if slot is None else slot.offered
-            return None if offered is None else self._keys.get((name, offered.manifest.version))
-        entry = self.server.tools.get(name)
-        same = entry is not None and version_key(version_of(entry)) == version_key(version[:LONGEST_VERSION])
-        return name if same else None
 
     def manifests(
         self, name: str | None = None, version: str | None = None, principal: Principal | None = None
@@ -147,32 +126,21 @@ class Catalog:
         else:
             found = tools.get(name)
             entries = [] if found is None else [found]
-        manifests = [each for entry in entries for each in self._versions_of(entry, principal)]
+        manifests = [each for entry in entries for each in self._table.versions_of(entry, principal)]
         if version is None:
             return manifests
         wanted = version_key(version[:LONGEST_VERSION])
         return [each for each in manifests if version_key(each.version) == wanted]
 
-    def _versions_of(self, entry: ToolEntry, principal: Principal | None) -> Iterator[Manifest]:
-        name = entry.listed.name
-        family = self._families.get(name)
-        if family is not None and entry in family.keys.values():
-            for candidate in family.layout().values():
-                if candidate.entry is not None and shown(candidate.entry, principal):
-                    yield candidate.manifest
-        elif shown(entry, principal):
-            listed = entry.listed
-            yield Manifest(name, listed.description or "", listed.input_schema, version_of(entry))
-
     def pending(self) -> list[tuple[Manifest, AgentCaller]]:
         """Return the manifests that wait for approval, each with who sent it."""
-        slots = [slot for family in self._families.values() for slot in family.slots]
+        slots = self._table.slots()
         return [(slot.waiting.manifest, slot.waiting.caller) for slot in slots if slot.waiting is not None]
 
     @property
     def registered(self) -> int:
         """The number of tools that are registered or wait for approval; each version counts."""
-        return self._owned.total()
+        return self._table.owned.total()
 
     # Registering
 
@@ -205,7 +173,7 @@ class Catalog:
         turns = WorkTurns(self.server.budget, caller.account)
         self._registering[by] += 1
         try:
-            self.check(caller)
+            self._approval.check(caller)
             for raw in raws:
                 one = await self._prepared(raw, caller, by, turns)
                 prepared.append(one)
@@ -214,25 +182,25 @@ class Catalog:
             # From here on nothing waits until all have their places.
             for at, (sent, manifest, entry) in enumerate(prepared):
                 raw = raws[at]
-                family, slot = self._place(manifest, caller)
+                family, slot = self._table.place(manifest, caller.owner)
                 if any(slot is other for _, other, _ in places):
                     raise errors.UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
                 status = self._status(slot, manifest, by)
                 if status is not None:
                     known[at] = Registered(manifest, status)
                     continue
-                self._check_memory(manifest, caller.owner)
+                self._table.check_memory(manifest, caller.owner)
                 if entry is None:  # it was registered, and has been removed meanwhile
-                    entry = self._entry(sent, manifest, by)
+                    entry = self._maker.entry(sent, manifest, by)
                 slot.waiting = candidate = Candidate(sent, manifest, caller, by, entry)
-                self._keep(family, slot)
+                self._table.keep(family, slot)
                 places.append((family, slot, candidate))
             new = await self._decided(places)
         except BaseException as error:  # whatever it was, cancelling too, no place stays taken
             for family, slot, candidate in places:
                 if slot.waiting is not None and slot.waiting.manifest is candidate.manifest:
                     slot.waiting = None
-                    self._tidy(family)
+                    self._table.tidy(family)
             if isinstance(error, errors.AgentToolsError):
                 said = raw.get("name") if isinstance(raw, Mapping) else None
                 name = said if isinstance(said, str) else None
@@ -254,13 +222,13 @@ class Catalog:
         """
         async with turns:
             sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
-        manifest = sent.named(self._full_name(sent, caller, by))
-        _, slot = self._place(manifest, caller)
+        manifest = sent.named(self._maker.full_name(sent, caller, by))
+        _, slot = self._table.place(manifest, caller.owner)
         if self._status(slot, manifest, by) is not None:
             return sent, manifest, None
-        self._check_memory(manifest, caller.owner)
+        self._table.check_memory(manifest, caller.owner)
         async with turns:
-            return sent, manifest, self._entry(sent, manifest, by)
+            return sent, manifest, self._maker.entry(sent, manifest, by)
 
     async def _decided(self, places: Sequence[tuple[ToolVersions, VersionPlace, Candidate]]) -> list[Registered]:
         """Have manifests that wait approved; offer those that are, once all have been decided on."""
@@ -268,10 +236,10 @@ class Catalog:
         for family, slot, candidate in places:
             manifest = candidate.manifest
             if manifest.callback is not None:
-                resolved = attrs.evolve(candidate, entry=await self._resolved(candidate.sent, manifest))
+                resolved = attrs.evolve(candidate, entry=await self._maker.resolved(candidate.sent, manifest))
                 _still(slot, candidate)
                 slot.waiting = candidate = resolved
-            verdict = await self._verdict(candidate)
+            verdict = await self._approval.verdict(candidate)
             if slot.offered is not candidate:  # else somebody approved it meanwhile
                 _still(slot, candidate)
                 if verdict is False:
@@ -281,7 +249,7 @@ class Catalog:
             if slot.offered is not candidate:
                 _still(slot, candidate)
                 if verdict:
-                    self._check_offer(family, candidate.manifest)
+                    self._table.check_offer(family, candidate.manifest)
         registered: list[Registered] = []
         with self.server.tools.together():
             for family, slot, candidate, verdict in decided:
@@ -295,15 +263,6 @@ class Catalog:
                     self._note("tools/register", "pending", manifest.name, caller, **facts)
                 registered.append(Registered(manifest, "pending" if pending else "registered"))
         return registered
-
-    def check(self, caller: AgentCaller) -> None:
-        """Raise NotAllowed if the caller may not register tools."""
-        principal, scope = caller.principal, self.rules.scope
-        if principal is None:
-            if not (self.rules.anonymous_on_loopback and caller.loopback):
-                raise errors.NotAllowed("tools are not registered without a token")
-        elif scope is not None and not principal.may(frozenset((scope,))):
-            raise errors.NotAllowed(f"this needs the scope {scope}", {"requiredScopes": [scope]})
 
     def _status(
         self, slot: VersionPlace, manifest: Manifest, by: Provider | None
@@ -336,7 +295,7 @@ class Catalog:
             VersionConflict: what waits has another hash.
             NameTaken: the server has a tool of its own by this name now.
         """
-        family = self._families.get(name)
+        family = self._table.families.get(name)
         slot = None if family is None else family.slot(version)
         candidate = None if slot is None else slot.waiting
         if family is None or slot is None or candidate is None or candidate.entry is None:
@@ -362,8 +321,8 @@ class Catalog:
             NotAllowed: it is not the caller's.
         """
         if caller is not None:
-            self.check(caller)
-        family = self._families.get(name)
+            self._approval.check(caller)
+        family = self._table.families.get(name)
         if family is None and name not in self.server.tools:
             raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
         if family is None or (caller is not None and caller.owner != family.owner):
@@ -376,7 +335,7 @@ class Catalog:
             raise errors.UnknownTool(f"there is no version {harmless(version or '', 64)} of {name}")
         for slot in slots:
             slot.offered = slot.waiting = None
-        self._tidy(family)
+        self._table.tidy(family)
         security_event("tool_removed", **_facts(name, caller, version=version))
         self._note("tools/remove", "ok", name, caller, version=version)
 
@@ -386,129 +345,21 @@ class Catalog:
         It does not wait, so it does its work also when cancelled.
         """
         self._registering.pop(by, None)
-        self._clear(lambda candidate: candidate.by is by)
+        self._table.clear(lambda candidate: candidate.by is by)
 
     def close(self) -> None:
         """Stop offering all registered tools."""
-        self._clear(lambda candidate: True)
-
-    def _clear(self, fits: Callable[[Candidate], bool]) -> None:
-        with self.server.tools.together():
-            for family in list(self._families.values()):
-                held = len(family.slots)
-                for slot in family.slots:
-                    if slot.offered is not None and fits(slot.offered):
-                        slot.offered = None
-                        held = 0
-                    if slot.waiting is not None and fits(slot.waiting):
-                        slot.waiting = None
-                        held = 0
-                if not held:
-                    self._tidy(family)
-
-    # Names and places
-
-    def _full_name(self, sent: Manifest, caller: AgentCaller, by: Provider | None) -> str:
-        """Return the name under which a manifest is registered."""
-        if by is None and sent.callback is None:
-            wanted = sent.implementation or sent.name
-            if wanted not in self._implementations:
-                raise errors.UnfitManifest(f"the server has no implementation named {harmless(wanted, 100)}")
-            if "." in sent.name and sent.name not in self._implementations:
-                raise errors.UnfitManifest(
-                    "a name with a point is for tools that live elsewhere, which begin with a prefix"
-                )
-            return sent.name
-        if by is not None and (sent.implementation is not None or sent.callback is not None):
-            raise errors.UnfitManifest(
-                "the tool of a provider is called on its stream: it has no implementation or callback"
-            )
-        prefix = (self.rules.prefix or prefix_of)(caller)
-        if not prefix or sent.name.startswith(f"{prefix}."):
-            return sent.name
-        name = f"{prefix}.{sent.name}"
-        if NAME.fullmatch(name) is None:
-            raise errors.UnfitManifest(f"{harmless(name, 160)}, which has the prefix of this agent, is no tool's name")
-        return name
-
-    def _place(self, manifest: Manifest, caller: AgentCaller) -> tuple[ToolVersions, VersionPlace]:
-        """Return where a manifest belongs; perhaps places that are not kept yet."""
-        name, rules, owner = manifest.name, self.rules, caller.owner
-        family = self._families.get(name) or ToolVersions(name, owner)
-        if family.owner != owner:
-            raise errors.NameTaken(f"{name} was registered by somebody else")
-        self._check_offer(family, manifest)
-        slot = family.slot(manifest.version)
-        if slot is not None:
-            return family, slot
-        if self._owned[owner] >= rules.max_per_owner:
-            raise errors.TooMuch(f"one owner may register {rules.max_per_owner} tools")
-        total = self._owned.total()
-        if total + sum(self._owned[each] for each in self._owned if each[0] == owner[0]) >= rules.max_tools:
-            raise errors.TooMuch(
-                f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others"
-            )
-        if len(family.slots) >= rules.max_versions:
-            raise errors.TooMuch(f"one tool may have {rules.max_versions} versions")
-        return family, VersionPlace(version_key(manifest.version))
-
-    def _check_memory(self, manifest: Manifest, owner: Owner) -> None:
-        """Raise TooMuch if there is no memory left for a manifest; principals share it as they share the number."""
-        kept = [(family.owner, family.memory) for family in self._families.values()]
-        own = manifest.memory + sum(taken for whose, taken in kept if whose == owner)
-        shared = manifest.memory + sum(taken for whose, taken in kept if whose[0] == owner[0])
-        if shared + sum(taken for _, taken in kept) > self.rules.max_memory or own > self.rules.max_memory_per_owner:
-            raise errors.TooMuch("the registered tools take too much memory")
-
-    def _check_offer(self, family: ToolVersions, manifest: Manifest) -> None:
-        """Raise NameTaken if the server has a tool of its own under a key that a manifest may get."""
-        for key in (manifest.name, f"{manifest.name}@{manifest.version}"):
-            found = self.server.tools.get(key)
-            if found is not None and found is not family.keys.get(key):
-                raise errors.NameTaken(f"{key} is a tool of the server's own")
-
-    def _keep(self, family: ToolVersions, slot: VersionPlace) -> None:
-        if slot not in family.slots:
-            self._families[family.name] = family
-            family.slots.append(slot)
-            family.slots.sort(key=lambda each: each.version, reverse=True)
-            self._owned[family.owner] += 1
-
-    def _tidy(self, family: ToolVersions) -> None:
-        """Forget the places of a family that hold nothing, and offer what is left."""
-        left = [slot for slot in family.slots if slot.offered is not None or slot.waiting is not None]
-        self._owned[family.owner] -= len(family.slots) - len(left)
-        if self._owned[family.owner] <= 0:
-            del self._owned[family.owner]
-        family.slots[:] = left
-        self._arrange(family)
-        if not left and self._families.get(family.name) is family:
-            del self._families[family.name]
+        self._table.clear(lambda candidate: True)
 
     # Offering
-
-    async def _verdict(self, candidate: Candidate) -> Verdict:
-        """Return whether a manifest is approved; None if somebody has yet to decide."""
-        approve, manifest = self.rules.approve, candidate.manifest
-        if approve is None or self._pins.get(_pin_of(candidate)) == manifest.hash:
-            return True
-        found = approve(manifest, candidate.caller)
-        verdict: Any = await found if isawaitable(found) else found
-        if verdict is not None and not isinstance(verdict, bool):
-            raise TypeError(f"approve returned {verdict!r:.60}: it decides by True, False or None")
-        return verdict
 
     def _offer(self, family: ToolVersions, slot: VersionPlace, candidate: Candidate) -> None:
         """Offer what waits. Raises NameTaken if the server has got a tool of its own by this name."""
         manifest = candidate.manifest
-        self._check_offer(family, manifest)
+        self._table.check_offer(family, manifest)
         slot.offered, slot.waiting = candidate, None
-        # What somebody unknown runs elsewhere may be another program the next time.
-        if candidate.caller.principal is not None or (candidate.by is None and manifest.callback is None):
-            self._pins[_pin_of(candidate)] = manifest.hash
-            if len(self._pins) > _MOST_PINS:
-                self._pins.popitem(last=False)
-        self._arrange(family)
+        self._approval.remember(candidate)
+        self._table.arrange(family)
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
         security_event("tool_registered", **_facts(manifest.name, candidate.caller, **facts))
@@ -519,65 +370,6 @@ class Catalog:
         if audit is not None:
             who = _facts(name, caller, **more)
             audit.note(method, outcome, target=who.pop("tool"), address=who.pop("peer", None), **who)
-
-    def _arrange(self, family: ToolVersions) -> None:
-        """Give the newest version the tool's name, and the others theirs. Clients are notified once."""
-        server, name, tools = self.server, family.name, self.server.tools
-        for text in family.texts:
-            self._keys.pop((name, text), None)
-        before, family.keys, family.texts = family.keys, {}, []
-        with tools.together():
-            layout = family.layout()
-            for key, entry in before.items():
-                if key not in layout and tools.get(key) is entry:  # the server's author may have removed it
-                    server.remove_tool(key)
-            for key, candidate in layout.items():
-                found, new = tools.get(key), candidate.entry
-                if new is None or (found is not None and found is not before.get(key)):
-                    continue  # the server's author has put another tool in its place
-                if found is not new:
-                    server.put_tool(key, new, listed=key == name)
-                family.keys[key] = new
-                family.texts.append(candidate.manifest.version)
-                self._keys[name, candidate.manifest.version] = key
-
-    def _entry(self, sent: Manifest, manifest: Manifest, by: Provider | None) -> ToolEntry | None:
-        """Return the entry of a manifest; None for a callback, whose host is yet to be resolved."""
-        if manifest.callback is not None:
-            if self.rules.callbacks is None:
-                raise errors.NotAllowed("this server calls no tools at URLs")
-            self.rules.callbacks.check(manifest.callback)
-            return None
-        if by is None:
-            return self._guarded(self._implementations[manifest.implementation or manifest.name], manifest)
-
-        async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
-            return await by.call(sent, arguments, progress=ctx.report_progress_nowait, request_id=self._new_id())
-
-        return self._elsewhere(call, manifest)
-
-    async def _resolved(self, sent: Manifest, manifest: Manifest) -> ToolEntry:
-        """Return the entry of a callback, at the addresses that its host has now."""
-        assert self.rules.callbacks is not None
-        assert manifest.callback is not None
-        target = await self.rules.callbacks.resolve(manifest.callback)
-
-        async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
-            return await target.call(sent, arguments, request_id=self._new_id())
-
-        return self._elsewhere(call, manifest)
-
-    def _elsewhere(self, call: Elsewhere, manifest: Manifest) -> ToolEntry:
-        return self._guarded(elsewhere(call, manifest.name, self.rules.timeout, self.rules.max_concurrent), manifest)
-
-    def _guarded(self, template: EntryTemplate, manifest: Manifest) -> ToolEntry:
-        """Return a template's entry for a manifest, with its rights."""
-        entry = template.entry_for(manifest)
-        self.server.guard_tool(entry, template.options)
-        return entry
-
-    def _new_id(self) -> str:
-        return f"call_{secrets.token_urlsafe(12)}"
 
 
 def _facts(name: str | None, caller: AgentCaller | None, **more: Any) -> dict[str, Any]:
@@ -590,8 +382,3 @@ def _still(slot: VersionPlace, candidate: Candidate) -> None:
     """Raise ProviderGone if a candidate does not wait any more."""
     if slot.waiting is not candidate:
         raise errors.ProviderGone("it was withdrawn before it was approved")
-
-
-def _pin_of(candidate: Candidate) -> tuple[Owner, str, VersionKey]:
-    manifest = candidate.manifest
-    return candidate.caller.owner, manifest.name, version_key(manifest.version)

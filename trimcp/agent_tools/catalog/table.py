@@ -1,0 +1,150 @@
+"""Which versions of registered tools there are, whose they are, and under which names the server has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from trimcp.agent_tools.callers import Owner
+from trimcp.agent_tools.catalog.entries import shown, version_of
+from trimcp.agent_tools.catalog.rules import RegistrationRules
+from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, ToolVersions, VersionPlace
+from trimcp.agent_tools.messages.errors import NameTaken, TooMuch
+from trimcp.agent_tools.messages.manifests import Manifest, version_key
+from trimcp.principal import Principal
+from trimcp.server.offering import Offering
+from trimcp.server.tools import ToolEntry
+
+
+class ToolTable:
+    """The registered tools of one server, and those that wait to be. The newest version has the tool's plain name."""
+
+    def __init__(self, server: Offering, rules: RegistrationRules) -> None:
+        self._server = server
+        self._rules = rules
+        self.families: dict[str, ToolVersions] = {}
+        self.keys: dict[tuple[str, str], str] = {}  # of each version of a registered tool, as it is written
+        self.owned: Counter[Owner] = Counter()  # the tools of each owner; each version counts
+
+    # Finding
+
+    def slots(self) -> list[VersionPlace]:
+        """Return the places of all versions."""
+        return [slot for family in self.families.values() for slot in family.slots]
+
+    def key_of(self, name: str, version: str) -> str | None:
+        """Return the key of a version in `server.tools`, however it is written; also of the server's own tools."""
+        known = self.keys.get((name, version))
+        if known is not None:
+            return known
+        family = self.families.get(name)
+        if family is not None:
+            slot = family.slot(version)
+            offered = None if slot is None else slot.offered
+            return None if offered is None else self.keys.get((name, offered.manifest.version))
+        entry = self._server.tools.get(name)
+        same = entry is not None and version_key(version_of(entry)) == version_key(version[:LONGEST_VERSION])
+        return name if same else None
+
+    def versions_of(self, entry: ToolEntry, principal: Principal | None) -> Iterator[Manifest]:
+        """Yield the manifests of a tool's versions that a principal sees, the newest first."""
+        name = entry.listed.name
+        family = self.families.get(name)
+        if family is not None and entry in family.keys.values():
+            for candidate in family.layout().values():
+                if candidate.entry is not None and shown(candidate.entry, principal):
+                    yield candidate.manifest
+        elif shown(entry, principal):
+            listed = entry.listed
+            yield Manifest(name, listed.description or "", listed.input_schema, version_of(entry))
+
+    # Places
+
+    def place(self, manifest: Manifest, owner: Owner) -> tuple[ToolVersions, VersionPlace]:
+        """Return where a manifest belongs, perhaps places that are not kept yet. Raises NameTaken, TooMuch."""
+        name, rules = manifest.name, self._rules
+        family = self.families.get(name) or ToolVersions(name, owner)
+        if family.owner != owner:
+            raise NameTaken(f"{name} was registered by somebody else")
+        self.check_offer(family, manifest)
+        slot = family.slot(manifest.version)
+        if slot is not None:
+            return family, slot
+        if self.owned[owner] >= rules.max_per_owner:
+            raise TooMuch(f"one owner may register {rules.max_per_owner} tools")
+        total = self.owned.total()
+        if total + sum(self.owned[each] for each in self.owned if each[0] == owner[0]) >= rules.max_tools:
+            raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")
+        if len(family.slots) >= rules.max_versions:
+            raise TooMuch(f"one tool may have {rules.max_versions} versions")
+        return family, VersionPlace(version_key(manifest.version))
+
+    def check_memory(self, manifest: Manifest, owner: Owner) -> None:
+        """Raise TooMuch if there is no memory left for a manifest; principals share it as they share the number."""
+        kept = [(family.owner, family.memory) for family in self.families.values()]
+        own = manifest.memory + sum(taken for whose, taken in kept if whose == owner)
+        shared = manifest.memory + sum(taken for whose, taken in kept if whose[0] == owner[0])
+        if shared + sum(taken for _, taken in kept) > self._rules.max_memory or own > self._rules.max_memory_per_owner:
+            raise TooMuch("the registered tools take too much memory")
+
+    def check_offer(self, family: ToolVersions, manifest: Manifest) -> None:
+        """Raise NameTaken if the server has a tool of its own under a key that a manifest may get."""
+        for key in (manifest.name, f"{manifest.name}@{manifest.version}"):
+            found = self._server.tools.get(key)
+            if found is not None and found is not family.keys.get(key):
+                raise NameTaken(f"{key} is a tool of the server's own")
+
+    def keep(self, family: ToolVersions, slot: VersionPlace) -> None:
+        """Keep a place that `place` returned."""
+        if slot not in family.slots:
+            self.families[family.name] = family
+            family.slots.append(slot)
+            family.slots.sort(key=lambda each: each.version, reverse=True)
+            self.owned[family.owner] += 1
+
+    def tidy(self, family: ToolVersions) -> None:
+        """Forget the places of a tool that hold nothing, and offer what is left."""
+        left = [slot for slot in family.slots if slot.offered is not None or slot.waiting is not None]
+        self.owned[family.owner] -= len(family.slots) - len(left)
+        if self.owned[family.owner] <= 0:
+            del self.owned[family.owner]
+        family.slots[:] = left
+        self.arrange(family)
+        if not left and self.families.get(family.name) is family:
+            del self.families[family.name]
+
+    def clear(self, fits: Callable[[Candidate], bool]) -> None:
+        """Stop offering what fits, and forget what of it waits."""
+        with self._server.tools.together():
+            for family in list(self.families.values()):
+                held = len(family.slots)
+                for slot in family.slots:
+                    if slot.offered is not None and fits(slot.offered):
+                        slot.offered = None
+                        held = 0
+                    if slot.waiting is not None and fits(slot.waiting):
+                        slot.waiting = None
+                        held = 0
+                if not held:
+                    self.tidy(family)
+
+    def arrange(self, family: ToolVersions) -> None:
+        """Give the newest version the tool's name, and the others theirs. Clients are notified once."""
+        server, name, tools = self._server, family.name, self._server.tools
+        for text in family.texts:
+            self.keys.pop((name, text), None)
+        before, family.keys, family.texts = family.keys, {}, []
+        with tools.together():
+            layout = family.layout()
+            for key, entry in before.items():
+                if key not in layout and tools.get(key) is entry:  # the server's author may have removed it
+                    server.remove_tool(key)
+            for key, candidate in layout.items():
+                found, new = tools.get(key), candidate.entry
+                if new is None or (found is not None and found is not before.get(key)):
+                    continue  # the server's author has put another tool in its place
+                if found is not new:
+                    server.put_tool(key, new, listed=key == name)
+                family.keys[key] = new
+                family.texts.append(candidate.manifest.version)
+                self.keys[name, candidate.manifest.version] = key
