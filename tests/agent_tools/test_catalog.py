@@ -547,7 +547,12 @@ async def test_what_is_refused_leaves_nothing() -> None:
             "nested deeper",
             manifest(parameters={"type": "object", "a": [[[]] * 9] * 9}) | {"parameters": deep(200)},
         )
-    assert (catalog._table.families, dict(catalog._table.owned), catalog._table.keys, len(server.tools)) == ({}, {}, {}, 0)
+    assert (catalog._table.families, dict(catalog._table.owned), catalog._table.keys, len(server.tools)) == (
+        {},
+        {},
+        {},
+        0,
+    )
 
 
 def deep(levels: int) -> dict[str, Any]:

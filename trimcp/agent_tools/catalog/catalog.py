@@ -185,7 +185,7 @@ class Catalog:
                 family, slot = self._table.place(manifest, caller.owner)
                 if any(slot is other for _, other, _ in places):
                     raise errors.UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
-                status = self._status(slot, manifest, by)
+                status = self._table.status(slot, manifest, by)
                 if status is not None:
                     known[at] = Registered(manifest, status)
                     continue
@@ -224,7 +224,7 @@ class Catalog:
             sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
         manifest = sent.named(self._maker.full_name(sent, caller, by))
         _, slot = self._table.place(manifest, caller.owner)
-        if self._status(slot, manifest, by) is not None:
+        if self._table.status(slot, manifest, by) is not None:
             return sent, manifest, None
         self._table.check_memory(manifest, caller.owner)
         async with turns:
@@ -263,25 +263,6 @@ class Catalog:
                     self._note("tools/register", "pending", manifest.name, caller, **facts)
                 registered.append(Registered(manifest, "pending" if pending else "registered"))
         return registered
-
-    def _status(
-        self, slot: VersionPlace, manifest: Manifest, by: Provider | None
-    ) -> Literal["registered", "pending"] | None:
-        """Return what has become of an equal manifest before; None if there is none. Raises NameTaken for another."""
-        known, waiting = slot.offered, slot.waiting
-        if known is not None and known.by is by and known.manifest.hash == manifest.hash:
-            return "registered"
-        if waiting is not None and waiting.by is by and waiting.manifest.hash == manifest.hash:
-            return "pending"
-        if waiting is not None:
-            raise errors.NameTaken(f"another manifest of {manifest.name} {manifest.version} waits for approval")
-        if known is not None and known.by is not by:
-            raise errors.NameTaken(f"{manifest.name} {manifest.version} is provided on another stream")
-        if known is not None and self.rules.approve is None:
-            raise errors.NameTaken(
-                f"{manifest.name} {manifest.version} has another manifest: remove it, or use another version"
-            )
-        return None
 
     def approve(self, name: str, version: str, hash: str) -> Registered:
         """Offer a tool that waits for approval.

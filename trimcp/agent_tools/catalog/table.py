@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.catalog.entries import shown, version_of
 from trimcp.agent_tools.catalog.rules import RegistrationRules
-from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, ToolVersions, VersionPlace
+from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
 from trimcp.agent_tools.messages.errors import NameTaken, TooMuch
 from trimcp.agent_tools.messages.manifests import Manifest, version_key
 from trimcp.principal import Principal
@@ -78,6 +79,25 @@ class ToolTable:
         if len(family.slots) >= rules.max_versions:
             raise TooMuch(f"one tool may have {rules.max_versions} versions")
         return family, VersionPlace(version_key(manifest.version))
+
+    def status(
+        self, slot: VersionPlace, manifest: Manifest, by: Provider | None
+    ) -> Literal["registered", "pending"] | None:
+        """Return what has become of an equal manifest before; None if there is none. Raises NameTaken for another."""
+        known, waiting = slot.offered, slot.waiting
+        if known is not None and known.by is by and known.manifest.hash == manifest.hash:
+            return "registered"
+        if waiting is not None and waiting.by is by and waiting.manifest.hash == manifest.hash:
+            return "pending"
+        if waiting is not None:
+            raise NameTaken(f"another manifest of {manifest.name} {manifest.version} waits for approval")
+        if known is not None and known.by is not by:
+            raise NameTaken(f"{manifest.name} {manifest.version} is provided on another stream")
+        if known is not None and self._rules.approve is None:
+            raise NameTaken(
+                f"{manifest.name} {manifest.version} has another manifest: remove it, or use another version"
+            )
+        return None
 
     def check_memory(self, manifest: Manifest, owner: Owner) -> None:
         """Raise TooMuch if there is no memory left for a manifest; principals share it as they share the number."""

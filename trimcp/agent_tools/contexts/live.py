@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.actor import ContextActor, ContextsShared
+from trimcp.agent_tools.contexts.history import ToolHistory
+from trimcp.agent_tools.contexts.merging import StateSize
 from trimcp.agent_tools.contexts.shares import ContextShare, ShareKey
+from trimcp.agent_tools.contexts.state import StatesShared, memory_of
 from trimcp.agent_tools.messages.errors import TooMuch
 from trimcp.budget.accounts import Budget
 from trimcp.security import security_event
 from trimcp.transports.http.peers.shares import Shares
 
+_EACH: Final = 2_048  # bytes of memory that an idle context takes beside its state and history
 _LATER: Final = 60.0  # seconds after which an owner with too many contexts may try again
 
 
 class LiveContexts:
     """All contexts of one run that are in memory and have not ended; and the shares of those that are ending."""
 
-    def __init__(self, limits: ContextLimits, budget: Budget) -> None:
-        self._limits = limits
+    def __init__(self, states: StatesShared, budget: Budget, end: Callable[[ContextActor, str], object]) -> None:
+        self._states = states
+        self._limits = states.limits
         self._budget = budget
         self.by_owner: dict[Owner, dict[str, ContextActor]] = {}  # the contexts of each owner, by id
-        # whose they are, for who gives way
+        # Whose they are, for who gives way.
         self.shares: Shares[ContextActor] = Shares(owner_of=lambda actor: actor.share.key[0])
+        self.shared: ContextsShared = ContextsShared(states.limits, end, self.shares)
         self._by_share: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
         self._count = 0
 
@@ -61,8 +66,31 @@ class LiveContexts:
             raise TooMuch("there are too many contexts", retry_after=_LATER)
         return found
 
-    def share(self, key: ShareKey, memory: int) -> ContextShare:
-        """Return the share of a new context. Raises TooMuch if there is no memory for it."""
+    def add(
+        self,
+        owner: Owner,
+        id: str,
+        state: dict[str, Any],
+        size: StateSize,
+        key: ShareKey,
+        ends: float,
+        created: float,
+        version: int = 0,
+        history: ToolHistory | None = None,
+    ) -> ContextActor:
+        """Add a context, to be found by its owner and id. Raises TooMuch if there is no memory for it."""
+        memory = _EACH + memory_of(size) + (0 if history is None else history.held)
+        share = self._share(key, memory)
+        of = (owner, id, self._states, share, state, size, ends, created, version, history, self.shared)
+        actor = ContextActor(*of)
+        actor.hold(memory)
+        self.by_owner.setdefault(owner, {})[id] = actor
+        share.live += 1
+        self.shares.add(actor)
+        self._count += 1
+        return actor
+
+    def _share(self, key: ShareKey, memory: int) -> ContextShare:
         share = self._by_share.get(key)
         holding = self._budget.holding(key[0]) if share is None else share.holding
         if not holding.fits(memory):
@@ -73,13 +101,6 @@ class LiveContexts:
         if share is None:
             share = self._by_share[key] = ContextShare(key, holding)
         return share
-
-    def add(self, actor: ContextActor) -> None:
-        """Add a context, to be found by its owner and id."""
-        self.by_owner.setdefault(actor.owner, {})[actor.id] = actor
-        actor.share.live += 1
-        self.shares.add(actor)
-        self._count += 1
 
     def end(self, actor: ContextActor) -> None:
         """Remove a context that is ending: it counts into its share until `forget`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -66,10 +66,19 @@ class UnloadedContexts:
             kept = await self._store.load(owner, id)
         return None if kept is None or min(kept.until, kept.ends) <= time.time() else kept
 
-    async def ids(self, owner: Owner, account: str) -> Sequence[str]:
-        """Return the ids of an owner's contexts, those in memory too. Raises as `loaded`."""
+    async def of_session(self, owner: Owner, session: str, account: str, known: Container[str]) -> list[str]:
+        """Return the ids of an owner's contexts that belong to a session, but for those that are `known`.
+
+        Raises as `loaded`.
+        """
         async with self._turn(account):
-            return await self._store.ids(owner)
+            ids = await self._store.ids(owner)
+        found = []
+        for id in ids:
+            kept = None if id in known else await self.read(owner, id, account)
+            if kept is not None and kept.state.get("session_id", id) == session:
+                found.append(id)
+        return found
 
     @asynccontextmanager
     async def _turn(self, account: str) -> AsyncIterator[None]:

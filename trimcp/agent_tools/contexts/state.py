@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import attrs
@@ -18,7 +18,7 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.history import GivenAnswers, KeptAnswer, ToolHistory, history_entry
 from trimcp.agent_tools.contexts.limits import ContextLimits, refuse_server_members
-from trimcp.agent_tools.contexts.merging import StateBounds, StateSize, patched
+from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, StateBounds, StateSize, patched
 from trimcp.agent_tools.contexts.shares import ContextShare
 from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext
 from trimcp.agent_tools.contexts.watching import WatchChannel
@@ -35,6 +35,21 @@ _OF_UNSAVED: Final = 8 * 1024  # bytes that an update which waits takes beside i
 def memory_of(size: StateSize) -> int:
     """Return about how many bytes of memory a state of this size takes."""
     return size.size + OF_MEMBER * size.members
+
+
+def first_state(
+    state: Mapping[str, Any] | None, session: str | None, permissions: Sequence[str], bounds: StateBounds
+) -> tuple[dict[str, Any], StateSize]:
+    """Return the state of a new context, and its size. Raises as `StoredState.apply`."""
+    if state:
+        refuse_server_members(state)
+    patch: dict[str, Any] = dict(state or {})
+    if permissions:
+        patch["permissions"] = list(permissions)
+    if session is not None:
+        patch["session_id"] = session
+    first, size, _ = patched({}, EMPTY_OBJECT, patch, bounds)
+    return first, size
 
 
 @attrs.define(eq=False, repr=False)

@@ -12,16 +12,16 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts.actor import ContextActor, ContextsShared
+from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.history import ToolHistory
 from trimcp.agent_tools.contexts.ids import EndedIds, checked_id, is_id, is_minted, new_id
-from trimcp.agent_tools.contexts.limits import ContextLimits, refuse_server_members
+from trimcp.agent_tools.contexts.limits import ContextLimits
 from trimcp.agent_tools.contexts.live import LiveContexts
-from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, MAX_DEPTH, StateBounds, StateSize, patched, size_of
+from trimcp.agent_tools.contexts.merging import MAX_DEPTH, StateBounds, size_of
 from trimcp.agent_tools.contexts.reading import UnloadedContexts
 from trimcp.agent_tools.contexts.saving import Saver
-from trimcp.agent_tools.contexts.shares import ShareKey, share_of
-from trimcp.agent_tools.contexts.state import StatesShared, memory_of
+from trimcp.agent_tools.contexts.shares import share_of
+from trimcp.agent_tools.contexts.state import StatesShared, first_state
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.agent_tools.messages import errors
 from trimcp.budget.accounts import Budget
@@ -31,7 +31,6 @@ from trimcp.support.values import valued
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
-_EACH: Final = 2_048  # bytes of memory that an idle context takes beside its state and history
 _LAST_WRITE: Final = 30.0  # seconds for the store at the end
 
 
@@ -87,8 +86,8 @@ class ContextTable:
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
         self._saver = Saver(store)
         self._states = StatesShared(limits, self._bounds, store.durable, self._saver.save)
-        self._live = LiveContexts(limits, budget)
-        self._shared = ContextsShared(limits, self._end, self._live.shares)
+        self._live = LiveContexts(self._states, budget, self._end)
+        self._shared = self._live.shared
         self._unloaded = UnloadedContexts(store)
         self._ending: dict[ContextKey, ContextActor] = {}
         self._ended = EndedIds(limits, self._shared.deadlines)
@@ -249,7 +248,7 @@ class ContextTable:
         history = ToolHistory(kept.history) if kept.history else None
         ends = trio.current_time() + kept.ends - time.time()
         share = share_of(kept.owner, None)
-        actor = self._add(kept.owner, kept.id, state, size, share, ends, kept.created, kept.version, history)
+        actor = self._live.add(kept.owner, kept.id, state, size, share, ends, kept.created, kept.version, history)
         actor.used()  # by whoever looks for it now, and perhaps before
         self._unloaded.take(kept.owner)
         self._saver.save(actor)  # the store learns that it is in use
@@ -277,44 +276,11 @@ class ContextTable:
         if other is not None:
             why = "its place is needed: it was never used" if other.fresh else "its place is needed by others"
             self._end(other, why)
-        first, size = self._first_state(state, session, permissions)
+        first, size = first_state(state, session, permissions, self._bounds)
         lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
-        actor = self._add(owner, id, first, size, share, trio.current_time() + lifetime, time.time(), 0, None)
+        actor = self._live.add(owner, id, first, size, share, trio.current_time() + lifetime, time.time(), 0, None)
         if self.durable:
             self._saver.save(actor)
-        return actor
-
-    def _first_state(
-        self, state: Mapping[str, Any] | None, session: str | None, permissions: Sequence[str]
-    ) -> tuple[dict[str, Any], StateSize]:
-        """Return the state of a new context, and its size."""
-        if state:
-            refuse_server_members(state)
-        patch: dict[str, Any] = dict(state or {})
-        if permissions:
-            patch["permissions"] = list(permissions)
-        if session is not None:
-            patch["session_id"] = session
-        first, size, _ = patched({}, EMPTY_OBJECT, patch, self._bounds)
-        return first, size
-
-    def _add(
-        self,
-        owner: Owner,
-        id: str,
-        state: dict[str, Any],
-        size: StateSize,
-        key: ShareKey,
-        ends: float,
-        created: float,
-        version: int,
-        history: ToolHistory | None,
-    ) -> ContextActor:
-        memory = _EACH + memory_of(size) + (0 if history is None else history.held)
-        share = self._live.share(key, memory)
-        actor = ContextActor(owner, id, self._states, share, state, size, ends, created, version, history, self._shared)
-        actor.hold(memory)
-        self._live.add(actor)
         return actor
 
     # Ending
@@ -328,7 +294,10 @@ class ContextTable:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._unloaded.counts.get(owner):
-            await self._load_session(owner, session, address)
+            account, known = share_of(owner, address)[0], self._live.by_owner.get(owner, {})
+            for id in await self._unloaded.of_session(owner, session, account, known):
+                with suppress(errors.ContextGone):  # it has ended, and the store has yet to forget it
+                    await self._seek(owner, id, address)
         contexts = self._live.by_owner.get(owner, {})
         found = [each for each in contexts.values() if each.session == session]
         if not found:
@@ -337,16 +306,6 @@ class ContextTable:
             self._end(actor, reason)
         for actor in found:
             await actor.wait_over()
-
-    async def _load_session(self, owner: Owner, session: str, address: str | None) -> None:
-        """Load the contexts of a session that only the store has."""
-        account = share_of(owner, address)[0]
-        for id in await self._unloaded.ids(owner, account):
-            if self._live.find(owner, id) is None:
-                kept = await self._unloaded.read(owner, id, account)
-                if kept is not None and kept.state.get("session_id", id) == session:
-                    with suppress(errors.ContextGone):  # it has ended, and the store has yet to forget it
-                        await self._seek(owner, id, address)
 
     def _end(self, actor: ContextActor, reason: str, *, keep: bool = False) -> None:
         """End a context, in memory only with `keep`; no effect if it has ended."""
