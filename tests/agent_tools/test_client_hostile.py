@@ -14,7 +14,7 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.agent_tools.client.websocket import WebSocketProviderStream, WebSocketWatch, WebSocketWire, _Asked
+from trimcp.agent_tools.client.websocket import WebSocketProviderStream, WebSocketWatch, WebSocketWire, _PendingMessage
 from trimcp.agent_tools.client.wire import answer_in, event_in, response_in
 from trimcp.agent_tools.messages.errors import AgentToolsError
 from trimcp.agent_tools.messages.messages import (
@@ -116,7 +116,11 @@ def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any
     async def main() -> None:
         wire = WebSocketWire(Said([as_read(value) for value in values]))  # type: ignore[arg-type]
         seen: list[Any] = []
-        wire._asked = {"r": _Asked(seen.append), "ask-1": _Asked(watch=WebSocketWatch(wire, "c")), "x": _Asked()}
+        wire._asked = {
+            "r": _PendingMessage(seen.append),
+            "ask-1": _PendingMessage(watch=WebSocketWatch(wire, "c")),
+            "x": _PendingMessage(),
+        }
         watch = WebSocketWatch(wire, "c")
         wire._watches["c"] = [watch]
         stream = wire._stream = WebSocketProviderStream(wire._outbox)

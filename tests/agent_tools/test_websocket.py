@@ -381,7 +381,7 @@ async def test_a_connection_that_ends_cancels_its_calls() -> None:
         peer.leave()
         await wait_all_tasks_blocked()
         assert [reason.name for reason, _ in at.server.seen] == ["DISCONNECTED"] * 2  # type: ignore[attr-defined]
-        (actor,) = next(iter(at.run.contexts._owners.values())).actors.values()
+        (actor,) = at.run.contexts._live
         assert actor.calls == {}
         assert actor.snapshot()["tool_history"][0]["status"] == "cancelled"
 

@@ -269,7 +269,7 @@ async def test_many_late_watches_keep_little(autojump_clock: MockClock) -> None:
         for number in range(300):
             for turn in range(5):
                 await agent.ask(**update(str(number), n=turn))
-        watched = [actor for contexts in at.run.contexts._owners.values() for actor in contexts.actors.values()]
+        watched = list(at.run.contexts._live)
         waiting = [watch._updates for actor in watched for watch in actor._watches or () if watch._updates]
         assert 30 < len(waiting) <= 65
         seen: dict[str, Any] = {}
