@@ -207,6 +207,53 @@ async def test_a_server_that_dies_after_a_probe_that_it_left_unanswered_is_start
     assert probed == [1]
 
 
+@pytest.mark.parametrize("answered", [error(1, -32601), {"id": 1, "result": {}}, None], ids=["refused", "odd", "late"])
+async def test_a_server_that_dies_after_a_probe_is_started_again(answered: Any, autojump_clock: Any) -> None:
+    """It may answer the probe, and end all the same."""
+    probed: list[int] = []
+
+    def fragile(message: dict[str, Any]) -> Any:
+        if message["method"] == "server/discover":
+            probed.append(len(server.channels))
+            return answered and {**answered, "id": message["id"]}
+        return "die" if len(server.channels) in probed else legacy(message)
+
+    server = Scripted(fragile)
+    async with Client("c").connect(server) as session:
+        assert session.revision is LATEST_LEGACY
+    assert len(server.channels) == 2
+    assert probed == [1]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_server_that_wants_initialize_first_gets_it_in_a_new_connection(again: bool) -> None:
+    def strict(message: dict[str, Any]) -> Any:
+        if message["method"] == "server/discover":
+            probed.append(len(server.channels))
+        refuses = again or len(server.channels) in probed
+        return error(message["id"], -32600, "initialize first") if refuses else legacy(message)
+
+    probed: list[int] = []
+    server = Scripted(strict)
+    if again:
+        with pytest.raises(RemoteError, match="initialize first"):
+            async with Client("c").connect(server):
+                pass
+    else:
+        async with Client("c").connect(server) as session:
+            assert session.revision is LATEST_LEGACY
+    assert len(server.channels) == 2
+    assert probed == [1]
+
+
+async def test_a_channel_that_cannot_be_opened_again_is_left_with_the_error_that_was_met() -> None:
+    server = Scripted(lambda message: error(message["id"], -32600, "initialize first"))
+    async with server.connect() as channel:
+        with pytest.raises(RemoteError, match="initialize first"):
+            async with Client("c").connect(channel):
+                pass
+
+
 async def test_a_target_may_say_with_which_revision_to_begin() -> None:
     server = Scripted(lambda message: legacy(message) if message.get("method") != "server/discover" else "die")
     server.revision = V2025_06_18.name

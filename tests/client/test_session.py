@@ -12,7 +12,7 @@ import trio.testing
 
 from tests.client.peers import HandMade, Scripted, connected, discover_result, error, initialize_result, text
 from trimcp.client.client import Client
-from trimcp.errors import InvalidReply, LocalError, RemoteError
+from trimcp.errors import ErrorReply, InvalidReply, LocalError, RemoteError
 from trimcp.session.limits import Limits
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.content import TextContent, TextResourceContents
@@ -150,6 +150,33 @@ async def test_lists_follow_cursors_and_pages_can_be_had_one_by_one() -> None:
         assert (page.tools[0].name, page.next_cursor) == ("t2", "3")
         with pytest.raises(LocalError, match="not paged"):
             await session.list_page("tools/call")
+
+
+@pytest.mark.parametrize("knows", [True, False])
+async def test_an_empty_cursor_may_mean_that_there_is_none(knows: bool) -> None:
+    """Serializers that leave nothing out write it so."""
+    server = HandMade()
+
+    @server.method("tools/list")
+    async def tools(params: Any, ctx: Any) -> Any:
+        if params.cursor == "" and not knows:
+            raise ErrorReply(-32602, "invalid cursor")
+        return ListToolsResult([Tool("t", {"type": "object"})], next_cursor="")
+
+    async with connected(server) as session:
+        assert [tool.name for tool in await session.list_tools()] == ["t"]
+
+
+async def test_an_empty_cursor_may_be_one() -> None:
+    server = HandMade()
+
+    @server.method("tools/list")
+    async def tools(params: Any, ctx: Any) -> Any:
+        first = params.cursor is None
+        return ListToolsResult([Tool(f"t{params.cursor}", {"type": "object"})], next_cursor="" if first else None)
+
+    async with connected(server) as session:
+        assert [tool.name for tool in await session.list_tools()] == ["tNone", "t"]
 
 
 @pytest.mark.parametrize(("cursor", "why"), [("same", "circle"), (None, "more than 5 pages")])

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, decide_again, opening
-from trimcp.wire.codes import HEADER_MISMATCH, METHOD_NOT_FOUND, MISSING_CAPABILITY, UNSUPPORTED_VERSION
+from trimcp.wire.codes import (
+    HEADER_MISMATCH,
+    INVALID_PARAMS,
+    METHOD_NOT_FOUND,
+    MISSING_CAPABILITY,
+    UNSUPPORTED_VERSION,
+)
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2024_11_05, V2025_06_18, V2026_07_28
 
 MODERN_ONLY = (V2026_07_28,)
@@ -79,6 +85,9 @@ def test_a_row_of_the_table(outcome: ProbeResult, offered: Any, probed: int, mov
         (METHOD_NOT_FOUND, [LATEST.name], REVISIONS, 0, Next.DISCOVER, LATEST),
         (METHOD_NOT_FOUND, [LATEST.name], LEGACY_ONLY, 0, Next.FAIL, None),
         (METHOD_NOT_FOUND, ["2025-06-18"], REVISIONS, 0, Next.FAIL, None),
+        (INVALID_PARAMS, ["2024-11-05"], REVISIONS, 1, Next.INITIALIZE, V2024_11_05),
+        (INVALID_PARAMS, [UNKNOWN], REVISIONS, 1, Next.FAIL, None),
+        (INVALID_PARAMS, None, REVISIONS, 1, Next.FAIL, None),
     ],
 )
 def test_what_follows_a_refused_initialize(

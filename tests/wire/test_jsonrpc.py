@@ -91,6 +91,28 @@ def test_messages(text: bytes, expected: object) -> None:
     assert parse(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b'{"jsonrpc":"2.0","id":1,"result":{},"error":null}', Response(1, {})),
+        (b'{"jsonrpc":"2.0","id":1,"result":null,"error":{"code":1,"message":"no"}}', ErrorResponse(1, 1, "no")),
+        (b'{"jsonrpc":"2.0","id":1,"method":null,"params":null,"result":{},"error":null}', Response(1, {})),
+        (b'{"jsonrpc":"2.0","id":1,"method":"ping","params":null,"result":null,"error":null}', Request(1, "ping")),
+        (b'{"jsonrpc":"2.0","method":"x","result":null}', Notification("x")),
+    ],
+)
+def test_a_member_that_is_null_is_none(text: bytes, expected: object) -> None:
+    """Serializers of many languages write every member of a class."""
+    assert parse(text) == expected
+
+
+@pytest.mark.parametrize("id", [b"7.0", b"7e0", b"70e-1"])
+def test_an_answer_to_a_number_is_known_however_the_number_is_written(id: bytes) -> None:
+    """Some read every number as a double, and write it so."""
+    assert parse(b'{"jsonrpc":"2.0","id":%b,"result":{}}' % id) == Response(7, {})
+    assert parse(b'{"jsonrpc":"2.0","id":%b,"error":{"code":1,"message":""}}' % id) == ErrorResponse(7, 1, "")
+
+
 # What is none: shape and id
 
 
@@ -142,7 +164,9 @@ def test_what_is_no_request(text: bytes, code: int, id: str | int | None, reason
         (b'{"jsonrpc":"2.0","id":1,"result":[]}', 1),
         (b'{"jsonrpc":"2.0","id":null,"result":{}}', None),
         (b'{"jsonrpc":"2.0","result":{}}', None),
-        (b'{"jsonrpc":"2.0","id":1.0,"result":{}}', None),
+        (b'{"jsonrpc":"2.0","id":1.5,"result":{}}', None),
+        (b'{"jsonrpc":"2.0","id":1e99,"result":{}}', None),
+        (b'{"jsonrpc":"2.0","id":1,"result":null,"error":null}', 1),
         (b'{"jsonrpc":"2.0","id":true,"error":{"code":1,"message":""}}', None),
         (b'{"jsonrpc":"2.0","id":1,"error":null}', 1),
         (b'{"jsonrpc":"2.0","id":1,"error":{"message":""}}', 1),

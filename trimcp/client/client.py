@@ -209,11 +209,11 @@ async def connecting(
                     waited_for, known = f"the server did not answer {negotiation.asked}", channel.close_reason()
                     raise
                 if move.next is Next.RESPAWN and attempt == 0 and isinstance(target, Connectable):
+                    log.debug("%s; opening it again and sending it initialize", move.why)
                     move = Decision(Next.INITIALIZE, move.revision, move.why)
-                    log.debug("the server died on the probe; starting it again and sending it initialize")
                     continue
                 if move.next is Next.RESPAWN:
-                    raise ConnectionLost(negotiation.close_reason(negotiation.asked))
+                    raise negotiation.failure or ConnectionLost(negotiation.close_reason(negotiation.asked))
                 if key is not None and not session.revision.modern:
                     client.legacy_targets.add(key)
                 limit.stop()  # the body has no deadline of ours
@@ -277,6 +277,7 @@ class _Negotiation:
     Attributes:
         started: whether the server is a child process that was started for this connection.
         asked: the method of the request sent last.
+        failure: the error that led to RESPAWN, if it was one of the server's.
     """
 
     session: ClientSession
@@ -285,6 +286,7 @@ class _Negotiation:
     channel: AnyChannel
     started: bool
     asked: str = attrs.field(init=False, default="")
+    failure: RemoteError | None = attrs.field(init=False, default=None)
     probed: int = attrs.field(init=False, default=0)
     _met: Met | None = attrs.field(init=False, default=None)  # of the last probe; None before it
     _late: Pending | None = attrs.field(init=False, default=None)  # a probe whose answer may still come
@@ -365,8 +367,8 @@ class _Negotiation:
             result = legacy.accept(await pending.raw())
             await actor.notify("notifications/initialized")
         except ConnectionLost:
-            if self._late is not None:
-                return Decision(Next.RESPAWN, revision, "the server left the probe unanswered, and died")
+            if self._late is not None or (self.probed and actor.lost is not None):
+                return Decision(Next.RESPAWN, revision, "the server died after the probe")
             raise ConnectionLost(self.close_reason("initialize")) from None
         except RemoteError as error:
             legacy.refused()
@@ -375,6 +377,9 @@ class _Negotiation:
             if move.next is not Next.FAIL:
                 return move
             error.add_note(f"The server refused initialize in revision {revision.name}.")
+            if self.probed and not actor.mirrors_headers:
+                self.failure = error
+                return Decision(Next.RESPAWN, revision, "the server refused initialize after the probe")
             raise
         if self._late is not None:
             actor.abandon(self._late, "the server was initialized")

@@ -346,7 +346,14 @@ class ClientSession:
         seen: set[str] = set()
         cursor: str | None = None
         for _ in range(self.client.max_pages):
-            page = await self.list_page(method, cursor, fresh=fresh)
+            try:
+                page = await self.list_page(method, cursor, fresh=fresh)
+            except RemoteError:
+                if cursor == "":
+                    return items  # so servers say that there is no cursor, which then know none
+                raise
+            if cursor == page.next_cursor == "":
+                return items  # and others begin anew
             items += getattr(page, METHODS[method].members or "")
             items.rejected += tuple(page.rejected)
             if page.next_cursor is None:

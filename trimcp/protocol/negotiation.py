@@ -20,10 +20,11 @@ a single error code, since legacy servers use various ones. `decide` is called u
     ----------------------------------------  ---------------------------------------------
     -32022, or a list with a common modern
     revision, as modern servers send          DISCOVER (unless that was done twice)
-    -32022 with another common legacy one     INITIALIZE with it
-    any other error                           FAIL with it
-    the child process ended on it, with the
-    probe before it unanswered                RESPAWN, then INITIALIZE
+    -32022 or -32602 with another common
+    legacy one                                INITIALIZE with it
+    any other error, or the connection ended,
+    with a probe before it                    RESPAWN, then INITIALIZE (where requests share a connection)
+    the same without a probe before it        FAIL with it
 
 If no legacy revision is offered, the last two rows of the first table are FAIL, with the result of the probe as the
 reason. A probe stays open while `initialize` is under way: a server that starts slowly finds both in its input, and
@@ -39,7 +40,7 @@ from typing import Any
 import attrs
 
 from trimcp.support.values import valued
-from trimcp.wire.codes import HEADER_MISMATCH, MISSING_CAPABILITY, UNSUPPORTED_VERSION
+from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import REVISIONS, Era, Revision
 
 
@@ -141,14 +142,16 @@ def decide_again(
     """Return the next step after the server refused `initialize`, last with this error, after `probed` probes."""
     names = _listed(data)
     modern = _best(names, offered, Era.MODERN)
+    legacy = _best(names, [r for r in offered if r not in tried], Era.LEGACY)
     if code == UNSUPPORTED_VERSION or modern is not None:
-        legacy = _best(names, [r for r in offered if r not in tried], Era.LEGACY)
         if modern is None and legacy is None:
             modern = max((r for r in offered if r.era is Era.MODERN), default=None)
         if modern is not None and probed < 2:
             return Decision(Next.DISCOVER, modern, "the server refused initialize as a modern one does")
-        if legacy is not None:
-            return Decision(Next.INITIALIZE, legacy, "the server named a legacy revision we know")
+    elif code != INVALID_PARAMS:  # so the legacy specification refuses a revision (basic/lifecycle, "Error Handling")
+        legacy = None
+    if legacy is not None:
+        return Decision(Next.INITIALIZE, legacy, "the server named a legacy revision we know")
     return Decision(Next.FAIL, None, "the server refused initialize")
 
 

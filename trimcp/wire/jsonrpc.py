@@ -149,6 +149,7 @@ _NEWLINE: Final = 10
 _FEW: Final = 1_000  # up to so many candidates are checked one by one, instead of the whole text
 _PIECE: Final = 1 << 18  # bytes searched at once: they are copied
 _ABSENT: Final[Any] = object()
+_EXACT: Final = 1 << 53  # beyond it doubles leave integers out
 _RESPONSE_MEMBERS: Final = 3  # jsonrpc, id and result: an answer as it usually is
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
 _dumps: Final[Callable[[Any, None, int], bytes]] = orjson.dumps
@@ -319,10 +320,22 @@ def _readable(id: Any) -> RequestId | None:
     return id if type(id) is int or type(id) is str else None
 
 
-def _response(value: dict[str, Any], id: Any, method: Any) -> Response | ErrorResponse | Malformed:
-    """Return a response, or a `Malformed` for an object that is neither a request nor a response."""
+def _response(value: dict[str, Any], id: Any, method: Any) -> _Member:
+    """Return a response, or a `Malformed` for an object that is neither a request nor a response.
+
+    Serializers of many languages write every member of a class, so one that is null is absent.
+    """
     has_result, has_error = "result" in value, "error" in value
+    if has_result and has_error:
+        has_error = value["error"] is not None
+        has_result = value["result"] is not None or not has_error
+    if type(method) is str and (has_result or has_error) and value.get("result") is value.get("error") is None:
+        return _member({name: each for name, each in value.items() if name not in ("result", "error")})
+    if method is None and (has_result or has_error):
+        method = _ABSENT
     known = _readable(id)
+    if type(id) is float and id.is_integer() and abs(id) < _EXACT and method is _ABSENT:
+        known = int(id)  # an answer to our own, by a peer that reads every number as a double
     response = method is _ABSENT and (has_result or has_error)
     request = method is not _ABSENT and not (has_result or has_error)
     if value.get("jsonrpc") != "2.0":

@@ -334,6 +334,7 @@ async def test_a_redirect_that_would_turn_a_post_into_a_get_is_not_followed(stat
     async with http_to(redirecting(status, "/other")) as (http, server):
         async with http.open("POST", {}, b"sent") as reply:
             assert (reply.status, reply.elsewhere) == (status, None)
+            assert "points to 'http://server.test/other'" in reply.refusal()
         async with http.open("GET", {}) as reply:
             assert reply.status == 200
         assert len(server.asked) == 3

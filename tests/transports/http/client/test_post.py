@@ -387,6 +387,24 @@ async def test_what_only_reads_is_asked_again(
         assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("after", [None, "2"])
+async def test_a_server_that_is_too_busy_to_begin_is_asked_again(
+    status: int, after: str | None, autojump_clock: object
+) -> None:
+    """It has refused the handshake before it did anything."""
+
+    async def handle(exchange: Exchange) -> None:
+        if len(server.asked) == 1:
+            await exchange.respond(status, b"later", {} if after is None else {"retry-after": after})
+        else:
+            await legacy(Exchange.result)(exchange)
+
+    async with scripted(handle) as server, server.target().connect() as channel:
+        await shake_hands(channel)
+        assert server.called("initialize")[1].at >= float(after or 0.125)
+
+
 async def test_attempts_end(autojump_clock: object) -> None:
     (message,), server = await ask(failing(99, cut), request(1, "tools/list"), retries=2)
     assert isinstance(message, Lost)

@@ -137,7 +137,9 @@ class OpenReply:
         """Return what an error status means, with the error in the body or its plain text. See `policy.refusal`."""
         plain = self.content_type in ("", "text/plain") and not body.lstrip().startswith((b"<", b"{", b"["))
         said = body.decode(errors="replace").strip() if plain else ""
-        return refusal(self.status, error, self.elsewhere, shown_url(self._asked), said)
+        target = None if self.elsewhere is not None else redirect_target(self._raw, self.url)
+        moved = None if target is None else shown_url(target)
+        return refusal(self.status, error, self.elsewhere, shown_url(self._asked), said, moved)
 
     @property
     def retry_after(self) -> float | None:

@@ -125,6 +125,7 @@ def refusal(
     elsewhere: str | None = None,
     at: str | None = None,
     said: str = "",
+    moved: str | None = None,
 ) -> str:
     """Return what a status means for the request, and what to do if that is known.
 
@@ -132,6 +133,7 @@ def refusal(
         elsewhere: the origin that a redirect points to, or None.
         at: the URL of the request, without secrets.
         said: its body, if that is plain text.
+        moved: the URL in the same origin that a redirect points to, without secrets, or None.
     """
     text = f"the server answered {status_text(status)}{'' if at is None else f' at {at}'}"
     if error is not None:
@@ -144,7 +146,7 @@ def refusal(
         return f"{text}; it knows who asks and does not allow it, or does not accept this address as its own"
     if elsewhere is not None:
         return f"{text} and points to {elsewhere!r:.200}, where nothing is sent; connect to that if you trust it"
-    return text
+    return text if moved is None else f"{text} and points to {moved!r:.200}, which does not repeat the request there"
 
 
 def error_in(body: bytes, id: RequestId | None) -> ErrorResponse | None:

@@ -387,10 +387,13 @@ class Post:
             return Trouble(why, status=status)  # not refused by the endpoint, which would know the request
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
-        if error is None and status in (429, 503) and self._method not in _OPENING:
+        busy = status in (429, 503)
+        if error is None and busy and self._method not in _OPENING:
             data = {"reason": "overloaded", **({} if after is None else {"retryAfter": after})}
             error = ErrorResponse(self.outgoing.request_id, OVERLOADED, why, data)
-        return Trouble(why, passing=passing, after=after, answer=error, status=status)
+        # A server that was too busy for the handshake has begun nothing.
+        untouched = passing and busy and self._method == "initialize"
+        return Trouble(why, untouched=untouched, passing=passing, after=after, answer=error, status=status)
 
     async def _resume(self, cursor: Cursor, session_id: str | None) -> Trouble | None:
         """Reopen a stream that ended before the answer, as long as that brings new events."""
