@@ -293,7 +293,7 @@ def interop(session: nox.Session) -> None:
         except nox.command.CommandFailed:
             session.warn(f"NOTHING HERE SAYS THAT {name} TAKES OUR SCHEMAS: it could not be installed")
     with timed(session):
-        session.run("pytest", "tests/interop", *session.posargs, env=env)
+        session.run("pytest", *(session.posargs or ["tests/interop"]), env=env)
 
 
 @nox.session
