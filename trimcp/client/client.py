@@ -377,7 +377,7 @@ class _Negotiation:
             if move.next is not Next.FAIL:
                 return move
             error.add_note(f"The server refused initialize in revision {revision.name}.")
-            if self.probed and not actor.mirrors_headers:
+            if self.probed and not actor.transport.mirrors_headers:
                 self.failure = error
                 return Decision(Next.RESPAWN, revision, "the server refused initialize after the probe")
             raise
