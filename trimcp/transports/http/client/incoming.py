@@ -61,7 +61,7 @@ class Inbox:
 
     def post(self, incoming: Incoming) -> None:
         """Add a message without waiting: this client's own report about a request, at most one for each."""
-        if self.ended:
+        if self._ended or self._closed:
             return
         self._queue.append(incoming)
         self._bytes += incoming.size
@@ -129,17 +129,17 @@ class Cursor:
 class EventReader:
     """Decodes the stream of one reply, piece by piece, and passes its events on."""
 
-    _cursor: Cursor  # notes where to resume the stream
+    cursor: Cursor  # notes where to resume the stream
     _inbox: Inbox  # says how large an event may be. A larger one is passed without its data.
     _take: Callable[[Event], Awaitable[object]]  # called with each event
     _decoder: EventDecoder = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._decoder = EventDecoder(self._inbox.max_message, last_event_id=self._cursor.last_event_id)
+        self._decoder = EventDecoder(self._inbox.max_message, last_event_id=self.cursor.last_event_id)
 
     async def read(self, chunk: bytes) -> None:
         """Pass on the events that these bytes complete."""
-        decoder, cursor = self._decoder, self._cursor
+        decoder, cursor = self._decoder, self.cursor
         decoder.max_event = self._inbox.max_message
         few = len(chunk) <= _LINES or chunk.count(b"\n") + chunk.count(b"\r") <= _LINES
         size = (len(chunk) or 1) if few else _PIECE

@@ -45,7 +45,7 @@ class Post:
 
     Usually it has no task: it is pushed (`push`), a `ClientExchange` whose reply the connection's task puts into the
     inbox. What else may happen, such as a refusal, a new attempt or a resumption, is done in a task (`run`), which goes
-    on from there.
+    on from there. It has more than 300 lines because both ways end in the same answer and each may become the other.
 
     Attributes:
         outgoing: the request.
@@ -68,7 +68,6 @@ class Post:
     _form: str | None = attrs.field(init=False, default=None)  # the reply's media type, once the head is known
     _session_id: str | None = attrs.field(init=False, default=None)
     _body: Gathered | None = attrs.field(init=False, default=None)
-    _cursor: Cursor | None = attrs.field(init=False, default=None)
     _events: EventReader | None = attrs.field(init=False, default=None)
     _begun: RawReply | None = attrs.field(init=False, default=None)  # handed over to a task that has not taken it yet
 
@@ -195,8 +194,7 @@ class Post:
                 return
             self._form = self._form_of(reply)
             if self._form == EVENT_STREAM:
-                self._cursor = Cursor()
-                self._events = EventReader(self._cursor, self._state.inbox, self._take_event)
+                self._events = EventReader(Cursor(), self._state.inbox, self._take_event)
         if self._events is not None:
             if reply.pieces:
                 chunk = b"".join(reply.pieces)
@@ -207,10 +205,14 @@ class Post:
                 self.connection.linger()
         elif self._form != JSON_TEXT:
             await self._hand_over(reply)
-        elif reply.complete and self._body is None and reply.size <= self._state.inbox.max_message:
-            await self._take_body(reply.pieces[0] if len(reply.pieces) == 1 else b"".join(reply.pieces))
         else:
-            await self._gather(reply)
+            body: bytes | None
+            if reply.complete and self._body is None and reply.size <= self._state.inbox.max_message:
+                body = b"".join(reply.pieces)
+            else:
+                body = await self._gather(reply)
+            if body is not None and (trouble := await self._read_json(body)) is not None:
+                self._next = partial(_returned, trouble)
 
     def _form_of(self, reply: ReplyParser) -> str:
         """Return the media type of a reply that can be read as it arrives, else ""."""
@@ -226,8 +228,8 @@ class Post:
         form = reply.content_type or JSON_TEXT
         return form if form in (JSON_TEXT, EVENT_STREAM) else ""
 
-    async def _gather(self, reply: ReplyParser) -> None:
-        """Keep a part of a JSON text; take the text once it is complete."""
+    async def _gather(self, reply: ReplyParser) -> bytes | None:
+        """Keep a part of a JSON text; return the text once it is complete."""
         if self._body is None:
             self._body = Gathered()
         for piece in reply.pieces:
@@ -239,13 +241,8 @@ class Post:
             if connection is not None:
                 connection.leave(self)
                 self._end()
-        elif reply.complete:
-            await self._take_body(self._body.take())
-
-    async def _take_body(self, body: bytes) -> None:
-        trouble = await self._read_json(body)
-        if trouble is not None:
-            self._next = partial(_returned, trouble)
+            return None
+        return self._body.take() if reply.complete else None
 
     async def _hand_over(self, reply: ReplyParser) -> None:
         """Let a task read a reply that needs more than to be taken."""
@@ -260,14 +257,15 @@ class Post:
         if self._answered:
             self._end()
         else:
-            self._carry_on(self._next or partial(self._resume, self._cursor or Cursor(), self._session_id))
+            cursor = Cursor() if self._events is None else self._events.cursor
+            self._carry_on(self._next or partial(self._resume, cursor, self._session_id))
 
     def broken(self, why: str, nothing_sent: bool) -> None:
         """See `ClientExchange.broken`."""
         if self._answered:
             self._end()
-        elif self._cursor is not None:
-            self._carry_on(partial(self._resume, self._cursor, self._session_id))
+        elif self._events is not None:
+            self._carry_on(partial(self._resume, self._events.cursor, self._session_id))
         else:
             self._carry_on(partial(_raised, ExchangeBroken(why, nothing_sent)))
 

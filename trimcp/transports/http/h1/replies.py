@@ -165,7 +165,12 @@ class ReplyParser:
 
 def media_type(headers: Mapping[str, str]) -> str:
     """Return the media type in headers without parameters, in lower case; "" if there is none."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower()
+    return _media_type(headers.get("content-type", ""))
+
+
+@lru_cache(maxsize=64)
+def _media_type(value: str) -> str:
+    return value.partition(";")[0].strip().lower()  # cached: a server's replies have the same two
 
 
 @lru_cache(maxsize=256)
