@@ -196,12 +196,12 @@ class Http:
             return session, [line[6:] for line in body.split(b"\n") if line.startswith(b"data: {")]
         return session, [body] if body else []
 
-    async def send(self, verb: str, path: str, headers: str, data: bytes = b"") -> None:
+    async def send(self, method: str, path: str, headers: str, data: bytes = b"") -> None:
         """Send a request."""
         headers += self.more
         if self.session:
             headers += f"Mcp-Session-Id: {self.session}\r\nMCP-Protocol-Version: {self.revision}\r\n"
-        await self.peer.send(f"{verb} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode() + data)
+        await self.peer.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode() + data)
 
     async def head(self) -> dict[str, str]:
         """Read the head of a response, which has to be a good one."""

@@ -23,7 +23,7 @@ class Someone:
     at_rest: bool = True
     ended: list[str] = attrs.field(factory=list)
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         self.ended.append(why)
 
 

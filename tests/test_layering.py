@@ -45,7 +45,7 @@ _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
     "agent_tools",
     "auth",
-    "worker",
+    "worker_program",
     "transports",
     "client",
     "fleet",
@@ -89,7 +89,7 @@ LAYERS: dict[str, set[str]] = {
     "watch": _SESSION | {"workers", "transports", "watch"},
     "server": _SERVER,
     "agent_tools": _SERVER | {"transports", "auth", "agent_tools"},
-    "worker": _SERVER | {"worker"},
+    "worker_program": _SERVER | {"worker_program"},
     "client": _SESSION | {"transports", "client"},
     "fleet": _SESSION | {"client", "fleet"},
     # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
@@ -340,7 +340,7 @@ def test_a_sound_tree_has_no_problems() -> None:
         ("workers/remote.py", "trimcp.server.running"),
         ("workers/remote.py", "trimcp.watch.watchdog"),
         ("watch/watchdog.py", "trimcp.server.server"),
-        ("server/tools.py", "trimcp.worker.serve"),
+        ("server/tools.py", "trimcp.worker_program.serve"),
         ("server/server.py", "trimcp.client.client"),
         ("server/server.py", "trimcp.transports.stdio.server"),
         ("server/server.py", "trimcp.run"),

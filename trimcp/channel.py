@@ -392,7 +392,7 @@ class MessageChannel(ABC):
         A session calls it with its `Limits.max_message` before it receives. The default is no limit.
         """
 
-    def wait_for_persons(self, person: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: B027  # as above
+    def set_user_interaction(self, person: Callable[[], AbstractContextManager[None]]) -> None:  # noqa: B027  # as above
         """Set the context manager to enter while waiting for a person, such as for a login: call timeouts pause then.
 
         A client calls it before its first message. By default no person is ever waited for.

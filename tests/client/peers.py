@@ -90,7 +90,7 @@ class HandMade:
         return handler
 
     async def handle(self, session: Session, job: Job) -> Any:
-        name = job.request.verb.name
+        name = job.request.method.name
         self.asked.append((name, job.request.params))
         handler = self.methods.get(name)
         if handler is None:
@@ -102,11 +102,11 @@ class HandMade:
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         return None
 
-    def whereabouts(self, job: Job) -> str | None:
+    def source_location(self, job: Job) -> str | None:
         return None
 
     def notified(self, session: Session, event: Notified) -> None:
-        self.heard.append(event.verb.name)
+        self.heard.append(event.method.name)
 
     def closed(self, session: Session) -> None:
         pass

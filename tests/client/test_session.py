@@ -103,7 +103,7 @@ async def test_every_verb_in_every_revision(revision: Any) -> None:
 
 async def test_every_verb_is_a_checkpoint() -> None:
     async with connected(full_server()) as session:
-        verbs = [
+        methods = [
             session.list_tools,
             session.list_resources,
             session.list_resource_templates,
@@ -116,9 +116,9 @@ async def test_every_verb_is_a_checkpoint() -> None:
             functools.partial(session.set_log_level, "info"),
             functools.partial(session.list_page, "tools/list"),
         ]
-        for verb in verbs:
+        for method in methods:
             with trio.testing.assert_checkpoints():
-                await verb()
+                await method()
         with trio.testing.assert_checkpoints():
             async with session.calling("echo", {"text": ""}) as call:
                 await call.result()

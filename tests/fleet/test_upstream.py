@@ -35,12 +35,12 @@ from trimcp.wire.prompts import PromptReference
 # Verbs
 
 
-def verbs(cls: type) -> dict[str, Callable[..., Any]]:
+def methods(cls: type) -> dict[str, Callable[..., Any]]:
     return {name: value for name, value in vars(cls).items() if inspect.isfunction(value) and name[0] != "_"}
 
 
 def test_its_verbs_take_what_those_of_a_session_take() -> None:
-    theirs, ours = verbs(ClientSession), verbs(Upstream)
+    theirs, ours = methods(ClientSession), methods(Upstream)
     same = sorted(ours.keys() & theirs.keys() - {"statistics"})
     assert same == [
         *("call_tool", "calling", "complete", "get_prompt", "list_prompts", "list_resource_templates"),

@@ -61,10 +61,10 @@ async def statistics(count_more: Callable[[], dict[str, int]], head: Head) -> Ht
 
 def contexts_of(face: HttpFace) -> dict[str, int]:
     """Count what agents have with a server at rest: nothing."""
-    companion: Any = face.shared.companion
-    if companion is None:
+    second_protocol: Any = face.shared.second_protocol
+    if second_protocol is None:
         return {}
-    counts = companion.run.contexts.statistics()
+    counts = second_protocol.run.contexts.statistics()
     return {"contexts": counts.contexts, "watchers": counts.watchers, "ending": counts.ending}
 
 

@@ -41,7 +41,7 @@ async def left() -> dict[str, Any]:
         "tools": [manifest.name for manifest in tools.catalog.manifests() if "." in manifest.name],
         "owners": len(tools.catalog._table.owned),
         "streams": sum(1 for session in run.server.sessions if session.transport.owed),
-        "calls": sum(1 for job in jobs if job.request.verb.name == "tools/call") - 1,
+        "calls": sum(1 for job in jobs if job.request.method.name == "tools/call") - 1,
         "under_way": run.calls.taken,
     }
 

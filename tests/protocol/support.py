@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import orjson
 
+from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Event, Rejected, Replied, RequestReceived, Settled
 from trimcp.protocol.profile import Profile, Role
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.wire.capabilities import ClientCapabilities, ElicitationCapability, ServerCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.jsonrpc import encode_notification, encode_request, parse
@@ -86,10 +86,10 @@ class ConnectionPair:
 
     def initialize(self, revision: Revision) -> None:
         """Exchange the handshake."""
-        verb = vocabulary(revision)["initialize"]
+        method = methods_of(revision)["initialize"]
         id = self.client.new_id()
-        data = self.client.encode_request(id, verb, self.client.legacy.offer(revision))
-        self.client.sent(id, verb)
+        data = self.client.encode_request(id, method, self.client.legacy.offer(revision))
+        self.client.sent(id, method)
         settled: Any = self.server.receive(parse(data))
         replied: Any = self.client.receive(parse(settled.reply))
         self.client.legacy.accept(replied.result)
@@ -106,11 +106,11 @@ class ConnectionPair:
     def call(self, params: Any = None, name: str = "tools/call", **options: Any) -> Event:
         """Send a request of the client's and return what the server makes of it."""
         engine = self.client
-        verb = engine.verb(name)
-        engine.may_call(verb)
+        method = engine.method(name)
+        engine.may_call(method)
         id = engine.new_id()
-        data = engine.encode_request(id, verb, CallToolParams("run", {}) if params is None else params, **options)
-        engine.sent(id, verb, wants_progress=options.get("wants_progress", False))
+        data = engine.encode_request(id, method, CallToolParams("run", {}) if params is None else params, **options)
+        engine.sent(id, method, wants_progress=options.get("wants_progress", False))
         return self.server.receive(parse(data))
 
     def answer(self, id: Any, result: Any = None) -> Event:
@@ -123,4 +123,4 @@ class ConnectionPair:
     def payload(self, event: Event, name: str = "tools/call") -> Any:
         assert isinstance(event, Replied)
         assert event.result is not None
-        return self.client.load_result(self.client.verb(name), event.result)
+        return self.client.load_result(self.client.method(name), event.result)

@@ -71,7 +71,7 @@ def test_a_request_goes_there_and_its_answer_back(revision: Revision) -> None:
     pair = ConnectionPair().open(revision)
     event = pair.call(CallToolParams("run", {"n": 1}), wants_progress=True)
     assert isinstance(event, RequestReceived)
-    assert (event.params.name, event.params.arguments, event.verb.name) == ("run", {"n": 1}, "tools/call")
+    assert (event.params.name, event.params.arguments, event.method.name) == ("run", {"n": 1}, "tools/call")
     admission = event.admission
     assert admission.revision is revision
     assert admission.peer is not None
@@ -229,7 +229,7 @@ def test_a_modern_server_ends_a_subscription_by_cancelling_it() -> None:
     engine = client()
     engine.modern.revision = V2026_07_28
     for id, name in ((1, "subscriptions/listen"), (2, "tools/call")):
-        engine.sent(id, engine.verb(name))
+        engine.sent(id, engine.method(name))
     event = tell(engine, "notifications/cancelled", {"requestId": 1, "reason": "moved"})
     assert isinstance(event, Replied)
     assert isinstance(event.error, ConnectionLost)
@@ -243,7 +243,7 @@ def test_a_modern_server_ends_a_subscription_by_cancelling_it() -> None:
 def _asking(*ids: Any) -> Connection:
     engine = ConnectionPair().open(LATEST_LEGACY).client
     for id in ids:
-        engine.sent(id, engine.verb("tools/call"))
+        engine.sent(id, engine.method("tools/call"))
     return engine
 
 
@@ -290,7 +290,7 @@ def test_an_error_is_raised_as_what_it_is(code: int, kind: type[RemoteError]) ->
 def test_an_answer_that_is_none_is_an_invalid_reply(revision: Revision, raw: Any) -> None:
     engine = ConnectionPair().open(revision).client
     with pytest.raises(InvalidReply, match="tools/call"):
-        engine.load_result(engine.verb("tools/call"), raw)
+        engine.load_result(engine.method("tools/call"), raw)
 
 
 def test_lost_requests_are_forgotten() -> None:
@@ -301,7 +301,7 @@ def test_lost_requests_are_forgotten() -> None:
     assert engine.lose_all() == []
     assert isinstance(engine.receive(parse(encode_result(7, {}))), Ignored)
     with pytest.raises(LocalError, match="closed"):
-        engine.may_call(engine.verb("tools/call"))
+        engine.may_call(engine.method("tools/call"))
 
 
 def test_ids_of_ours_are_never_used_twice() -> None:
@@ -314,7 +314,7 @@ def test_ids_of_ours_are_never_used_twice() -> None:
 
 def test_progress_reaches_the_request_that_wants_it() -> None:
     engine = _asking(7)
-    engine.sent(8, engine.verb("tools/call"), wants_progress=True)
+    engine.sent(8, engine.method("tools/call"), wants_progress=True)
     event = tell(engine, "notifications/progress", {"progressToken": 8, "progress": 1, "total": 2})
     assert isinstance(event, Progressed)
     assert (event.id, event.params.progress, event.params.total) == (8, 1, 2)
@@ -323,13 +323,13 @@ def test_progress_reaches_the_request_that_wants_it() -> None:
 @pytest.mark.parametrize("token", [7, 9, "8", True, None, 8.5])
 def test_progress_nobody_wants_is_ignored(token: Any) -> None:
     engine = _asking(7)
-    engine.sent(8, engine.verb("tools/call"), wants_progress=True)
+    engine.sent(8, engine.method("tools/call"), wants_progress=True)
     assert isinstance(tell(engine, "notifications/progress", {"progressToken": token, "progress": 1}), Ignored)
 
 
 def test_progress_after_the_answer_is_ignored() -> None:
     engine = _asking()
-    engine.sent(8, engine.verb("tools/call"), wants_progress=True)
+    engine.sent(8, engine.method("tools/call"), wants_progress=True)
     engine.receive(parse(encode_result(8, {"content": []})))
     assert isinstance(tell(engine, "notifications/progress", {"progressToken": 8, "progress": 1}), Ignored)
 
@@ -407,7 +407,7 @@ _BROKEN_REQUESTS = [
 def test_a_client_answers_a_broken_request_by_its_id(revision: Revision, text: bytes, code: int) -> None:
     """And the call of its own that has the same id goes on. In the modern era servers send no requests."""
     engine = ConnectionPair().open(revision).client
-    engine.sent(1, engine.verb("tools/list"))
+    engine.sent(1, engine.method("tools/list"))
     event = engine.receive(parse(text))
     if revision.server_may_call:
         reply = reply_of(event)
@@ -441,7 +441,7 @@ def test_a_broken_reply_fails_the_call_it_names(side: str, text: bytes) -> None:
     engine = _asking(7)
     if side == "server":
         engine = agreed(LATEST_LEGACY)
-        engine.sent(7, engine.verb("roots/list"))
+        engine.sent(7, engine.method("roots/list"))
     event = engine.receive(parse(text))
     if side == "server" and isinstance(event, Rejected):
         assert reply_of(event)["id"] == 7  # without result and error it may as well have been a request
@@ -488,22 +488,22 @@ def test_a_server_asks_nothing_but_ping_before_its_client_is_initialized() -> No
     engine = server()
     params = {"protocolVersion": LATEST_LEGACY.name, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
     assert isinstance(ask(engine, 0, "initialize", params), Settled)
-    engine.may_call(engine.verb("ping"))
+    engine.may_call(engine.method("ping"))
     with pytest.raises(LocalError, match="before the connection is initialized"):
-        engine.may_call(engine.verb("roots/list"))
+        engine.may_call(engine.method("roots/list"))
     tell(engine, "notifications/initialized")
-    engine.may_call(engine.verb("roots/list"))
+    engine.may_call(engine.method("roots/list"))
 
 
 @pytest.mark.parametrize("name", ["no/such", "notifications/tools/list_changed", "subscriptions/listen"])
 def test_what_the_revision_lacks_is_not_sent(name: str) -> None:
     with pytest.raises(LocalError, match=LATEST_LEGACY.name):
-        ConnectionPair().open(LATEST_LEGACY).client.verb(name)
+        ConnectionPair().open(LATEST_LEGACY).client.method(name)
 
 
 def test_nothing_is_sent_before_anything_is_agreed() -> None:
     with pytest.raises(LocalError, match="before"):
-        client().verb("tools/call")
+        client().method("tools/call")
 
 
 # Encoding
@@ -521,7 +521,7 @@ def test_what_json_cannot_carry_is_an_error_and_changes_nothing(revision: Revisi
         pair.server.encode_result(request, result)
     assert request.state is Inbound.UNDER_WAY
     with pytest.raises(LocalError):
-        pair.client.encode_request(99, pair.client.verb("tools/call"), CallToolParams("run", {"x": value}))
+        pair.client.encode_request(99, pair.client.method("tools/call"), CallToolParams("run", {"x": value}))
     reply = orjson.loads(pair.server.encode_error(request.id, ErrorReply(5, "m", value)))
     escaped = isinstance(value, str)  # of a text what can be sent
     assert (reply["id"], reply["error"]["code"]) == (request.id, 5 if escaped else INTERNAL_ERROR)
@@ -557,7 +557,7 @@ _NOTE = b'{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}'
 
 def test_an_error_names_the_method_of_its_request() -> None:
     engine = agreed(V2025_03_26)
-    engine.sent(40, engine.verb("roots/list"))
+    engine.sent(40, engine.method("roots/list"))
     event = engine.receive(ErrorResponse(40, -32601, "what?"))
     assert isinstance(event, Replied)
     assert isinstance(event.error, RemoteError)
@@ -568,7 +568,7 @@ def test_an_error_names_the_method_of_its_request() -> None:
 def test_an_array_is_taken_member_by_member() -> None:
     engine = agreed(V2025_03_26)
     engine.legacy.reopens = True
-    engine.sent(40, engine.verb("roots/list"))
+    engine.sent(40, engine.method("roots/list"))
     event = engine.receive(
         _array(
             _LIST % 1,
@@ -608,7 +608,7 @@ def test_no_array_opens_a_connection() -> None:
 def test_a_client_takes_arrays_of_answers() -> None:
     engine = ConnectionPair().open(V2025_03_26).client
     for id in (11, 12):
-        engine.sent(id, engine.verb("tools/call"))
+        engine.sent(id, engine.method("tools/call"))
     event = engine.receive(_array(encode_result(12, {"content": []}), encode_result(11, {"content": []})))
     assert isinstance(event, BatchReceived)
     assert [type(member) for member in event.events] == [Replied, Replied]
@@ -619,7 +619,7 @@ def test_a_client_takes_arrays_of_answers() -> None:
 def test_an_answer_in_an_array_fails_its_call_where_there_are_no_arrays(revision: Revision) -> None:
     engine = ConnectionPair().open(revision).client
     for id in (11, 12, 13):
-        engine.sent(id, engine.verb("tools/call"))
+        engine.sent(id, engine.method("tools/call"))
     event = engine.receive(
         _array(encode_result(11, {"content": []}), _NOTE, encode_error(12, -1, "no"), encode_result(99, {}))
     )
@@ -651,7 +651,7 @@ def test_no_message_makes_an_engine_raise(side: str, revision: Revision | None) 
             engine = ConnectionPair().open(revision).client
         elif not revision.modern:
             engine = agreed(revision, revisions=offered)
-    engine.sent(1, ConnectionPair().open(LATEST_LEGACY).client.verb("tools/call"), wants_progress=True)
+    engine.sent(1, ConnectionPair().open(LATEST_LEGACY).client.method("tools/call"), wants_progress=True)
     names = ["tools/call", "initialize", "server/discover", "ping", "logging/setLevel", "elicitation/create", ""]
     names += ["notifications/cancelled", "notifications/progress", "notifications/initialized", "notifications/message"]
     keys = ["_meta", "name", "arguments", "requestId", "progressToken", "progress", "protocolVersion", "capabilities"]

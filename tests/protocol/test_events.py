@@ -10,7 +10,7 @@ from trimcp.protocol.events import Admission, Admitted
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.revisions import LATEST
-from trimcp.worker.serve import RemoteContext
+from trimcp.worker_program.serve import RemoteContext
 
 TRACE = {"traceparent": "00-0-0-01", "tracestate": "a=b"}
 

@@ -200,7 +200,7 @@ def test_a_client_accepts_no_nonsense(raw: Any) -> None:
         engine.legacy.accept(raw)
     assert engine.revision is None
     with pytest.raises(LocalError):
-        engine.verb("tools/list")
+        engine.method("tools/list")
 
 
 def test_a_client_accepts_an_older_revision() -> None:

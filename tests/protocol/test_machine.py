@@ -17,6 +17,7 @@ from tests.fuzz.effort import effort
 from tests.protocol import support
 from tests.protocol.support import CAPABILITIES, LEVEL, SERVED, VERSION, envelope
 from trimcp.errors import ErrorReply, LocalError
+from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.connection import Connection, OutboundRequest
 from trimcp.protocol.events import (
     BatchReceived,
@@ -33,7 +34,6 @@ from trimcp.protocol.events import (
 )
 from trimcp.protocol.profile import Role
 from trimcp.protocol.states import Handshake, Inbound
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.content import TextContent
@@ -53,7 +53,7 @@ SOME_JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
-METHODS = st.sampled_from([*vocabulary(REVISIONS[0]), *vocabulary(REVISIONS[-1]), "no/such", "", "tools/call"])
+METHODS = st.sampled_from([*methods_of(REVISIONS[0]), *methods_of(REVISIONS[-1]), "no/such", "", "tools/call"])
 VERSIONS = st.sampled_from([r.name for r in REVISIONS] + ["1999-01-01", ""])
 METAS = st.sampled_from(
     [
@@ -169,7 +169,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert self.engine.inbound[id] is before, "the first one is untouched"
         if isinstance(event, RequestReceived):
             assert key(event.id) == key(id)
-            assert event.verb.name in self.engine.served
+            assert event.method.name in self.engine.served
             self.theirs[key(id)] = self.engine.inbound[id]
             return
         assert isinstance(event, Settled | Rejected), event
@@ -197,7 +197,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert key(loaded(params["progressToken"])) == key(event.id)
         elif isinstance(event, Replied):
             assert (message.method, self.role) == ("notifications/cancelled", Role.CLIENT)
-            assert self.ours.pop(key(event.id)).verb.name == "subscriptions/listen"
+            assert self.ours.pop(key(event.id)).method.name == "subscriptions/listen"
         else:
             assert isinstance(event, Ignored | Notified)
 
@@ -257,9 +257,9 @@ class EngineMachine(RuleBasedStateMachine):
         id = self._one_of(data, self.ours)
         token = loaded(id)
         request = self.ours.get(key(token)) if type(token) in (int, str) else None
-        verb = vocabulary(self.engine.revision or REVISIONS[-1])["notifications/progress"]
+        method = methods_of(self.engine.revision or REVISIONS[-1])["notifications/progress"]
         due = request is not None and request.wants_progress and type(value) in (int, float)
-        due = due and (verb.from_client if self.role is Role.SERVER else verb.from_server)
+        due = due and (method.from_client if self.role is Role.SERVER else method.from_server)
         params = {"progressToken": id, "progress": value}
         event = self.hear(_text(method="notifications/progress", params=params))
         assert isinstance(event, Progressed) is due
@@ -341,27 +341,27 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), wants_progress=st.booleans())
     def call(self, data: st.DataObject, wants_progress: bool) -> None:
-        method = data.draw(st.sampled_from(self.calls))
+        name = data.draw(st.sampled_from(self.calls))
         try:
-            verb = self.engine.verb(method)
-            self.engine.may_call(verb)
+            method = self.engine.method(name)
+            self.engine.may_call(method)
         except LocalError:
             ready = self.engine.legacy.handshake is Handshake.READY or self.engine.modern.revision is not None
-            assert self.closed or not ready or not self._has(method)
+            assert self.closed or not ready or not self._has(name)
             return
         id = self.engine.new_id()
-        params = CallToolParams("run", {}) if method == "tools/call" else None
+        params = CallToolParams("run", {}) if name == "tools/call" else None
         try:
-            data_ = self.engine.encode_request(id, verb, params, wants_progress=wants_progress)
+            data_ = self.engine.encode_request(id, method, params, wants_progress=wants_progress)
         except LocalError:
             return
         assert orjson.loads(data_)["id"] == id
-        self.ours[key(id)] = self.engine.sent(id, verb, wants_progress=wants_progress)
+        self.ours[key(id)] = self.engine.sent(id, method, wants_progress=wants_progress)
 
-    def _has(self, method: str) -> bool:
+    def _has(self, name: str) -> bool:
         revision = self.engine.revision
-        verb = None if revision is None else vocabulary(revision).get(method)
-        return verb is not None and (verb.from_client if self.role is Role.CLIENT else verb.from_server)
+        method = None if revision is None else methods_of(revision).get(name)
+        return method is not None and (method.from_client if self.role is Role.CLIENT else method.from_server)
 
     @precondition(lambda self: self.ours)
     @rule(data=st.data())

@@ -198,9 +198,9 @@ def test_an_encoded_result_is_sent_to_the_byte() -> None:
 def test_a_client_stamps_every_request() -> None:
     engine = client()
     engine.modern.revision = V2026_07_28
-    verb = engine.verb("tools/call")
+    method = engine.method("tools/call")
     for n in range(2):
-        data = engine.encode_request(n, verb, CallToolParams("run", {}), wants_progress=n == 1, meta={"mine": n})
+        data = engine.encode_request(n, method, CallToolParams("run", {}), wants_progress=n == 1, meta={"mine": n})
         meta = orjson.loads(data)["params"]["_meta"]
         assert meta[VERSION] == V2026_07_28.name
         assert meta[INFO] == {"name": "client", "version": "1"}
@@ -208,7 +208,7 @@ def test_a_client_stamps_every_request() -> None:
         assert meta["mine"] == n
         assert meta.get("progressToken") == (1 if n == 1 else None)
     engine.profile.capabilities = ClientCapabilities()
-    changed = orjson.loads(engine.encode_request(3, verb, CallToolParams("run", {})))
+    changed = orjson.loads(engine.encode_request(3, method, CallToolParams("run", {})))
     assert changed["params"]["_meta"][CAPABILITIES] == {}
 
 
@@ -216,13 +216,13 @@ def test_a_client_stamps_every_request() -> None:
 def test_a_missing_result_type_means_complete(kind: str | None) -> None:
     engine = ConnectionPair().open(V2026_07_28).client
     raw: dict[str, Any] = {"content": []} if kind is None else {"content": [], "resultType": kind}
-    assert engine.load_result(engine.verb("tools/call"), raw).content == []
+    assert engine.load_result(engine.method("tools/call"), raw).content == []
 
 
 def test_questions_are_an_answer_where_they_may_be() -> None:
     engine = ConnectionPair().open(V2026_07_28).client
     raw = {"resultType": "input_required", "requestState": "s", "inputRequests": {}}
-    assert isinstance(engine.load_result(engine.verb("tools/call"), dict(raw)), InputRequiredResult)
+    assert isinstance(engine.load_result(engine.method("tools/call"), dict(raw)), InputRequiredResult)
     listed = {"tools": [], "ttlMs": 0, "cacheScope": "private", **raw}
     for name, bad in (
         ("tools/list", listed),
@@ -230,7 +230,7 @@ def test_questions_are_an_answer_where_they_may_be() -> None:
         ("tools/call", {"resultType": 5, "content": []}),
     ):
         with pytest.raises(InvalidReply, match="result type"):
-            engine.load_result(engine.verb(name), bad)
+            engine.load_result(engine.method(name), bad)
 
 
 @pytest.mark.parametrize("offered", [LEGACY, (V2026_07_28,), REVISIONS])

@@ -24,8 +24,8 @@ async def test_only_what_is_offered_is_declared_and_served(
     async with trimcp.testing.connected(server, revision=revision) as session:
         capabilities = session.server_capabilities
         assert {name for name in LISTS if getattr(capabilities, name) is not None} == set(offers)
-        for name, verb in LISTS.items():
-            assert await getattr(session, verb)() == []
+        for name, method in LISTS.items():
+            assert await getattr(session, method)() == []
             if name not in offers:
                 with pytest.raises(trimcp.RemoteError) as caught:
                     await session.list_page(f"{name}/list")

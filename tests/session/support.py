@@ -11,10 +11,10 @@ import orjson
 import trio
 
 from trimcp.channel import Incoming, MessageChannel, Outgoing
+from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Notified
 from trimcp.protocol.profile import Profile, Role
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.context import Context
 from trimcp.session.drive import drive, driving
 from trimcp.session.job import Job
@@ -54,13 +54,13 @@ class Tools:
     async def handle(self, session: Session, job: Job) -> Any:
         self.jobs.append(job)
         ctx = Context[Any](session, job, None)
-        result = await self.tools[getattr(job.request.params, "name", job.request.verb.name)](ctx)
+        result = await self.tools[getattr(job.request.params, "name", job.request.method.name)](ctx)
         return result if isinstance(result, CallToolResult) else text(result)
 
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         return None
 
-    def whereabouts(self, job: Job) -> str | None:
+    def source_location(self, job: Job) -> str | None:
         return None
 
     def notified(self, session: Session, event: Notified) -> None:
@@ -88,7 +88,7 @@ class Answers:
     async def failure(self, session: Session, job: Job, error: BaseException) -> Any:
         return None
 
-    def whereabouts(self, job: Job) -> str | None:
+    def source_location(self, job: Job) -> str | None:
         return None
 
     def notified(self, session: Session, event: Notified) -> None:
@@ -113,8 +113,8 @@ def agree(server: Connection, client: Connection, revision: Revision) -> None:
     if revision.modern:
         client.modern.revision = revision
         return
-    verb = vocabulary(revision)["initialize"]
-    data = client.encode_request(client.new_id(), verb, client.legacy.offer(revision))
+    method = methods_of(revision)["initialize"]
+    data = client.encode_request(client.new_id(), method, client.legacy.offer(revision))
     settled: Any = server.receive(parse(data))
     reply: Any = parse(settled.reply)
     client.legacy.accept(reply.result)

@@ -9,7 +9,7 @@ import trio.testing
 from tests.mirroring import header_channels
 from tests.session.support import Answers, client_engine
 from trimcp.errors import LocalError
-from trimcp.protocol.vocabulary import foreign, vocabulary
+from trimcp.protocol.bound_methods import foreign, methods_of
 from trimcp.session.drive import AnyChannel, direct_ends, driving
 from trimcp.session.session import Session, mirrored
 from trimcp.wire.prompts import GetPromptParams
@@ -31,12 +31,12 @@ MORE = {"mcp-param-x": "y"}
     ],
 )
 def test_a_request_is_repeated(method: str, params: Any, name: str | None) -> None:
-    verb = vocabulary(LATEST)[method]
+    bound = methods_of(LATEST)[method]
     expected = {"mcp-protocol-version": LATEST.name, "mcp-method": method}
     if name is not None:
         expected["mcp-name"] = name
-    assert mirrored(LATEST, verb, params) == expected
-    assert mirrored(LATEST, verb, params, MORE) == {**expected, **MORE}
+    assert mirrored(LATEST, bound, params) == expected
+    assert mirrored(LATEST, bound, params, MORE) == {**expected, **MORE}
 
 
 def test_a_request_of_an_extension_has_no_name() -> None:
@@ -46,14 +46,14 @@ def test_a_request_of_an_extension_has_no_name() -> None:
 
 @pytest.mark.parametrize("revision", [None, LATEST_LEGACY], ids=str)
 def test_other_revisions_repeat_nothing(revision: Any) -> None:
-    verb = vocabulary(LATEST_LEGACY)["tools/call"]
-    assert mirrored(revision, verb, CallToolParams("echo")) is None
-    assert mirrored(revision, verb, CallToolParams("echo"), MORE) is MORE
+    method = methods_of(LATEST_LEGACY)["tools/call"]
+    assert mirrored(revision, method, CallToolParams("echo")) is None
+    assert mirrored(revision, method, CallToolParams("echo"), MORE) is MORE
 
 
 def test_a_name_that_is_no_text_is_refused() -> None:
     with pytest.raises(LocalError, match="surrogate"):
-        mirrored(LATEST, vocabulary(LATEST)["tools/call"], CallToolParams("\ud800"))
+        mirrored(LATEST, methods_of(LATEST)["tools/call"], CallToolParams("\ud800"))
 
 
 @pytest.mark.parametrize("mirrors", [False, True])

@@ -16,26 +16,26 @@ from trimcp.errors import LocalError
 from trimcp.session.clock import deadline_around
 from trimcp.session.scopes import Work, guarded
 from trimcp.support.containment import contained
-from trimcp.support.nurseries import open_service_nursery, parted, reconciled, sole
+from trimcp.support.nurseries import merge_failures, open_service_nursery, split_cancelled, unwrap_single
 
 
 def test_the_sole_exception_is_found_inside_groups() -> None:
     error = ValueError()
-    assert sole(error) is error
-    assert sole(ExceptionGroup("a", [ExceptionGroup("b", [error])])) is error
+    assert unwrap_single(error) is error
+    assert unwrap_single(ExceptionGroup("a", [ExceptionGroup("b", [error])])) is error
     two = ExceptionGroup("a", [error, KeyError()])
-    assert sole(two) is two
+    assert unwrap_single(two) is two
 
 
 async def test_a_cancellation_is_parted_from_what_failed() -> None:
     cancelled, error = await kept_cancellation(), ValueError()
-    assert parted(error) == (error, None)
-    assert parted(cancelled) == (None, cancelled)
+    assert split_cancelled(error) == (error, None)
+    assert split_cancelled(cancelled) == (None, cancelled)
     group = ExceptionGroup("mine", [error])
-    assert parted(group)[0] is group
-    rest, cancellation = parted(BaseExceptionGroup("both", [error, cancelled]))
+    assert split_cancelled(group)[0] is group
+    rest, cancellation = split_cancelled(BaseExceptionGroup("both", [error, cancelled]))
     assert rest is not None
-    assert sole(rest) is error
+    assert unwrap_single(rest) is error
     assert isinstance(cancellation, BaseExceptionGroup)
 
 
@@ -46,21 +46,21 @@ async def test_a_group_that_cannot_be_split_is_parted_as_well() -> None:
 
     cancelled, error = await kept_cancellation(), ValueError()
     group = Whole("failed", [error])
-    assert parted(group) == (group, None)
-    rest, cancellation = parted(Whole("both", [Whole("one", [error]), cancelled]))
+    assert split_cancelled(group) == (group, None)
+    rest, cancellation = split_cancelled(Whole("both", [Whole("one", [error]), cancelled]))
     assert rest is not None
     assert cancellation is not None
-    assert (sole(rest), sole(cancellation)) == (error, cancelled)
-    assert parted(Whole("gone", [cancelled]))[0] is None
+    assert (unwrap_single(rest), unwrap_single(cancellation)) == (error, cancelled)
+    assert split_cancelled(Whole("gone", [cancelled]))[0] is None
 
 
 async def test_one_failure_leaves_as_itself_and_two_as_a_group() -> None:
     cancelled, error, other = await kept_cancellation(), ValueError(), KeyError()
     wrapped = BaseExceptionGroup("n", [BaseExceptionGroup("n", [error, cancelled])])
-    assert reconciled("both", None, wrapped) is error
-    assert reconciled("both", other, cancelled) is other
-    assert reconciled("both", None, cancelled) is None
-    both = reconciled("both", other, wrapped)
+    assert merge_failures("both", None, wrapped) is error
+    assert merge_failures("both", other, cancelled) is other
+    assert merge_failures("both", None, cancelled) is None
+    both = merge_failures("both", other, wrapped)
     assert isinstance(both, BaseExceptionGroup)
     assert both.exceptions == (other, error)
 

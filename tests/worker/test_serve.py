@@ -17,7 +17,7 @@ import trimcp
 from tests.workers import heavy_tools
 from tests.workers.test_pool import offering
 from trimcp.testing import connected
-from trimcp.worker import serve as worker
+from trimcp.worker_program import serve as worker
 from trimcp.workers.packing import pack
 
 
@@ -109,7 +109,7 @@ def test_its_group_ends_when_the_parent_is_gone() -> None:
 
     program = """
 import io, socket, subprocess, sys
-from trimcp.worker.serve import ParentConnection
+from trimcp.worker_program.serve import ParentConnection
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print(child.pid, flush=True)
 ParentConnection(socket.socketpair()[0]).listen(io.BytesIO(b""))

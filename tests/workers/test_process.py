@@ -84,7 +84,7 @@ def test_the_end_of_the_connection_is_enough() -> None:
     """As on systems that have no signal for the end of a pipe."""
     ours, theirs = socket.socketpair()
     parent_pipe, held = os.pipe()
-    start = Path(worker_pool.__file__).parent.with_name("worker") / "start.py"
+    start = Path(worker_pool.__file__).parent.with_name("worker_program") / "start.py"
     command = [sys.executable, "-P", str(start), str(theirs.fileno()), str(parent_pipe)]
     with subprocess.Popen(command, pass_fds=(theirs.fileno(), parent_pipe), process_group=0) as worker:
         theirs.close()
@@ -137,7 +137,7 @@ def test_a_parent_that_has_ended_already_is_noticed() -> None:
     ours, theirs = socket.socketpair()
     parent_pipe, held = os.pipe()
     os.close(held)
-    start = Path(worker_pool.__file__).parent.with_name("worker") / "start.py"
+    start = Path(worker_pool.__file__).parent.with_name("worker_program") / "start.py"
     command = [sys.executable, "-P", str(start), str(theirs.fileno()), str(parent_pipe)]
     with subprocess.Popen(command, pass_fds=(theirs.fileno(), parent_pipe), process_group=0) as worker:
         assert worker.wait(60) == -signal.SIGKILL

@@ -235,7 +235,7 @@ async def test_what_a_function_raises_is_logged_whole_and_told_to_nobody(caplog:
     assert 'raise ValueError("with a secret")' in text
     assert "heavy_tools.py" in text
     assert "ValueError: with a secret" in text
-    assert "trimcp/worker/serve.py" not in caplog.text
+    assert "trimcp/worker_program/serve.py" not in caplog.text
 
 
 async def test_an_exit_in_a_function_is_a_crash_of_its_call_and_the_process_goes_on(
@@ -328,7 +328,7 @@ async def main():
     async with connected(server) as session:
         await session.call_tool("echo")
 trio.run(main)
-print([name for name in sys.modules if name.startswith(("trimcp.workers.", "trimcp.worker."))])
+print([name for name in sys.modules if name.startswith(("trimcp.workers.", "trimcp.worker_program."))])
 """
     root = Path(trimcp.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)

@@ -470,7 +470,7 @@ class AgentCall(Sink):
         self._finish("cancelled")
         own.disconnect(why, slow=slow, ending=ending)
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """Answer the call at once as cancelled; its handler unwinds after that."""
         session, own = self._session, self._own
         if session is None:

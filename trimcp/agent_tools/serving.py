@@ -32,7 +32,7 @@ from trimcp.wire.revisions import LATEST
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from trimcp.transports.http.interfaces import CompanionFace
+    from trimcp.transports.http.interfaces import SecondProtocol
     from trimcp.transports.http.peers.identity import Authenticate
     from trimcp.transports.http.state.sessions import Shared
 
@@ -152,7 +152,7 @@ class AgentTools:
             raise LocalError("these agent tools belong to another server than the one that is served")
         return run
 
-    def over_http(self, running: object, shared: Shared) -> CompanionFace:
+    def over_http(self, running: object, shared: Shared) -> SecondProtocol:
         """Return what serves it on one port of a run of the server; `shared` is what the port's requests share."""
         from trimcp.agent_tools.bindings.http import AgentHttp
 

@@ -17,7 +17,7 @@ from trimcp.auth.jose import ProofKey
 from trimcp.auth.stores import CredentialStore
 from trimcp.errors import AuthorizationError
 from trimcp.support.cleaning import one_line
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 
 _log = logging.getLogger("trimcp.auth")
 
@@ -227,5 +227,5 @@ class Attempt:
 
 def _why(error: Exception) -> str:
     """Return in one line why a store failed."""
-    alone = sole(error)
+    alone = unwrap_single(error)
     return one_line(str(alone) if isinstance(alone, AuthorizationError) else f"{type(alone).__name__}: {alone}")

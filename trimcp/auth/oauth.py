@@ -32,7 +32,7 @@ from trimcp.errors import AuthorizationError
 from trimcp.support.addresses import is_loopback
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import log_crash
-from trimcp.support.nurseries import open_service_nursery, sole
+from trimcp.support.nurseries import open_service_nursery, unwrap_single
 
 if TYPE_CHECKING:
     import httpx2
@@ -296,7 +296,7 @@ class Authorizer:
                         await self._get(attempt, challenge, before, anew)
                         attempt.ended = True
         except Exception as error:  # a store's, a browser's or an assertion's: it must not end the connection
-            alone = sole(error)
+            alone = unwrap_single(error)
             if not isinstance(alone, AuthorizationError):
                 log_crash(_log, error, "a login failed")
                 alone = AuthorizationError(f"the login failed: {type(alone).__name__}; the log has the details")

@@ -50,7 +50,7 @@ class Holder(Protocol):
         """Whether no handler is running in it, so that ending it interrupts none."""
         ...
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """End it. Called at most once; must not block."""
 
 
@@ -183,7 +183,7 @@ class Budget:
         self._relieving = True
         try:
             while self.held > self.bound:
-                found = self._who_gives_way()
+                found = self._whom_to_evict()
                 if found is None:
                     self._next = self.held + LITTLE  # looking again at once would find the same
                     return
@@ -192,7 +192,7 @@ class Budget:
         finally:
             self._relieving = False
 
-    def _who_gives_way(self) -> Holding | None:
+    def _whom_to_evict(self) -> Holding | None:
         """Return the largest idle holding of the largest owner, or the largest holding of all if nothing else helps.
 
         A holding that is small beside the largest one is not returned: ending it would not help.
@@ -212,7 +212,7 @@ class Budget:
         holding.close()
         security_event("memory_reclaimed", owner=name, bytes=size, bound=self.bound)
         if holder is not None:
-            holder.give_way(f"it held {size} bytes when the memory for all peers was used up")
+            holder.evict(f"it held {size} bytes when the memory for all peers was used up")
 
 
 class Holding:

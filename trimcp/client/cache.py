@@ -75,5 +75,5 @@ class Cache:
 
     def notified(self, event: Notified) -> None:
         """Remove the results that a notification makes stale."""
-        for method in _STALE.get(event.verb.name, ()):
+        for method in _STALE.get(event.method.name, ()):
             self.drop(method)

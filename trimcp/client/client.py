@@ -22,10 +22,10 @@ from trimcp.client.endpoint import ClientEndpoint
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, InvalidReply, McpError, RemoteError
+from trimcp.protocol.bound_methods import BoundMethod, methods_of
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.negotiation import Decision, Met, Next, ProbeResult, decide, decide_again, opening
 from trimcp.protocol.profile import Role
-from trimcp.protocol.vocabulary import Verb, vocabulary
 from trimcp.session.clock import WorkClock
 from trimcp.session.drive import AnyChannel, DirectEnd, driving
 from trimcp.session.pending import Pending
@@ -198,7 +198,7 @@ async def connecting(
             session = _make(client, offered)
             async with opened(target) as channel, driving(session.session, channel):
                 if isinstance(channel, MessageChannel):
-                    channel.wait_for_persons(session.clocks.person)
+                    channel.set_user_interaction(session.clocks.person)
                 started = getattr(target, "command", None) is not None
                 negotiation = _Negotiation(session, offered, _probe_timeout(client, session, timeout), channel, started)
                 try:
@@ -317,7 +317,7 @@ class _Negotiation:
         limit = WorkClock(self.probe_timeout if self.probed == 1 else math.inf, math.inf)
         outcome, raw = ProbeResult(Met.SILENCE), dict[str, Any]()
         with self.session.clocks.including(limit), limit.scope:
-            outcome, raw = await self._probe(vocabulary(revision)["server/discover"])
+            outcome, raw = await self._probe(methods_of(revision)["server/discover"])
         if self._late is not None and (outcome.met is not Met.SILENCE or self.actor.transport.mirrors_headers):
             self.actor.abandon(self._late, "no answer in time")
             self._late = None
@@ -331,18 +331,18 @@ class _Negotiation:
         engine.modern.revision = None if move.next is not Next.USE else move.revision
         if move.next is Next.USE:
             engine.profile.weigh_server(raw)
-            result = engine.load_result(engine.verb("server/discover"), raw)
+            result = engine.load_result(engine.method("server/discover"), raw)
             assert isinstance(result, DiscoverResult)
             self.session.server_capabilities = result.capabilities
             self.session.instructions = result.instructions or None
             self.session.server_info = _server_info(raw, engine.modern.revision)
         return move
 
-    async def _probe(self, verb: Verb, late: Pending | None = None) -> tuple[ProbeResult, dict[str, Any]]:
+    async def _probe(self, method: BoundMethod, late: Pending | None = None) -> tuple[ProbeResult, dict[str, Any]]:
         """Send the probe, unless it is the `late` one, and return its result."""
         try:
             if late is None:
-                late = self._late = await self._send(verb, None)
+                late = self._late = await self._send(method, None)
             raw = await late.raw()
             versions = raw.get("supportedVersions")
             if isinstance(versions, list):
@@ -360,7 +360,7 @@ class _Negotiation:
         actor = self.actor
         legacy = actor.engine.legacy
         try:
-            pending = await self._send(vocabulary(revision)["initialize"], legacy.offer(revision))
+            pending = await self._send(methods_of(revision)["initialize"], legacy.offer(revision))
             discovered = await self._discovered_late(pending)
             if discovered is not None:
                 return discovered
@@ -399,7 +399,7 @@ class _Negotiation:
             await came.wait()
         if late is None or late.reply is None or isinstance(late.reply.error, ConnectionLost):
             return None
-        outcome, raw = await self._probe(late.verb, late)
+        outcome, raw = await self._probe(late.method, late)
         self._late = None
         if outcome.met is not Met.DISCOVERED or decide(outcome, self.offered).next is not Next.USE:
             return None
@@ -407,15 +407,15 @@ class _Negotiation:
         self.actor.engine.legacy.refused()
         return self._take(outcome, raw)
 
-    async def _send(self, verb: Verb, params: Any) -> Pending:
+    async def _send(self, method: BoundMethod, params: Any) -> Pending:
         """Send a request before a revision is agreed on."""
         actor = self.actor
         engine = actor.engine
         id = engine.new_id()
-        self.asked = verb.name
-        data = engine.encode_request(id, verb, params)
-        headers = mirrored(engine.revision, verb, params) if actor.transport.mirrors_headers else None
-        return await actor.send_request(Pending(engine, id, verb), data, headers)
+        self.asked = method.name
+        data = engine.encode_request(id, method, params)
+        headers = mirrored(engine.revision, method, params) if actor.transport.mirrors_headers else None
+        return await actor.send_request(Pending(engine, id, method), data, headers)
 
     def close_reason(self, method: str) -> str:
         """Return why the server is gone, if its channel knows it, and what to do."""

@@ -103,14 +103,14 @@ class ClientEndpoint:
 
     async def handle(self, actor: Session, job: Job) -> Any:
         """Answer a legacy server's question."""
-        return await self._answer(job.request.verb.name, job.request.params)
+        return await self._answer(job.request.method.name, job.request.params)
 
     async def failure(self, actor: Session, job: Job, error: BaseException) -> Any:
         """Return None: a crash is not described to the server."""
 
-    def whereabouts(self, job: Job) -> str | None:
+    def source_location(self, job: Job) -> str | None:
         """Return the source location of the handler of a server's question, for the log."""
-        handler = self.client.served.get(job.request.verb.name)
+        handler = self.client.served.get(job.request.method.name)
         return None if handler is None else written(handler)
 
     async def answer(self, question: InputRequest) -> Any:
@@ -161,7 +161,7 @@ class ClientEndpoint:
 
     def notified(self, actor: Session, event: Notified) -> None:
         """Call the handlers of a notification, then the session's `take_note`."""
-        handlers = self.client.notification_handlers.get(event.verb.name)
+        handlers = self.client.notification_handlers.get(event.method.name)
         if handlers is not None and actor.driven:
             if actor.jobs.notices >= actor.limits.backlog_requests:
                 actor.counts.drop("others")

@@ -18,8 +18,8 @@ from trimcp.client.endpoint import ClientEndpoint, Logs
 from trimcp.client.handlers import ClientProgram, call_handler
 from trimcp.client.tools import Listing, Mirrors, Outputs, Rejections
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, RemoteError
+from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Notified
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.calls import Call, Rounds
 from trimcp.session.clock import Clocks
 from trimcp.session.listening import Subscription, Subscriptions, changes_wanted
@@ -282,7 +282,7 @@ class ClientSession:
 
     async def ping(self) -> None:
         """Wait until the server has answered a ping (since 2026-07-28 `server/discover`): it is alive."""
-        await self._ask("ping" if "ping" in vocabulary(self.revision) else "server/discover", None)
+        await self._ask("ping" if "ping" in methods_of(self.revision) else "server/discover", None)
 
     async def request(self, name: str, params: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
         """Send a request that is defined by an extension, and return its result as JSON.
@@ -313,7 +313,7 @@ class ClientSession:
     def roots_changed(self) -> None:
         """Notify the server that the client's roots changed, if the revision has that notification. Never blocks."""
         name = "notifications/roots/list_changed"
-        if name in vocabulary(self.revision) and self.session.lost is None:
+        if name in methods_of(self.revision) and self.session.lost is None:
             self.session.notify_latest(name)
 
     # Lists
@@ -404,7 +404,7 @@ class ClientSession:
 
     def notified(self, event: Notified) -> None:
         """Queue a log message for its handler, and remove cached results that a notification makes stale."""
-        name = event.verb.name
+        name = event.method.name
         if name == "notifications/message":
             if self.logs is not None:
                 self.logs.put(event.params)

@@ -18,7 +18,7 @@ import trio
 
 from trimcp.errors import NoGoodAnswer
 from trimcp.support.cleaning import log_crash
-from trimcp.support.nurseries import open_service_nursery, parted, reconciled, sole
+from trimcp.support.nurseries import merge_failures, open_service_nursery, split_cancelled, unwrap_single
 from trimcp.support.values import valued
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, 
                 scope.cancel(reason=_LATE)
                 return
         except BaseException as error:  # a nursery of the attempt may have grouped its failure with our cancellation
-            crash, cancelled = parted(error)
+            crash, cancelled = split_cancelled(error)
             if crash is not None and not isinstance(crash, Exception):
                 raise
             if crash is not None and answers:
@@ -108,7 +108,7 @@ async def _race(attempts: tuple[Callable[[], Awaitable[T]], ...], delay: float, 
                     with trio.move_on_after(delay):
                         await failed.wait()
     except BaseExceptionGroup as group:  # failures of attempts are kept elsewhere, so it is an interrupt
-        raise sole(group) from None
+        raise unwrap_single(group) from None
     if answers:
         return answers[0]
     if rejected:
@@ -186,7 +186,7 @@ async def call_all(
             for key, function in calls.items():
                 nursery.start_soon(make, key, function)
     except BaseExceptionGroup as group:  # failures of calls are kept elsewhere, so it is an interrupt
-        raise sole(group) from None
+        raise unwrap_single(group) from None
     return {key: found[key] for key in calls}
 
 
@@ -255,9 +255,9 @@ async def _mapping(
             yield mapped
     except BaseException as error:  # after any exception, an item's failure must not be lost
         late = mapped.unseen
-        if late is None or parted(error)[0] is None:
+        if late is None or split_cancelled(error)[0] is None:
             raise
-        both = reconciled("the body and an item of its map both failed", late, error)
+        both = merge_failures("the body and an item of its map both failed", late, error)
         assert both is not None
         raise both from None
     if mapped.unseen is not None:

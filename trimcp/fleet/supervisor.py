@@ -418,4 +418,4 @@ def _heard(session: ClientSession) -> bool:
 
 def _owes(session: ClientSession) -> bool:
     """Return whether a request is in progress; subscriptions do not count, as they may be silent for days."""
-    return any(pending.verb.name != _LISTEN for pending in session.session.pending.values())
+    return any(pending.method.name != _LISTEN for pending in session.session.pending.values())

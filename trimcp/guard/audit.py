@@ -129,7 +129,7 @@ class Audit:
 
     def finished(self, job: Job, reply: bytes | None) -> None:
         """Record a call that ended (`Session.on_finished`). A failed write is logged, not raised."""
-        if job.request.verb.name not in self.methods:
+        if job.request.method.name not in self.methods:
             return
         logger = self._logger
         if logger is None or logger.isEnabledFor(logging.INFO):
@@ -183,7 +183,7 @@ class Audit:
         id = request.id
         record: dict[str, Any] = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "method": request.verb.name,
+            "method": request.method.name,
             "request_id": harmless(id) if isinstance(id, str) else id,
             "revision": admission.revision.name,
             "transport": _transport(job),

@@ -29,6 +29,7 @@ from trimcp.errors import (
     Stopped,
 )
 from trimcp.principal import Principal
+from trimcp.protocol.bound_methods import BoundMethod, foreign, methods_of, sent_by
 from trimcp.protocol.events import (
     Admission,
     BatchReceived,
@@ -47,7 +48,6 @@ from trimcp.protocol.legacy import Legacy
 from trimcp.protocol.modern import Modern, recognises
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.states import INBOUND, Handshake, Inbound, InboundStep, fire
-from trimcp.protocol.vocabulary import Verb, foreign, sent_by, vocabulary
 from trimcp.support.slotted import slotted
 from trimcp.wire import jsonrpc
 from trimcp.wire.codes import (
@@ -85,7 +85,7 @@ class OutboundRequest:
     """A request of ours, in progress at the peer."""
 
     id: RequestId
-    verb: Verb
+    method: BoundMethod
     wants_progress: bool
 
 
@@ -107,9 +107,9 @@ class Connection:
     _given_up: set[RequestId] = attrs.field(init=False, factory=set)  # a reply to one of these is only late
     # What the peer may send, in the revision of its last request: nearly always that of all. And what we may.
     _revision: Revision | None = attrs.field(init=False, default=None)
-    _requests: Mapping[str, Verb] = attrs.field(init=False, factory=dict)
+    _requests: Mapping[str, BoundMethod] = attrs.field(init=False, factory=dict)
     _own_revision: Revision | None = attrs.field(init=False, default=None)
-    _own_verbs: Mapping[str, Verb] = attrs.field(init=False, factory=dict)
+    _own_methods: Mapping[str, BoundMethod] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self.legacy = Legacy(self.profile)
@@ -153,19 +153,19 @@ class Connection:
             if admission.revision is not self._revision:
                 peer = Role.CLIENT if self.role is Role.SERVER else Role.SERVER
                 self._revision, self._requests = admission.revision, sent_by(peer, admission.revision)
-            verb = self._requests.get(name)
-            if verb is None or verb.method.is_notification:
-                verb = self._foreign_verb(name)
-            if verb.settled and (answer := self._answer(verb, params, admission)) is not None:
+            method = self._requests.get(name)
+            if method is None or method.row.is_notification:
+                method = self._foreign_method(name)
+            if method.settled and (answer := self._answer(method, params, admission)) is not None:
                 return Settled(id, name, jsonrpc.encode_result(id, answer))
             if name not in self.served:
                 raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
-            loaded = verb.load_params(params)
+            loaded = method.load_params(params)
         except ErrorReply as error:
             return self._reject(request, error)
         except WireError as error:
             return self._reject(request, _invalid_params(name, error))
-        received = self.inbound[id] = RequestReceived(id, verb, loaded, params, admission)
+        received = self.inbound[id] = RequestReceived(id, method, loaded, params, admission)
         return received
 
     def _admit(self, name: str, meta: Any, principal: Principal | None) -> Admission | None:
@@ -191,15 +191,15 @@ class Connection:
             return None
         return self.legacy.admit(meta, principal)
 
-    def _foreign_verb(self, name: str) -> Verb:
+    def _foreign_method(self, name: str) -> BoundMethod:
         """Return a request method of an extension, which no revision defines."""
         assert self._revision is not None
-        if name in self.foreign and name not in vocabulary(self._revision):
+        if name in self.foreign and name not in methods_of(self._revision):
             return foreign(name)
         raise ErrorReply(METHOD_NOT_FOUND, f"unknown method: {name[:100]}")
 
-    def _peer_may_send(self, verb: Verb) -> bool:
-        return verb.from_client if self.role is Role.SERVER else verb.from_server
+    def _peer_may_send(self, method: BoundMethod) -> bool:
+        return method.from_client if self.role is Role.SERVER else method.from_server
 
     def _answer_early(self, id: RequestId, name: str, params: Mapping[str, Any]) -> Settled:
         """Answer a request that is allowed before a revision is agreed on."""
@@ -208,18 +208,18 @@ class Connection:
         if self.role is Role.CLIENT:
             raise ErrorReply(METHOD_NOT_FOUND, "unknown method: initialize")
         revision, result = self.legacy.initialize(params)
-        raw = vocabulary(revision)["initialize"].dump_result(result)
+        raw = methods_of(revision)["initialize"].dump_result(result)
         return Settled(id, name, jsonrpc.encode_result(id, raw))
 
-    def _answer(self, verb: Verb, params: Mapping[str, Any], admission: Admission) -> dict[str, JSON] | None:
+    def _answer(self, method: BoundMethod, params: Mapping[str, Any], admission: Admission) -> dict[str, JSON] | None:
         """Return the result of a request about the connection itself, for which there is no handler; else None."""
-        name = verb.name
+        name = method.name
         if name == "ping":
             return {}
         if name == "server/discover":
-            return self.modern.dump_result(verb, self.modern.discovered(), admission.revision)
+            return self.modern.dump_result(method, self.modern.discovered(), admission.revision)
         if name == "logging/setLevel" and name in self.served:
-            self.legacy.log_level = verb.load_params(params).level
+            self.legacy.log_level = method.load_params(params).level
             return {}
         return None
 
@@ -255,7 +255,7 @@ class Connection:
         if self.role is Role.CLIENT and self.outbound:
             from trimcp.security import security_event
 
-            waiting = ", ".join(request.verb.name for request in islice(self.outbound.values(), 3))
+            waiting = ", ".join(request.method.name for request in islice(self.outbound.values(), 3))
             security_event("server_garbage", why=f"{why}; unanswered: {waiting}")
 
     def _receive_error(self, message: jsonrpc.ErrorResponse) -> Event:
@@ -267,7 +267,7 @@ class Connection:
         error = kind(message.code, message.message, message.data)
         request = self.outbound.get(message.id) or self.outbound.get(jsonrpc.own_id(message.id))
         if request is not None:
-            error.method = request.verb.name
+            error.method = request.method.name
         return self._receive_reply(message.id, None, error)
 
     def _receive_loss(self, message: jsonrpc.Lost) -> Event:
@@ -315,15 +315,15 @@ class Connection:
         if revision is None:
             # No revision is agreed on: a modern peer may still cancel its request.
             revision = self.profile.revisions[-1]
-        verb = vocabulary(revision).get(name)
-        if verb is None and name in self.heard and name not in METHODS:
-            verb = foreign(name, notification=True)
-        if verb is None or not verb.method.is_notification or not self._peer_may_send(verb):
+        method = methods_of(revision).get(name)
+        if method is None and name in self.heard and name not in METHODS:
+            method = foreign(name, notification=True)
+        if method is None or not method.row.is_notification or not self._peer_may_send(method):
             return Ignored(f"unknown notification: {name[:100]}")
         if name == "notifications/initialized":
             return self._receive_initialized()
         try:
-            loaded = verb.load_params(params)
+            loaded = method.load_params(params)
         except WireError as error:
             return Ignored(f"invalid {name}: {'; '.join(error.problems)}"[:500])
         if name == "notifications/cancelled":
@@ -336,15 +336,15 @@ class Connection:
         meta = params.get("_meta")
         peer, abilities = self.legacy.peer, self.legacy.capabilities
         admission = Admission(revision, peer, abilities or self.profile.capabilities, None, None, meta, principal)
-        return Notified(verb, loaded, admission)
+        return Notified(method, loaded, admission)
 
     def _receive_initialized(self) -> Event:
         if self.role is Role.SERVER and self.legacy.initialized():
             revision, capabilities = self.legacy.revision, self.legacy.capabilities
             assert revision is not None
             assert capabilities is not None
-            verb = vocabulary(revision)["notifications/initialized"]
-            return Notified(verb, None, Admission(revision, self.legacy.peer, capabilities))
+            method = methods_of(revision)["notifications/initialized"]
+            return Notified(method, None, Admission(revision, self.legacy.peer, capabilities))
         return Ignored("notifications/initialized out of turn")
 
     def _receive_cancelled(self, id: RequestId | None, reason: str | None) -> Event:
@@ -353,7 +353,7 @@ class Connection:
             request.state = fire(INBOUND, request.state, InboundStep.CANCEL)
             return Cancelled(request.id, reason)
         ours = self.outbound.get(id) if id is not None else None
-        if request is None and ours is not None and ours.verb.name == "subscriptions/listen":
+        if request is None and ours is not None and ours.method.name == "subscriptions/listen":
             # The only cancellation that a modern server may send: it ends a subscription with a reason.
             return self._receive_reply(ours.id, None, ConnectionLost(reason or "the server ended the subscription"))
         return Ignored("a cancellation of nothing that is under way")
@@ -407,13 +407,13 @@ class Connection:
         revision = request.admission.revision
         try:
             if revision.modern:
-                return self.modern.dump_result(request.verb, result, revision)
-            raw: dict[str, JSON] = request.verb.dump_result(result)
+                return self.modern.dump_result(request.method, result, revision)
+            raw: dict[str, JSON] = request.method.dump_result(result)
             return raw
         except NotInRevision:
             raise
         except WireError as error:
-            raise LocalError(f"{request.verb.name} returned what {revision.name} cannot say: {error}") from error
+            raise LocalError(f"{request.method.name} returned what {revision.name} cannot say: {error}") from error
 
     @staticmethod
     def refusal(request: RequestReceived, error: NotInRevision) -> Any:
@@ -422,9 +422,9 @@ class Connection:
         Raises ErrorReply: the results of this method cannot report that.
         """
         text = f"the result cannot be sent: {error}"
-        if request.verb.method.failed is None:
+        if request.method.row.failed is None:
             raise ErrorReply(INTERNAL_ERROR, text, {"reason": "revision"})
-        return request.verb.method.failed(text)
+        return request.method.row.failed(text)
 
     @staticmethod
     def encode_error(id: RequestId, error: ErrorReply) -> bytes:
@@ -452,7 +452,7 @@ class Connection:
         self._last_id += 1
         return self._last_id
 
-    def verb(self, name: str) -> Verb:
+    def method(self, name: str) -> BoundMethod:
         """Return the method for a message of ours.
 
         Raises LocalError: no revision is agreed on yet, or the revision has no such message in this direction.
@@ -461,18 +461,18 @@ class Connection:
         if revision is None:
             raise LocalError(f"{name} cannot be sent before the connection is initialized")
         if revision is not self._own_revision:
-            self._own_revision, self._own_verbs = revision, sent_by(self.role, revision)
-        verb = self._own_verbs.get(name)
-        if verb is None and name in self.foreign and name not in vocabulary(revision):
-            verb = foreign(name)
-        if verb is None:
+            self._own_revision, self._own_methods = revision, sent_by(self.role, revision)
+        method = self._own_methods.get(name)
+        if method is None and name in self.foreign and name not in methods_of(revision):
+            method = foreign(name)
+        if method is None:
             raise LocalError(f"revision {revision.name} has no {name} in this direction")
-        return verb
+        return method
 
     def encode_request(
         self,
         id: RequestId,
-        verb: Verb,
+        method: BoundMethod,
         params: Any,
         *,
         wants_progress: bool = False,
@@ -483,11 +483,11 @@ class Connection:
         Raises LocalError: the params cannot be encoded as JSON, or not in this revision (`NotInRevision`).
         """
         try:
-            raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)
+            raw: dict[str, JSON] = {} if params is None else method.dump_params(params)
         except NotInRevision as error:
-            raise NotInRevision([f"{verb.name} cannot be sent: {error}"]) from None
+            raise NotInRevision([f"{method.name} cannot be sent: {error}"]) from None
         except WireError as error:
-            raise LocalError(f"{verb.name} cannot be sent: {error}") from error
+            raise LocalError(f"{method.name} cannot be sent: {error}") from error
         token = id if wants_progress else None
         if self.modern.revision is not None:
             self.modern.stamp(raw, meta, token)
@@ -495,18 +495,18 @@ class Connection:
             raw["_meta"] = {**raw.get("_meta", {}), **(meta or {})}
             if token is not None:
                 raw["_meta"]["progressToken"] = token
-        return jsonrpc.encode_request(id, verb.name, raw or None)
+        return jsonrpc.encode_request(id, method.name, raw or None)
 
-    def may_call(self, verb: Verb) -> None:
+    def may_call(self, method: BoundMethod) -> None:
         """Check that a request of ours may be sent now. Raises LocalError: it may not; nothing was sent."""
         if self.modern.revision is None:
             if self.legacy.handshake is Handshake.CLOSED:
                 raise LocalError("the connection is closed")
-            self.legacy.may_call(verb.name)
+            self.legacy.may_call(method.name)
 
-    def sent(self, id: RequestId, verb: Verb, *, wants_progress: bool = False) -> OutboundRequest:
+    def sent(self, id: RequestId, method: BoundMethod, *, wants_progress: bool = False) -> OutboundRequest:
         """Note that our request `id` is being put into the outbox."""
-        request = self.outbound[id] = OutboundRequest(id, verb, wants_progress)
+        request = self.outbound[id] = OutboundRequest(id, method, wants_progress)
         return request
 
     def log_level(self, admission: Admission) -> LoggingLevel | None:
@@ -528,20 +528,20 @@ class Connection:
         self.legacy.close()
         return lost
 
-    def encode_notification(self, verb: Verb, params: Any, *, subscription: RequestId | None = None) -> bytes:
+    def encode_notification(self, method: BoundMethod, params: Any, *, subscription: RequestId | None = None) -> bytes:
         """Return a notification of ours as bytes; one for a subscription has its id in `_meta`."""
         try:
-            raw: dict[str, JSON] = {} if params is None else verb.dump_params(params)
+            raw: dict[str, JSON] = {} if params is None else method.dump_params(params)
         except WireError as error:
-            raise LocalError(f"{verb.name} cannot be sent: {error}") from error
+            raise LocalError(f"{method.name} cannot be sent: {error}") from error
         if subscription is not None:
             raw["_meta"] = {**raw.get("_meta", {}), META_SUBSCRIPTION_ID: subscription}
         try:
-            return jsonrpc.encode_notification(verb.name, raw or None)
+            return jsonrpc.encode_notification(method.name, raw or None)
         except jsonrpc.Unencodable:
-            return jsonrpc.encode_notification(verb.name, jsonrpc.sendable(raw))
+            return jsonrpc.encode_notification(method.name, jsonrpc.sendable(raw))
 
-    def load_result(self, verb: Verb, raw: dict[str, Any]) -> Any:
+    def load_result(self, method: BoundMethod, raw: dict[str, Any]) -> Any:
         """Return the payload of the peer's answer to a request of ours, without list members that cannot be read.
 
         Raises InvalidReply: it is not a valid answer to this request.
@@ -549,17 +549,17 @@ class Connection:
         try:
             try:
                 if self.modern.revision is not None:
-                    return self.modern.load_result(verb, raw)
-                return verb.load_result(raw)
+                    return self.modern.load_result(method, raw)
+                return method.load_result(raw)
             except WireError:
                 revision = self.revision
                 if self.strict or revision is None or raw.get("resultType", RESULT_COMPLETE) != RESULT_COMPLETE:
                     raise
-            return converter_for(revision).load_readable(raw, verb.method)
+            return converter_for(revision).load_readable(raw, method.row)
         except WireError as error:
             if "structuredContent" in raw and "content" not in raw:
-                return self.load_result(verb, {**raw, "content": []})  # some servers leave it out
-            raise InvalidReply(f"invalid answer to {verb.name}: {'; '.join(error.problems)}"[:500]) from None
+                return self.load_result(method, {**raw, "content": []})  # some servers leave it out
+            raise InvalidReply(f"invalid answer to {method.name}: {'; '.join(error.problems)}"[:500]) from None
 
 
 def _invalid_params(name: str, error: WireError) -> ErrorReply:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from trimcp.principal import Principal
+from trimcp.protocol.bound_methods import BoundMethod
 from trimcp.protocol.states import Inbound
-from trimcp.protocol.vocabulary import Verb
 from trimcp.support.slotted import slotted
 from trimcp.support.values import shown
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
@@ -104,7 +104,7 @@ class RequestReceived:
     """
 
     id: RequestId
-    verb: Verb
+    method: BoundMethod
     params: Any  # its payload in its revision; `raw` is the JSON object received
     raw: Mapping[str, Any]
     admission: Admission
@@ -165,7 +165,7 @@ class Progressed:
 class Notified:
     """A notification that does not refer to a request of ours by id."""
 
-    verb: Verb
+    method: BoundMethod
     params: Any
     admission: Admission
 

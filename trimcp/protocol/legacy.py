@@ -11,10 +11,10 @@ from typing import Any
 
 from trimcp.errors import ErrorReply, InvalidReply, LocalError
 from trimcp.principal import Principal
+from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST
@@ -70,7 +70,7 @@ class Legacy:
         said = params.get("clientInfo"), params.get("capabilities")
         kept = self.profile.weigh_client("clientInfo and capabilities", *said)
         try:
-            asked: InitializeParams = vocabulary(revision)["initialize"].load_params(params)
+            asked: InitializeParams = methods_of(revision)["initialize"].load_params(params)
         except WireError as error:
             raise ErrorReply(INVALID_PARAMS, "invalid initialize", {"problems": error.problems}) from None
         self.handshake = Handshake.NEW
@@ -129,7 +129,7 @@ class Legacy:
         said = raw.get("serverInfo"), raw.get("capabilities"), raw.get("instructions")
         kept = self.profile.weigh_server(*said)
         try:
-            result: InitializeResult = vocabulary(revision)["initialize"].load_result(raw)
+            result: InitializeResult = methods_of(revision)["initialize"].load_result(raw)
         except WireError as error:
             raise InvalidReply(f"invalid answer to initialize: {'; '.join(error.problems)}") from None
         self._fire(HandshakeStep.RESULT)

@@ -13,9 +13,9 @@ import orjson
 
 from trimcp.errors import ErrorReply, InvalidReply
 from trimcp.principal import Principal
+from trimcp.protocol.bound_methods import BoundMethod
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
-from trimcp.protocol.vocabulary import Verb
 from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, UNSUPPORTED_VERSION
@@ -134,12 +134,12 @@ class Modern:
             instructions=profile.instructions,
         )
 
-    def dump_result(self, verb: Verb, result: Any, revision: Revision) -> dict[str, JSON]:
+    def dump_result(self, method: BoundMethod, result: Any, revision: Revision) -> dict[str, JSON]:
         """Return the result as a JSON object with our name in its `_meta` ("Per-response protocol fields")."""
         if type(result) is InputRequiredResult:
             raw: dict[str, JSON] = converter_for(revision).dump(result)
         else:
-            raw = verb.dump_result(result)
+            raw = method.dump_result(result)
             raw.setdefault("resultType", RESULT_COMPLETE)  # an extension's result may omit it
         info = _named(self.profile, revision)
         meta = raw.get("_meta")
@@ -171,7 +171,7 @@ class Modern:
             meta["progressToken"] = token
         raw["_meta"] = meta
 
-    def load_result(self, verb: Verb, raw: dict[str, Any]) -> Any:
+    def load_result(self, method: BoundMethod, raw: dict[str, Any]) -> Any:
         """Return the payload of a server's answer, by its `resultType`; a missing one means complete.
 
         Raises:
@@ -180,11 +180,11 @@ class Modern:
         """
         kind = raw.setdefault("resultType", "complete")
         if kind == "complete":
-            if verb.method.cacheable:
+            if method.row.cacheable:
                 # "If ttlMs is absent, clients SHOULD assume a default of 0" (server/utilities/caching).
                 raw.setdefault("ttlMs", 0)
                 raw.setdefault("cacheScope", "private")
-            return verb.load_result(raw)
-        if kind == "input_required" and verb.method.may_ask_from is not None and self.revision is not None:
+            return method.load_result(raw)
+        if kind == "input_required" and method.row.may_ask_from is not None and self.revision is not None:
             return converter_for(self.revision).load(raw, InputRequiredResult)
-        raise InvalidReply(f"{verb.name} was answered with result type {str(kind)[:40]!r}, which we do not know")
+        raise InvalidReply(f"{method.name} was answered with result type {str(kind)[:40]!r}, which we do not know")

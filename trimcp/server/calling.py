@@ -27,7 +27,7 @@ from trimcp.server.media import is_content
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 from trimcp.support.slotted import slotted
 from trimcp.support.values import valued
 from trimcp.wire.input_requests import ElicitResult
@@ -158,7 +158,7 @@ async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[
             for question in questions:
                 nursery.start_soon(answer, question)
     except ExceptionGroup as group:
-        raise sole(group) from None
+        raise unwrap_single(group) from None
     if failures:
         raise failures[0]
     return answers

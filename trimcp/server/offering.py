@@ -425,7 +425,7 @@ class Offering:
 
         return filtered(name, handler, filters)
 
-    def dressed(self, name: str, handler: Handler) -> Handler:
+    def with_middleware(self, name: str, handler: Handler) -> Handler:
         """Return the handler of a method inside its middleware, its filters and the audit."""
         return self.audited(name, self.filtered(name, self.wrap(handler)))
 

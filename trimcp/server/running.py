@@ -30,7 +30,7 @@ from trimcp.session.jobs import Crew
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
@@ -124,7 +124,7 @@ class Running:
         for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
             handlers[name] = self.pools.shared(handlers[name])
         self._handlers = {
-            name: server.audited(name, handler) if name in _LISTS else server.dressed(name, handler)
+            name: server.audited(name, handler) if name in _LISTS else server.with_middleware(name, handler)
             for name, handler in handlers.items()
             if server.offers_method(name)
         }
@@ -184,7 +184,7 @@ class Running:
             open_questions(session, job)
         token = CURRENT.set(ctx)
         try:
-            handler = self._handlers[job.request.verb.name]
+            handler = self._handlers[job.request.method.name]
             meta = job.request.admission.meta
             if meta is not None and META_TIMEOUT in meta:
                 return await _while_awaited(handler, ctx, job, meta[META_TIMEOUT])
@@ -198,7 +198,7 @@ class Running:
         An integer beyond 64 bits in a result is a tool error, too, and logged: the tool's author cannot know who has
         such JSON. The filters get it like any result. With `handler_errors="tell"` a crash is logged and its text sent.
         """
-        if job.request.verb.name != "tools/call":
+        if job.request.method.name != "tools/call":
             return None
         from trimcp.server.tools import error_text
         from trimcp.wire.tools import failed_call
@@ -206,13 +206,17 @@ class Running:
         text = error_text(job.request.params.name, error)
         if text is None and session.handler_errors != "raise" and _is_beyond_64_bits(error):
             job.log_crash(error)
-            text = f"the result of {job.request.params.name} cannot be sent: {sole(error)}"
-        if text is None and session.handler_errors == "tell" and not isinstance(sole(error), ErrorReply | CannotAsk):
+            text = f"the result of {job.request.params.name} cannot be sent: {unwrap_single(error)}"
+        if (
+            text is None
+            and session.handler_errors == "tell"
+            and not isinstance(unwrap_single(error), ErrorReply | CannotAsk)
+        ):
             from trimcp.support.cleaning import mask
             from trimcp.workers.packing import FailedInWorker
 
             job.log_crash(error)
-            cause = sole(error)
+            cause = unwrap_single(error)
             kind = "" if isinstance(cause, FailedInWorker) else f"{type(cause).__name__}: "  # already in its text
             text = f"{job.request.params.name} failed: {kind}{mask(str(cause))}"
         if text is None:
@@ -224,13 +228,13 @@ class Running:
         ctx = Context(session, job, self.state, self._scope)
         return await self.server.filtered("tools/call", tell)(ctx, job.request.params)
 
-    def whereabouts(self, job: Job) -> str | None:
-        function = self.server.function_of(job.request.verb.name, job.request.params)
+    def source_location(self, job: Job) -> str | None:
+        function = self.server.function_of(job.request.method.name, job.request.params)
         return None if function is None else written(function)
 
     def notified(self, session: Session, event: Notified) -> None:
         """Handle a notification: call its handlers; from `initialized` on, notify a legacy session of changes."""
-        name = event.verb.name
+        name = event.method.name
         if name == "notifications/initialized":
             self._subscribers.attach(session)
         if session.driven and (self.server.middlewares or name in self.server.notification_handlers):
@@ -490,7 +494,7 @@ class Running:
 
 def _is_beyond_64_bits(error: BaseException) -> bool:
     """Return whether a result could not be encoded because of an integer (orjson's words)."""
-    cause = sole(error)
+    cause = unwrap_single(error)
     return isinstance(cause, Unencodable) and "64-bit" in str(cause)
 
 

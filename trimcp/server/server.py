@@ -176,7 +176,7 @@ class Server(Offering, Generic[StateT]):
         Several sessions may be served in one run. End them before leaving, which cancels the tasks of `ctx.server`.
         """
         require_trio()
-        worker = sys.modules.get("trimcp.worker.serve")
+        worker = sys.modules.get("trimcp.worker_program.serve")
         if worker is not None and worker.loading:
             raise LocalError(
                 "a worker process loads this module for one of its tools, and must not serve it: run the server under "

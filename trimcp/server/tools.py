@@ -24,7 +24,7 @@ from trimcp.session.clock import WorkClock
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.support.bounds import check_number
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import InputRequiredResult
@@ -214,7 +214,7 @@ def _has_own_errors(ctx: Context[Any]) -> bool:
 
 def error_text(name: str, error: BaseException) -> str | None:
     """Return the text sent to the model for a tool's exception, or None if it gets none."""
-    cause = sole(error)
+    cause = unwrap_single(error)
     if isinstance(cause, ToolError) or (isinstance(cause, CannotAsk) and cause.required is None):
         return str(cause)
     if isinstance(cause, Unencodable) and "surrogate" in str(cause):

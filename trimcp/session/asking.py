@@ -88,7 +88,7 @@ def open_questions(session: Session, job: Job) -> Questions:
     """
     if isinstance(job.questions, Questions):
         return job.questions
-    raw, name = job.request.raw, job.request.verb.name
+    raw, name = job.request.raw, job.request.method.name
     revision, principal = job.request.admission.revision, job.request.admission.principal
     digest = request_digest(name, raw)
     questions = job.with_extras().questions = Questions(session, digest)
@@ -168,8 +168,8 @@ def _check_capability(job: Job, name: str, params: Any) -> None:
 
 async def _ask_by_rerun(session: Session, job: Job, name: str, params: Any, key: str | None) -> Any:
     revision = job.request.admission.revision
-    if not session.force_rerun and job.request.verb.method.may_ask_from is None:
-        raise CannotAsk(f"{job.request.verb.name} may not ask the client anything in {revision.name}")
+    if not session.force_rerun and job.request.method.row.may_ask_from is None:
+        raise CannotAsk(f"{job.request.method.name} may not ask the client anything in {revision.name}")
     questions = open_questions(session, job)
     converter = converter_for(revision)
     method = METHODS[name]

@@ -22,7 +22,7 @@ from trimcp.session.clock import Clocks, WorkClock
 from trimcp.session.pending import Pending
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 from trimcp.wire.codes import HEADER_MISMATCH
 from trimcp.wire.common import META_TIMEOUT
 from trimcp.wire.converter import converter_for
@@ -172,7 +172,7 @@ class Rounds:
                 for key, question in questions.items():
                     nursery.start_soon(one, key, question)
         except BaseExceptionGroup as group:
-            raise sole(group) from None
+            raise unwrap_single(group) from None
         return answers
 
 

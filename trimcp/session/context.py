@@ -12,9 +12,9 @@ import trio
 from trimcp.budget.owners import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import LocalError
+from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.states import Inbound
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.clock import WorkClock
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.reports import NUMBERS, Reports
@@ -110,7 +110,7 @@ class Context(Admitted, Generic[StateT]):
     @property
     def method(self) -> str:
         """The request's method, such as `tools/call`."""
-        return self._job.request.verb.name
+        return self._job.request.method.name
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -438,7 +438,7 @@ class Context(Admitted, Generic[StateT]):
             elicitation_id: for `elicitation_complete`, in 2025-11-25; made up where that revision wants one.
             key: see `elicit`.
         """
-        if elicitation_id is None and _COMPLETE in vocabulary(self.revision):
+        if elicitation_id is None and _COMPLETE in methods_of(self.revision):
             elicitation_id = os.urandom(16).hex()
         params = ElicitURLParams(message=message, url=url, elicitation_id=elicitation_id)
         result: ElicitResult = await self.ask("elicitation/create", params, key=key)
@@ -450,7 +450,7 @@ class Context(Admitted, Generic[StateT]):
         Args:
             elicitation_id: the one passed to `elicit_url`.
         """
-        if _COMPLETE in vocabulary(self.revision):
+        if _COMPLETE in methods_of(self.revision):
             self._post(self._encode(_COMPLETE, ElicitationCompleteParams(elicitation_id=elicitation_id)))
         await trio.lowlevel.checkpoint()
 

@@ -245,11 +245,11 @@ class _ChannelDriver:
     def at_rest(self) -> bool:
         return self.session.jobs.at_rest
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """Drop the peer and its connection at once: an orderly shutdown would keep the memory for its duration."""
         self._drop(why)
         if self.connection is not None:
-            self.connection.give_way(why)
+            self.connection.evict(why)
 
     def _drop(self, why: str) -> None:
         """Drop the peer, with what is queued for it."""

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from trimcp.errors import CannotAsk, ConnectionLost, ErrorReply, RemoteError
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import (
     CANCELLED_BY_DRAIN,
@@ -70,7 +70,7 @@ def error_for(error: BaseException, name: str, *, peer_lost: bool) -> ErrorReply
         name: the request's method.
         peer_lost: whether the session has lost its peer: then a handler that failed because of that did not crash.
     """
-    cause = sole(error)
+    cause = unwrap_single(error)
     if isinstance(cause, CannotAsk):
         if cause.required is not None:
             return ErrorReply(MISSING_CAPABILITY, str(cause), {"requiredCapabilities": cause.required})

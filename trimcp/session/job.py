@@ -27,7 +27,7 @@ from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.limits import Limits
 from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
-from trimcp.support.containment import abandon_left_open, blamed, contained, has_left_open, innermost_scope
+from trimcp.support.containment import abandon_left_open, contained, has_left_open, innermost_scope, split_own_failures
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, CANCELLED_BY_OPERATOR, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.converter import NotInRevision
@@ -89,7 +89,7 @@ class Endpoint(Protocol[SessionT_contra]):
     async def failure(self, session: SessionT_contra, job: Job, error: BaseException, /) -> Any:
         """Return a result payload that reports what a handler raised, or None to answer with an error."""
 
-    def whereabouts(self, job: Job) -> str | None:
+    def source_location(self, job: Job) -> str | None:
         """Return the source location of the function that handles a request, for the log, or None if there is none."""
 
     def notified(self, session: SessionT_contra, event: Notified, /) -> None:
@@ -227,7 +227,7 @@ class Job:
         """Store and log why the handler is cancelled."""
         self.cancelled = Cancellation(reason, detail)
         said = "" if detail is None else f" ({detail!r})"  # the peer's text: escaped
-        log.debug("%s %r is cancelled: %s%s", self.request.verb.name, self.request.id, reason.value, said)
+        log.debug("%s %r is cancelled: %s%s", self.request.method.name, self.request.id, reason.value, said)
 
     def cancelled_reply(self) -> bytes | None:
         """Return the answer to a request whose handler was cancelled here, or None if none is due."""
@@ -271,7 +271,7 @@ class Job:
                 await session.jobs.wait_for_reader(self)
         except BaseException as error:
             left = abandon_left_open(task, around)
-            crash, cancelled = blamed(error, around)
+            crash, cancelled = split_own_failures(error, around)
             try:
                 self.failure = crash
                 if left is None and cancelled is not None:
@@ -367,12 +367,12 @@ class Job:
         try:
             reply = session.engine.encode_result(self.request, result)
         except NotInRevision as error:
-            log.warning("the result of %s cannot be sent: %s", self.request.verb.name, error)
+            log.warning("the result of %s cannot be sent: %s", self.request.method.name, error)
             result = session.engine.refusal(self.request, error)
             reply = session.engine.encode_result(self.request, result)
         size, most = len(reply), session.limits.max_result
         if size > most:
-            log.error("the result of %s has %d bytes; at most %d are sent", self.request.verb.name, size, most)
+            log.error("the result of %s has %d bytes; at most %d are sent", self.request.method.name, size, most)
             text = f"the result is larger than {most} bytes"
             reply = self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "result_size"}))
         elif session.on_finished is not None:
@@ -391,7 +391,7 @@ class Job:
         from trimcp.security import security_event
 
         principal = self.request.admission.principal
-        security_event("flood_refused", what="results", verb=self.request.verb.name, principal=principal)
+        security_event("flood_refused", what="results", verb=self.request.method.name, principal=principal)
         text = "the call was carried out, but its result was dropped: those that wait to be read are too large together"
         reply = self.reply = self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "results_unread"}))
         return reply
@@ -406,7 +406,7 @@ class Job:
     def _failed(self, error: BaseException) -> bytes:
         """Return the reply for a handler's exception: the error that it raised, or one without details of a crash."""
         session = self.session
-        answer = error_for(error, self.request.verb.name, peer_lost=session.lost is not None)
+        answer = error_for(error, self.request.method.name, peer_lost=session.lost is not None)
         if answer is None:
             if session.handler_errors == "raise":
                 self.with_extras().crash = error
@@ -426,7 +426,7 @@ class Job:
         """Log a handler's crash with its traceback, and return an error without details."""
         from trimcp.support.cleaning import in_quotes, log_crash
 
-        where = self.session.endpoint.whereabouts(self)
+        where = self.session.endpoint.source_location(self)
         about = "" if self.target is None else f": {in_quotes(self.target)}"
         about += "" if where is None else f" ({where})"
         data = None
@@ -435,7 +435,7 @@ class Job:
 
             data = {"incident": secrets.token_hex(6)}
             about += f"; incident {data['incident']}"
-        log_crash(log, error, "the handler of %s crashed%s", self.request.verb.name, about)
+        log_crash(log, error, "the handler of %s crashed%s", self.request.method.name, about)
         return ErrorReply(INTERNAL_ERROR, "internal error", data)
 
     # Ending
@@ -445,7 +445,7 @@ class Job:
         if code == OVERLOADED:
             from trimcp.security import security_event
 
-            security_event("flood_refused", what=self.request.verb.name, principal=self.request.admission.principal)
+            security_event("flood_refused", what=self.request.method.name, principal=self.request.admission.principal)
         self.session.jobs.refused += 1
         self.finish(self._own_error(code, message))
 

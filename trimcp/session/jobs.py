@@ -91,7 +91,7 @@ class Crew:
                     job = self._jobs.popleft()
                     if self._jobs and not self._coming:
                         self._call()
-                    me.name = job.request.verb.name
+                    me.name = job.request.method.name
                     job.scope, job.task = scope, me
                     if job.cancelled is None:
                         left_open = await job.attempt(me, around)

@@ -15,8 +15,8 @@ import attrs
 import trio
 
 from trimcp.errors import ConnectionLost, LocalError, McpError
+from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Notified, Replied
-from trimcp.protocol.vocabulary import vocabulary
 from trimcp.session.pending import Pending
 from trimcp.session.queues import Changes
 from trimcp.session.scopes import cancellation_text
@@ -102,7 +102,7 @@ class Subscription:
 
     def notified(self, event: Notified) -> None:
         """Keep a notification, if it is one that was subscribed to."""
-        name = event.verb.name
+        name = event.method.name
         if name == "notifications/subscriptions/acknowledged":
             self.acknowledged = event.params.notifications
             self._opened.set()
@@ -158,7 +158,7 @@ class Subscriptions:
             LocalError: the server offers no such subscription.
         """
         revision = self.session.revision
-        words = {} if revision is None else vocabulary(revision)
+        words = {} if revision is None else methods_of(revision)
         subscription = Subscription(wanted, self.session)
         how = self._by_request(subscription) if _LISTEN in words else self._by_notices(subscription)
         async with how:

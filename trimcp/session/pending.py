@@ -9,9 +9,9 @@ import attrs
 import trio
 
 from trimcp.channel import Origin
+from trimcp.protocol.bound_methods import BoundMethod
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import Replied
-from trimcp.protocol.vocabulary import Verb
 from trimcp.session.scopes import WaitingTasks
 from trimcp.support.slotted import slotted
 from trimcp.wire.lifecycle import ProgressParams
@@ -23,7 +23,7 @@ class Pending:
 
     engine: Connection
     id: int
-    verb: Verb
+    method: BoundMethod
     origin: Origin | None = None  # the origin of the peer's request that it belongs to, or None
     # called with each progress message, or None to ask for none
     on_progress: Callable[[ProgressParams], object] | None = None
@@ -53,11 +53,11 @@ class Pending:
             await self._waiting.wait()
         else:
             await trio.lowlevel.checkpoint()
-        return self.engine.load_result(self.verb, self._raw_now())
+        return self.engine.load_result(self.method, self._raw_now())
 
     def payload_now(self) -> Any:
         """Return the payload of an answer that has arrived; raises as `Session.call` does."""
-        return self.engine.load_result(self.verb, self._raw_now())
+        return self.engine.load_result(self.method, self._raw_now())
 
     def _raw_now(self) -> dict[str, Any]:
         reply = self.reply

@@ -14,7 +14,7 @@ import trio
 
 from trimcp.errors import LocalError
 from trimcp.support.containment import contained, named
-from trimcp.support.nurseries import parted
+from trimcp.support.nurseries import split_cancelled
 from trimcp.support.slotted import slotted
 
 log: logging.Logger = logging.getLogger("trimcp.session")
@@ -154,7 +154,7 @@ class Work:
         except trio.Cancelled:
             raise
         except BaseException as error:  # a crash, perhaps together with a cancellation
-            crash, cancelled = parted(error)
+            crash, cancelled = split_cancelled(error)
             try:
                 if crash is not None and not isinstance(crash, Exception):
                     raise  # an interrupt: `contained` has made everything else an exception

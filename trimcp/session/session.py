@@ -19,6 +19,7 @@ from trimcp.budget.accounts import LITTLE, STEP
 from trimcp.channel import Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.headers import request_headers
+from trimcp.protocol.bound_methods import BoundMethod, foreign, methods_of
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
     BatchReceived,
@@ -33,7 +34,6 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.request_state import Sealer
-from trimcp.protocol.vocabulary import Verb, foreign, vocabulary
 from trimcp.session.batches import BatchSink, HeldReplies
 from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.job import CancelReason, Endpoint, Job
@@ -399,13 +399,13 @@ class Session:
         if self.lost is not None:
             raise ConnectionLost(*self.lost.args)
         engine = self.engine
-        verb = engine.verb(name)
-        engine.may_call(verb)
+        method = engine.method(name)
+        engine.may_call(method)
         id = engine.new_id()
-        data = engine.encode_request(id, verb, params, wants_progress=on_progress is not None, meta=meta)
-        pending = Pending(engine, id, verb, origin, on_progress, on_reply)
+        data = engine.encode_request(id, method, params, wants_progress=on_progress is not None, meta=meta)
+        pending = Pending(engine, id, method, origin, on_progress, on_reply)
         if self.transport.mirrors_headers:
-            headers = mirrored(engine.revision, verb, params, headers)
+            headers = mirrored(engine.revision, method, params, headers)
         return await self.send_request(pending, data, headers)
 
     async def send_request(self, pending: Pending, data: bytes, headers: Mapping[str, str] | None = None) -> Pending:
@@ -416,7 +416,7 @@ class Session:
             await sink.room()
         if self.lost is not None:
             raise ConnectionLost(*self.lost.args)
-        self.engine.sent(pending.id, pending.verb, wants_progress=pending.on_progress is not None)
+        self.engine.sent(pending.id, pending.method, wants_progress=pending.on_progress is not None)
         post = sink.post_alone if self.transport.alone and not self.pending else sink.post
         self.pending[pending.id] = pending
         try:
@@ -435,7 +435,7 @@ class Session:
             return
         self.engine.give_up(pending.id)
         sink = self.sink_of(pending.origin)
-        if sink.withdraw(pending.id) or pending.verb.name in ("initialize", "server/discover"):
+        if sink.withdraw(pending.id) or pending.method.name in ("initialize", "server/discover"):
             return
         data = self.encode_notification("notifications/cancelled", CancelledParams(request_id=pending.id, reason=why))
         sink.post(Outgoing(data, Kind.CANCEL, pending.id, pending.origin))
@@ -454,8 +454,8 @@ class Session:
         Raises:
             LocalError: the revision has no such notification in this direction, or it cannot be encoded.
         """
-        verb = self.engine.verb(name) if job is None else vocabulary(job.request.admission.revision)[name]
-        return self.engine.encode_notification(verb, params, subscription=subscription)
+        method = self.engine.method(name) if job is None else methods_of(job.request.admission.revision)[name]
+        return self.engine.encode_notification(method, params, subscription=subscription)
 
     def encode_foreign(self, name: str, params: Mapping[str, JSON] | None) -> bytes:
         """Return a notification that only an extension defines as bytes.
@@ -533,7 +533,7 @@ class Session:
 
 
 def mirrored(
-    revision: Revision | None, verb: Verb, params: Any, more: Mapping[str, str] | None = None
+    revision: Revision | None, method: BoundMethod, params: Any, more: Mapping[str, str] | None = None
 ) -> Mapping[str, str] | None:
     """Return the headers in which a request repeats what it is (2026-07-28 streamable-http), and `more`.
 
@@ -544,5 +544,5 @@ def mirrored(
     """
     if revision is None or not revision.method_headers:
         return more
-    name = None if verb.method.mirrored is None else getattr(params, verb.method.mirrored)
-    return {**request_headers(revision.name, verb.name, name), **(more or {})}
+    name = None if method.row.mirrored is None else getattr(params, method.row.mirrored)
+    return {**request_headers(revision.name, method.name, name), **(more or {})}

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from trimcp.support.nurseries import leaves, parted, sole
+from trimcp.support.nurseries import leaves, split_cancelled, unwrap_single
 
 
 def server_ends() -> bool:
@@ -32,7 +32,7 @@ def is_cancelled(scope: object) -> bool:
     return trio.current_effective_deadline() == -math.inf if known is None else known
 
 
-def blamed(error: BaseException, around: object) -> tuple[BaseException | None, BaseException | None]:
+def split_own_failures(error: BaseException, around: object) -> tuple[BaseException | None, BaseException | None]:
     """Split what code raised: return its own failure, and the cancellation that came from outside of the code.
 
     Args:
@@ -40,7 +40,7 @@ def blamed(error: BaseException, around: object) -> tuple[BaseException | None, 
             closed outside of Trio, where it is not possible to wait.
         around: the `innermost_scope` in which the code was called.
     """
-    crash, cancelled = parted(error)
+    crash, cancelled = split_cancelled(error)
     if crash is not None and _is_interrupt(crash):
         raise error
     if cancelled is not None and not is_cancelled(around):
@@ -110,14 +110,16 @@ async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **optio
                 return await function(*args, **options)
             except BaseException as error:
                 left = abandon_left_open(task, around, nurseries)
-                crash = blamed(error, around)[0]  # its other half may be the error, which would keep itself alive
+                crash = split_own_failures(error, around)[
+                    0
+                ]  # its other half may be the error, which would keep itself alive
                 try:
                     if left is None and crash is None:
                         raise  # only cancelled
                     if left is None and isinstance(crash, Exception):
                         raise crash from crash.__cause__
                     if left is None:
-                        left = RuntimeError(f"{named(function)} raised {type(sole(crash or error)).__name__}")
+                        left = RuntimeError(f"{named(function)} raised {type(unwrap_single(crash or error)).__name__}")
                     if left.__cause__ is None:
                         left.__cause__ = error
                     raise left from left.__cause__

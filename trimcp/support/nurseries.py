@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager, suppress
 import trio
 
 
-def sole(error: BaseException) -> BaseException:
+def unwrap_single(error: BaseException) -> BaseException:
     """Return the only exception inside nested groups, or the group if it holds several."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
 
 
-def parted(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
+def split_cancelled(error: BaseException) -> tuple[BaseException | None, BaseException | None]:
     """Split what a body raised: return its own exceptions, and the cancellation, which belongs to an outer scope."""
     if isinstance(error, trio.Cancelled):
         return None, error
@@ -50,16 +50,16 @@ def _group_of(errors: list[BaseException]) -> BaseExceptionGroup[BaseException] 
     return BaseExceptionGroup("multiple errors", errors) if errors else None
 
 
-def reconciled(text: str, failure: BaseException | None, error: BaseException) -> BaseException | None:
+def merge_failures(text: str, failure: BaseException | None, error: BaseException) -> BaseException | None:
     """Merge the body's failure with the nursery's, and return what to raise; None for a cancellation.
 
     A single failure is raised itself, without the groups of nurseries. Two are raised as a group with the message
     `text`.
     """
-    crash, _ = parted(error)
+    crash, _ = split_cancelled(error)
     if crash is None:
         return failure
-    return sole(crash) if failure is None else BaseExceptionGroup(text, [failure, sole(crash)])
+    return unwrap_single(crash) if failure is None else BaseExceptionGroup(text, [failure, unwrap_single(crash)])
 
 
 @asynccontextmanager
@@ -80,14 +80,14 @@ async def open_service_nursery() -> AsyncIterator[trio.Nursery]:
                 ended = error
                 raise
             except BaseException as error:  # the body's: raised below, without the nursery's group
-                failure, cancelled = parted(error)
+                failure, cancelled = split_cancelled(error)
                 if cancelled is not None:
                     raise cancelled from None
             finally:
                 nursery.cancel_scope.cancel(reason="whoever these tasks served has ended")
     except BaseException as error:  # a task's, or a cancellation that the nursery has wrapped
         cancelled = None  # for the reason given below
-        failure = reconciled("the body and a task that served it both failed", failure, error)
+        failure = merge_failures("the body and a task that served it both failed", failure, error)
         if failure is None:
             raise
     finally:

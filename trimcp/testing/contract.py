@@ -11,7 +11,7 @@ import trio
 from trio.testing import assert_checkpoints, wait_all_tasks_blocked
 
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing, require_trio
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request
 
 MakePair: TypeAlias = Callable[[], AbstractAsyncContextManager[tuple[MessageChannel, MessageChannel]]]
@@ -67,7 +67,9 @@ async def _run(check: _Check, make_pair: MakePair) -> None:
         failures, rest = group.split(AssertionError)
         if failures is None or rest is not None:
             raise
-        raise AssertionError(str(sole(failures))) from group  # without the exception groups of the nurseries here
+        raise AssertionError(
+            str(unwrap_single(failures))
+        ) from group  # without the exception groups of the nurseries here
 
 
 async def _order(left: MessageChannel, right: MessageChannel) -> None:

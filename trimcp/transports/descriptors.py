@@ -74,7 +74,7 @@ async def hung_up(sock: AnySocket | None) -> int:
     return await trio.sleep_forever()
 
 
-async def unheard(stream: object) -> None:
+async def wait_peer_stops_reading(stream: object) -> None:
     """Wait until the peer no longer reads from a stream. Without this, only the next write would report it.
 
     A peer that has only closed its sending side may still read. Where the system cannot report this, wait until

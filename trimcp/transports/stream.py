@@ -12,7 +12,7 @@ from trimcp.budget.accounts import Amount
 from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.support.slotted import slotted
-from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, unheard
+from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of, wait_peer_stops_reading
 from trimcp.transports.stdio.streams import FdSender
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, PATIENCE, ParseLimits
 
@@ -108,7 +108,7 @@ class StreamChannel(MessageChannel):
 
     async def hung_up(self) -> None:
         """Wait until the peer no longer reads; a peer that has only closed its sending side may still read."""
-        await unheard(self._sender)
+        await wait_peer_stops_reading(self._sender)
 
     def taken(self) -> Hashable:
         return self._pieces, progress_of(self._sender)

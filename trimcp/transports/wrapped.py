@@ -38,8 +38,8 @@ class WrappedChannel(MessageChannel):
     def set_max_message(self, size: int) -> None:
         self.channel.set_max_message(size)
 
-    def wait_for_persons(self, person: Callable[[], AbstractContextManager[None]]) -> None:
-        self.channel.wait_for_persons(person)
+    def set_user_interaction(self, person: Callable[[], AbstractContextManager[None]]) -> None:
+        self.channel.set_user_interaction(person)
 
     async def aclose(self) -> None:
         await self.channel.aclose()

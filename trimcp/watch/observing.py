@@ -71,7 +71,7 @@ class Observation:
             for job in session.jobs:
                 if request_key(job) == request:
                     about = "" if job.target is None else f" {in_quotes(job.target)}"
-                    self._say(f"cancels {job.request.verb.name}{about}", reason)
+                    self._say(f"cancels {job.request.method.name}{about}", reason)
                     session.jobs.cancel(job, CancelReason.OPERATOR, reason)
                     return
         raise LocalError("this request has ended")

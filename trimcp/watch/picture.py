@@ -208,7 +208,7 @@ def _request(job: Job, places: Mapping[int, list[str]], now: float) -> RequestPi
     state = "asking" if extras.parked else "running" if job.started else "waiting"
     return RequestPicture(
         key=request_key(job),
-        method=job.request.verb.name,
+        method=job.request.method.name,
         target=job.target,
         id=str(job.request.id),
         state=state if job.reason is None else "cancelled",
@@ -240,7 +240,7 @@ def ended_request(job: Job, reply: bytes | None) -> EndedRequest:
         failed = job.extras is not None and job.extras.failed
         outcome, reason = "failed" if failed else "ok" if reply is not None else "dropped", None
     return EndedRequest(
-        job.request.verb.name,
+        job.request.method.name,
         job.target,
         None if principal is None else str(principal),
         max(0.0, trio.current_time() - job.arrived),

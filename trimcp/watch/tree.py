@@ -124,7 +124,7 @@ def _describe_job(job: Job, now: float) -> str:
     age = f"for {now - job.since:.1f} s" if job.started else "waiting to be started"
     asking = ", waiting for the client to answer" if job.extras is not None and job.extras.parked else ""
     cancelled = "" if job.reason is None else f", being cancelled ({job.reason.value})"
-    return f"{request.verb.name}{about}, request {in_quotes(request.id)}, {age}{asking}{cancelled}"
+    return f"{request.method.name}{about}, request {in_quotes(request.id)}, {age}{asking}{cancelled}"
 
 
 def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:

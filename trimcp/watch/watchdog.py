@@ -259,8 +259,8 @@ def _job_in(frame: FrameType | None) -> Job | None:
 def _name_of(job: Job) -> str:
     what = getattr(job.request.params, "name", None) or getattr(job.request.params, "uri", None)
     kind = {"tools/call": "the tool", "prompts/get": "the prompt", "resources/read": "the resource"}
-    verb = job.request.verb.name
-    return f"{kind.get(verb, verb)} {ascii(what)[1:-1][:100]}" if isinstance(what, str) else verb
+    method = job.request.method.name
+    return f"{kind.get(method, method)} {ascii(what)[1:-1][:100]}" if isinstance(what, str) else method
 
 
 def _stack(frame: FrameType | None, most: int) -> str:

@@ -36,7 +36,7 @@ _ARGUMENTS: Final[dict[type[BaseException], Callable[[Any, str], list[Any]]]] = 
 }
 _KINDS: Final[dict[str, Callable[..., Any]]] = {kind.__name__: kind for kind in _ARGUMENTS}
 _LONGEST: Final = 64 * 1024  # characters of a traceback
-_OURS: Final = str(Path(__file__).parents[1] / "worker")  # also matches `workers`
+_OURS: Final = str(Path(__file__).parents[1] / "worker")  # with which the names of both folders begin
 
 
 class FailedInWorker(Exception):

@@ -44,7 +44,7 @@ MAX_LINE: Final = 64 * 1024 * 1024
 _MAX_SANDBOXED: Final = 16 * 1024 * 1024
 """The same for one in a sandbox, whose messages are bounded as those of a peer: in members and depth, too."""
 
-_START: Final = str(Path(__file__).parent.with_name("worker") / "start.py")
+_START: Final = str(Path(__file__).parent.with_name("worker_program") / "start.py")
 _CHUNK: Final = 64 * 1024
 _REAPED: Final = 5.0  # seconds for the system to end a killed process
 _DRAINED: Final = 0.5  # seconds to read what a dead worker left in its pipes

@@ -93,7 +93,7 @@ def worker_loads() -> bool:
 
     What they need need not be here either, and looking for it would cost each worker's start.
     """
-    worker = sys.modules.get("trimcp.worker.serve")
+    worker = sys.modules.get("trimcp.worker_program.serve")
     return worker is not None and worker.loading
 
 

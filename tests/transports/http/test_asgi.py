@@ -301,7 +301,7 @@ async def test_what_waits_counts_until_it_is_free_again_and_nothing_of_it_stays_
     for _ in range(15):
         reply.taken(len(reply.take()))
     assert holding.held == 1_000_000, "it is one piece of memory, whatever was taken of it"
-    reply.give_way("somebody had to")
+    reply.evict("somebody had to")
     assert sys.getrefcount(body) == references
     assert holding.held == 0
 

@@ -327,9 +327,9 @@ async def test_whoever_holds_too_much_is_cut_off_where_the_server_can() -> None:
     cut: list[str] = []
     channel = AsgiWebSocket(1_000, cut=lambda: cut.append("cut"))
     assert channel.at_rest
-    channel.give_way("it held too much")
+    channel.evict("it held too much")
     assert (cut, channel.close_reason()) == (["cut"], "it held too much")
-    AsgiWebSocket(1_000).give_way("nobody can")
+    AsgiWebSocket(1_000).evict("nobody can")
 
 
 async def test_large_messages_are_parsed_in_turn(mock_clock: trio.testing.MockClock) -> None:

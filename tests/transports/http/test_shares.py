@@ -137,7 +137,7 @@ class Piece:
         self.why = ""
         assert places.admit(owner, key, self)
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         self.why = why
         places, owner, key = self.place
         places.leave(owner, key)

@@ -601,7 +601,7 @@ async def test_a_connection_that_is_cut_still_tells_its_calls(autojump_clock: Mo
         raw = await at.open()
         await raw.say(message(call(1, "wait", name="a")))
         await wait_all_tasks_blocked()
-        at.connections[0].give_way("there are too many connections")
+        at.connections[0].evict("there are too many connections")
         answer = await heard(raw)
         assert (answer["id"], answer["error"]["code"]) == (1, CANCELLED_BY_DRAIN)
         assert (await raw.hear())[0] == 0
@@ -618,7 +618,7 @@ async def test_whoever_holds_too_much_is_dropped_at_once(autojump_clock: MockClo
         assert holding is not None
         assert isinstance(holding.holder, ServedWebSocket)
         assert not holding.holder.at_rest
-        holding.holder.give_way("it held too much")
+        holding.holder.evict("it held too much")
         assert await raw.hear() == (0, b"")
         assert tools.ended == ["LIMIT"]
         await until_gone(at)

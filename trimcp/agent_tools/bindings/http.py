@@ -56,7 +56,7 @@ Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], messages.AgentMessage
 
 @attrs.define(eq=False)
 class AgentHttp(AgentPort):
-    """Agent tools on one port. A `CompanionFace`."""
+    """Agent tools on one port. A `SecondProtocol`."""
 
     # Called by the face
 
@@ -89,7 +89,7 @@ class AgentHttp(AgentPort):
         return response
 
     def grpc_services(self) -> Mapping[str, Any]:
-        """See `CompanionFace`. Without `trimcp[grpc]` each call is answered with what is missing."""
+        """See `SecondProtocol`. Without `trimcp[grpc]` each call is answered with what is missing."""
         try:
             from trimcp.agent_tools.bindings.grpc import SERVICE, AgentRpc
         except LocalError as error:

@@ -60,7 +60,7 @@ class LiveContexts:
             raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
         if self._count + sum(stored.values()) < limits.max_contexts:
             return None
-        found = self.shares.make_way(key[0], "context")
+        found = self.shares.make_room(key[0], "context")
         if found is None:
             security_event("flood_refused", what="context", owner=key[0], why="contexts")
             raise TooMuch("there are too many contexts", retry_after=_LATER)

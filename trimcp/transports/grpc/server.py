@@ -209,11 +209,11 @@ class GrpcRoutes:
         """Return whether one more session may begin, after ending another one if necessary."""
         if len(self._calls) < self.face.max_calls:
             return True
-        other = self._shares.make_way(call.owner, "session")
+        other = self._shares.make_room(call.owner, "session")
         if other is None:
             return False
         self.forget(other)
-        other.give_way("there are too many sessions")
+        other.evict("there are too many sessions")
         return True
 
     def too_many(self, head: Head) -> HttpResponse:
@@ -308,7 +308,7 @@ class ExchangeCall:
     def at_rest(self) -> bool:
         return True  # its session knows whether a handler is running
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """End it for somebody else. What the peer has not taken of a message is memory, too: then reset the stream."""
         self._why = why
         if self._stream is not None and self._channel is not None:

@@ -359,7 +359,7 @@ class Face(Protocol):
         """Log in the access log that a response has ended: its status (0 if none) and the bytes of its body."""
 
 
-class CompanionFace(Protocol):
+class SecondProtocol(Protocol):
     """Another protocol that a face serves beside MCP: paths of its own, and its messages at the endpoint."""
 
     def find(self, head: Head) -> Callable[[Head], Awaitable[Admitted]] | None:

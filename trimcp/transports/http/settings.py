@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import attrs
 
 from trimcp.support.bounds import checked
-from trimcp.transports.http.interfaces import Admitted, CompanionFace, Head, HttpResponse
+from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, SecondProtocol
 from trimcp.transports.http.peers.access import AccessLog
 from trimcp.transports.http.peers.identity import Authenticate, TokenAuth
 from trimcp.transports.http.peers.origins import Origins
@@ -34,7 +34,7 @@ class Companion(Protocol):
         """Identifies callers on a port that has no check of its own."""
         ...
 
-    def over_http(self, running: object, shared: Any, /) -> CompanionFace:
+    def over_http(self, running: object, shared: Any, /) -> SecondProtocol:
         """Return what serves it on one port of a run of the server; `shared` is what the port's requests share.
 
         Raises LocalError if it belongs to another server.

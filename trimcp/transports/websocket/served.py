@@ -165,13 +165,13 @@ class ServedWebSocket:
     def at_rest(self) -> bool:
         return self._session.at_rest
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """Drop the peer at once, with what is queued for it."""
         connection, self._connection = self._connection, None
         self._session.disconnect(why, slow=True)
         self._writer.give_up()
         if connection is not None:
-            connection.give_way(why)
+            connection.evict(why)
 
     # The clock
 

@@ -157,7 +157,7 @@ def test_what_settles_a_post_settles_its_call(revision: Revision) -> None:
     settled = 0
     for text in (*texts, *(b"[%b]" % text for text in texts)):
         engine = ConnectionPair().open(revision).client
-        engine.sent(11, engine.verb("tools/call"))
+        engine.sent(11, engine.method("tools/call"))
         message = parse(text)
         engine.receive(message)
         assert not (answers(message, 11) and 11 in engine.outbound), text

@@ -121,7 +121,7 @@ async def test_what_happens_during_a_request_that_is_like_the_one_before(how: st
             site.hosting.draining = True
             connection.wake()
         elif how == "gives way":
-            connection.give_way("for the test")
+            connection.evict("for the test")
         else:
             await client.send(http_request("POST", "/echo", body=HELLO)[:-1])
         await wait_all_tasks_blocked()

@@ -501,7 +501,7 @@ async def test_everything_ends_with_the_connection(how: str, autojump_clock: Moc
             assert isinstance(peer.stream, trio.StapledStream)
             await peer.stream.send_eof()
         else:
-            site.connections[0].give_way("for the test")
+            site.connections[0].evict("for the test")
         await site.over.wait()
         assert [handler.gone for handler in site.face.handlers] == [1] * 5 + [0]
         assert site.face.budget.held == 0

@@ -44,7 +44,7 @@ from trimcp.budget.owners import NOWHERE_KNOWN, owner_of
 from trimcp.budget.turns import ReadTurns
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
-from trimcp.support.nurseries import sole
+from trimcp.support.nurseries import unwrap_single
 from trimcp.transports.descriptors import hung_up, over_or_hung_up
 from trimcp.transports.http.asgi.request import CUT, HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
@@ -439,7 +439,7 @@ async def _serve_connection(
 
 def _make_room(config: GuardedConfig, owner: str) -> bool:
     """Return whether one more connection of this owner is accepted, after closing another one if necessary."""
-    other = config.shares.make_way(owner, "connection")
+    other = config.shares.make_room(owner, "connection")
     if other is None:
         return False
     config.connections.discard(other)
@@ -465,7 +465,7 @@ def _report(error: BaseException) -> None:
     if failures is not None:
         _, strange = failures.split(_ORDINARY)
         if strange is None:
-            _log.debug("a connection ended with %r", sole(failures))
+            _log.debug("a connection ended with %r", unwrap_single(failures))
         else:
             log_crash(_log, strange, "Hypercorn failed on a connection")
     if rest is not None:

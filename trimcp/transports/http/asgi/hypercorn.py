@@ -21,7 +21,7 @@ import trio
 
 from trimcp.channel import SERVER_MAX_MESSAGE, require_trio
 from trimcp.errors import LocalError
-from trimcp.support.nurseries import parted, sole
+from trimcp.support.nurseries import split_cancelled, unwrap_single
 from trimcp.transports.http.asgi.request import AsgiEvent, Receive, Scope, Send
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.quiet import quiet_headers
@@ -121,7 +121,7 @@ async def serve_hypercorn(
                 )
                 nursery.cancel_scope.cancel(reason="the server has ended")
     except BaseExceptionGroup as group:
-        failure = sole(parted(group)[0] or group)
+        failure = unwrap_single(split_cancelled(group)[0] or group)
     else:
         failure = watched.failure
     if failure is not None:

@@ -328,7 +328,7 @@ class AsgiReply:
         # A response sent as a whole is not at rest: its head has to be sent before its connection may be closed.
         return self.length is None and self.handler is not None and self.handler.at_rest
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         self.abort()
 
     @property

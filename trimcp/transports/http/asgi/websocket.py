@@ -195,7 +195,7 @@ class AsgiWebSocket(MessageChannel):
     def at_rest(self) -> bool:
         return True  # its session knows whether a handler is running
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """Close the connection at once, as far as the server can: what it is still to send is memory, too."""
         self._close_reason = why
         if self.cut is not None:

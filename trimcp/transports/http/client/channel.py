@@ -69,7 +69,7 @@ class HttpChannel(MessageChannel):
             self._events = SseConnection(self._state)
             nursery.start_soon(self._read_events, self._events)
 
-    def wait_for_persons(self, person: Callable[[], AbstractContextManager[None]]) -> None:
+    def set_user_interaction(self, person: Callable[[], AbstractContextManager[None]]) -> None:
         if self.http.authorizer is not None:
             self.http.authorizer.person = person
 

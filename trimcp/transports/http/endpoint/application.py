@@ -76,7 +76,7 @@ class HttpFace:
         settings = self.settings
         self._hook = settings.authenticate or settings.auth
         if settings.agent_tools is not None:
-            self.shared.companion = settings.agent_tools.over_http(self.service, self.shared)
+            self.shared.second_protocol = settings.agent_tools.over_http(self.service, self.shared)
             self._hook = self._hook or settings.agent_tools.authenticate
         self.shared.judged_by_head = self._hook is None and settings.access_log is None
 
@@ -150,11 +150,11 @@ class HttpFace:
         settings, path = self.settings, head.path
         if settings.auth is not None and path in settings.auth.metadata_paths:
             return settings.origins.preflight(head) or await settings.auth.describe(head)
-        companion = self.shared.companion
+        second_protocol = self.shared.second_protocol
         extra = settings.routes.get(path)
-        theirs = extra is None and companion is not None
-        if theirs and companion is not None:
-            extra = companion.find(head)
+        theirs = extra is None and second_protocol is not None
+        if theirs and second_protocol is not None:
+            extra = second_protocol.find(head)
             theirs = extra is not None
         if extra is None and path not in (
             settings.path,
@@ -169,8 +169,8 @@ class HttpFace:
         if preflight is not None:
             return preflight
         if self._hook is not None and (refused := await self._identify(self._hook, head)) is not None:
-            if theirs and companion is not None:
-                return companion.refused(refused.status, refused.message, refused.headers)
+            if theirs and second_protocol is not None:
+                return second_protocol.refused(refused.status, refused.message, refused.headers)
             return refusal(refused.status, refused.message, *refused.headers)
         if extra is not None:
             if theirs:
@@ -200,14 +200,14 @@ class HttpFace:
         if self._grpc is None:
             from trimcp.transports.grpc.server import GrpcRoutes
 
-            companion = self.shared.companion
-            self._grpc = GrpcRoutes(self, {} if companion is None else companion.grpc_services())
+            second_protocol = self.shared.second_protocol
+            self._grpc = GrpcRoutes(self, {} if second_protocol is None else second_protocol.grpc_services())
         return self._grpc
 
     async def _identify(self, hook: Authenticate, head: Head) -> Refused | None:
         """Note who makes a request; return the refusal of one that may not."""
-        companion = self.shared.companion
-        if companion is not None and "authorization" not in head.headers and companion.admits_anyone(head):
+        second_protocol = self.shared.second_protocol
+        if second_protocol is not None and "authorization" not in head.headers and second_protocol.admits_anyone(head):
             return None
         identity = await identify(hook, head)
         if isinstance(identity, Refused):
@@ -333,5 +333,5 @@ class HttpFace:
             session.end("the server is shutting down", ending=True)
         for stream in self.sse2024.streams:
             stream.end("the server is shutting down", ending=True)
-        if self.shared.companion is not None:
-            self.shared.companion.end()
+        if self.shared.second_protocol is not None:
+            self.shared.second_protocol.end()

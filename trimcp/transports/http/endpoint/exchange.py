@@ -74,8 +74,8 @@ class Exchange(Handler, StreamSink):
         settings = shared.settings
         limits = settings.limits
         value = parse_value(body, limits)
-        if shared.companion is not None:
-            other = shared.companion.take(head, body, value)
+        if shared.second_protocol is not None:
+            other = shared.second_protocol.take(head, body, value)
             if other is not None:
                 reply.handler = other
                 other.start(body, reply)

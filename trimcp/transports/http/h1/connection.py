@@ -116,10 +116,10 @@ class H1Connection:
             return self._http2.idle
         return self.at_rest and self._upgraded is None
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         log.debug("the connection from %s is cut: %s", self._peer, why)
         if self._http2 is not None:
-            self._http2.give_way(why)
+            self._http2.evict(why)
             return
         if self._upgraded is not None:
             self._upgraded.cancel(reason=why)

@@ -44,7 +44,7 @@ class Http2Connection(Protocol):
         """Whether no request is in progress."""
         ...
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """Drop the client at once."""
 
     def wake(self) -> None:

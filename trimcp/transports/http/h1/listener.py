@@ -201,13 +201,13 @@ class _Listener:
         if len(self._connections) < most and not self._waiting:
             self._begin(accepted)
             return
-        other = self._shares.make_way(accepted.owner, "connection")
+        other = self._shares.make_room(accepted.owner, "connection")
         if other is None:
             self._warn("%d connections are open; more have to wait", most)
             self._enqueue(accepted)
             return
         if other.connection is not None:
-            other.connection.give_way("there are too many connections")
+            other.connection.evict("there are too many connections")
         self._begin(accepted)
 
     def _enqueue(self, accepted: _Accepted) -> None:

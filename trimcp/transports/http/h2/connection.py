@@ -378,7 +378,7 @@ class H2Connection:
     def idle(self) -> bool:
         return not self.engine.streams
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         self._drop("gave way", why)
         self.writer.give_up()
 
@@ -403,7 +403,7 @@ class H2Connection:
             due = min(due, ends)
         elif now >= self._heard + KEEP_ALIVE.dead_after:
             log.debug("nothing was heard of %s for %g seconds", self.peer, KEEP_ALIVE.dead_after)
-            return self.give_way("nothing was heard of the peer")
+            return self.evict("nothing was heard of the peer")
         elif now >= self._heard + KEEP_ALIVE.interval and not self._pinged:
             self._pinged = True
             engine.ping()

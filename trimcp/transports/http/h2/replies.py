@@ -304,7 +304,7 @@ class ReplyStream(Http2Stream):
         handler = self.handler
         return handler is None or self.ended or handler.at_rest
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         connection = self._connection
         if connection is not None:
             log.debug("a request from %s gives way: %s", connection.peer, why)

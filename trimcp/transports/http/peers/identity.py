@@ -20,7 +20,7 @@ import trio
 from trimcp.principal import Principal
 from trimcp.support.bounds import TOKEN
 from trimcp.support.cleaning import log_crash
-from trimcp.support.containment import blamed, contained, innermost_scope
+from trimcp.support.containment import contained, innermost_scope, split_own_failures
 from trimcp.transports.http.interfaces import Head, HttpResponse
 
 _log = logging.getLogger("trimcp.http")
@@ -91,7 +91,7 @@ async def identify(hook: Authenticate, head: Head) -> Identity:
         if not isinstance(found, Principal | Refused):
             raise TypeError(f"authenticate returned {type(found).__name__}, neither a Principal nor Refused")
     except BaseException as error:  # the hook is the user's function; a check that crashed admits nobody
-        crash = blamed(error, innermost_scope(trio.lowlevel.current_task()))[0]
+        crash = split_own_failures(error, innermost_scope(trio.lowlevel.current_task()))[0]
         if crash is None:
             raise  # cancelled
         log_crash(_log, crash, "the identity check failed; the request was refused")

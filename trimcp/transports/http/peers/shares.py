@@ -119,7 +119,7 @@ class Shares(Generic[T]):
         share = self._shares.get(newcomer)
         return None if share is None else next(iter(share.fresh), None)
 
-    def make_way(self, newcomer: str, what: str) -> T | None:
+    def make_room(self, newcomer: str, what: str) -> T | None:
         """Remove and log the item that `giving_way` returns; the caller ends it."""
         other = self.giving_way(newcomer)
         if other is not None:
@@ -254,7 +254,7 @@ class Table(Generic[S]):
 class Evictable(Protocol):
     """What occupies a place of `Places` while it is under way."""
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         """End it, and let it leave its place now. Must not block."""
 
 
@@ -319,5 +319,5 @@ class Places(Generic[W]):
             security_event("flood_refused", what=self.what, owner=newcomer, held=own, most=self.most)
             return False
         security_event("gave_way", what=self.what, owner=largest, held=held, idle=False)
-        next(iter(owners[largest].values())).give_way("others need its place: you have too much under way")
+        next(iter(owners[largest].values())).evict("others need its place: you have too much under way")
         return True

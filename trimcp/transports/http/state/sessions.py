@@ -20,11 +20,11 @@ from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.endpoint.routing import Routing
 from trimcp.transports.http.interfaces import (
-    CompanionFace,
     Head,
     HttpReply,
     HttpResponse,
     PushedSession,
+    SecondProtocol,
     Service,
     refusal,
 )
@@ -112,7 +112,7 @@ class HttpSession(StreamSink):
     def at_rest(self) -> bool:
         return self.pushed.at_rest
 
-    def give_way(self, why: str) -> None:
+    def evict(self, why: str) -> None:
         self.end(why)
 
     def end(self, why: str, *, ending: bool = False) -> None:
@@ -242,7 +242,7 @@ class Shared:
     open_streams: OpenStreams = attrs.field(init=False)  # the streams that are being read
     sessions: Table[HttpSession] = attrs.field(init=False)  # of Streamable HTTP, until 2025-11-25
     routing: Routing = attrs.field(init=False)
-    companion: CompanionFace | None = attrs.field(init=False, default=None)  # another protocol beside MCP
+    second_protocol: SecondProtocol | None = attrs.field(init=False, default=None)  # another protocol beside MCP
     # whether the head alone decides if a request is admitted: nobody is identified, no access is logged
     judged_by_head: bool = attrs.field(init=False, default=False)
     exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet

@@ -46,7 +46,7 @@ def main() -> None:
     setup = json.loads(line)
     sys.path[:] = setup["path"]
     sys.argv[:] = setup["argv"]
-    from trimcp.worker.serve import serve
+    from trimcp.worker_program.serve import serve
 
     serve(connection, incoming, setup["memory"])
 

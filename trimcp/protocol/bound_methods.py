@@ -18,11 +18,11 @@ def _nothing(value: Any) -> Any:
 
 
 @slotted(frozen=True)
-class Verb:
+class BoundMethod:
     """One method in one revision."""
 
     name: str
-    method: Method  # its row in the method table
+    row: Method  # in the method table
     # `from_client`, `from_server`: who may send it, in this revision
     from_client: bool
     from_server: bool
@@ -39,24 +39,24 @@ _SETTLED: Final = ("ping", "server/discover", "logging/setLevel")
 
 
 @cache
-def foreign(name: str, *, notification: bool = False) -> Verb:
+def foreign(name: str, *, notification: bool = False) -> BoundMethod:
     """Return a method that only an extension defines: params and results are JSON objects.
 
     Call it only with names from our own side: each is kept for ever.
     """
     method = Method(name, dict, None if notification else dict, Direction.BOTH)
-    return Verb(name, method, True, True, _nothing, dict, _nothing, dict)
+    return BoundMethod(name, method, True, True, _nothing, dict, _nothing, dict)
 
 
 @cache
-def vocabulary(revision: Revision) -> Mapping[str, Verb]:
+def methods_of(revision: Revision) -> Mapping[str, BoundMethod]:
     """Return the methods of `revision` by name. Built at first use, then shared by all."""
     converter = converter_for(revision)
-    verbs = {}
+    methods = {}
     for name, method in METHODS.items():
         if method.available(revision):
             result, direction = method.result, method.direction_at(revision)
-            verbs[name] = Verb(
+            methods[name] = BoundMethod(
                 name,
                 method,
                 Direction.CLIENT_TO_SERVER in direction,
@@ -67,14 +67,14 @@ def vocabulary(revision: Revision) -> Mapping[str, Verb]:
                 _nothing if result is None else converter.dumper(result),
                 name in _SETTLED,
             )
-    return verbs
+    return methods
 
 
 @cache
-def sent_by(role: Role, revision: Revision) -> Mapping[str, Verb]:
+def sent_by(role: Role, revision: Revision) -> Mapping[str, BoundMethod]:
     """Return the methods that one side may send in this revision, by name."""
     return {
-        name: verb
-        for name, verb in vocabulary(revision).items()
-        if (verb.from_client if role is Role.CLIENT else verb.from_server)
+        name: method
+        for name, method in methods_of(revision).items()
+        if (method.from_client if role is Role.CLIENT else method.from_server)
     }
