@@ -509,3 +509,12 @@ def test_the_memory_of_a_peer_s_schema_is_estimated() -> None:
     refs = {"properties": {f"p{n}": {"$ref": "#/$defs/a"} for n in range(1_000)}, "$defs": {"a": {}}}
     assert peer_validator(refs).memory > 8_000_000
     assert peer_validator({"enum": list(range(4_000))}).memory > 2_000_000
+
+
+def test_formats_of_a_peer_only_describe() -> None:
+    schema = {"properties": {"format": {"type": "string", "format": "date-time"}, "at": {"format": "time"}}}
+    naive = {"format": "2026-02-28T12:00:00", "at": "09:30:00"}
+    assert not Validator(schema).is_valid(naive)
+    peer = peer_validator(schema)
+    assert peer.is_valid(naive)
+    assert peer.problems({"format": 7, "at": "09:30:00"}) == ["must be a string, not an integer @ $.format"]

@@ -157,7 +157,8 @@ class CompiledSchema:
         """Return an engine that counts references, and the number of subschemas; None and 0 if `tame` refuses it."""
         try:
             tamed = tame(self._schema, _AUTHORS, terse=terse, counting=counting)
-            return _build(tamed.schema, self._patterns, self._explaining), tamed.subschemas
+            formats = self._budget is None
+            return _build(tamed.schema, self._patterns, self._explaining, formats=formats), tamed.subschemas
         except SchemaError:
             return None, 0
 
@@ -183,7 +184,7 @@ def compile_bounded(schema: Schema) -> CompiledSchema:
     weight, _ = _measure(schema)
     budget = _WorkLimit(schema, tamed)
     engine, patterns, taken = _build_small(schema, tamed)
-    budget.counting = partial(_build, tamed.schema, patterns, budget)
+    budget.counting = partial(_build, tamed.schema, patterns, budget, formats=False)
     memory = _MEMBER_BYTES * weight + _REFERENCE_BYTES * tamed.references + taken
     return CompiledSchema(schema, patterns, lambda value: budget.judge(engine, value), budget, memory)
 
@@ -192,13 +193,13 @@ def _build_small(schema: Schema, tamed: Tamed) -> tuple[jsonschema_rs.Validator,
     """Build a peer's schema; also return the options that bound the memory of its patterns, and that bound."""
     if not tamed.patterns:
         options = jsonschema_rs.RegexOptions()
-        return _build(schema, options), options, 0
+        return _build(schema, options, formats=False), options, 0
     for size in _PATTERN_BYTES:
         if size * tamed.patterns > _MOST_PATTERN_BYTES:
             raise SchemaError(f"its {tamed.patterns} patterns take too much memory")
         options = jsonschema_rs.RegexOptions(size_limit=size, dfa_size_limit=_MATCHER_BYTES)
         try:
-            return _build(schema, options), options, size * tamed.patterns
+            return _build(schema, options, formats=False), options, size * tamed.patterns
         except _UnfitPattern:
             if size == _PATTERN_BYTES[-1]:
                 raise
@@ -221,11 +222,14 @@ def dialect_of(schema: Schema) -> str:
     return dialect
 
 
-def _build(schema: Schema, patterns: _PatternOptions, budget: _WorkLimit | None = None) -> jsonschema_rs.Validator:
+def _build(
+    schema: Schema, patterns: _PatternOptions, budget: _WorkLimit | None = None, *, formats: bool = True
+) -> jsonschema_rs.Validator:
+    """Return an engine; without `formats` these only describe, the default of JSON Schema (2020-12 Validation, 7.2.1)."""
     try:
         return jsonschema_rs.validator_for(
             schema,
-            validate_formats=True,
+            validate_formats=formats,
             retriever=_refuse_to_fetch,
             pattern_options=patterns,
             mask="value",

@@ -132,6 +132,7 @@ def check_author_schema(schema: Schema) -> Validator:
 def peer_validator(schema: Schema) -> Validator:
     """Return a validator for the schema of an untrusted peer.
 
+    Its formats only describe: many peers promise a `date-time` and send one without a zone.
     It never fetches a schema, and the cost of a value is bounded: references may not loop in place, and only a bounded
     number of them is followed for one value. A value that is large for a large schema, so that checking it could take
     seconds, is not valid. Patterns must suit the linear-time engine, so look-around and back-references are refused,
