@@ -225,7 +225,7 @@ def dialect_of(schema: Schema) -> str:
 def _build(
     schema: Schema, patterns: _PatternOptions, budget: _WorkLimit | None = None, *, formats: bool = True
 ) -> jsonschema_rs.Validator:
-    """Return an engine; without `formats` these only describe, the default of JSON Schema (2020-12 Validation, 7.2.1)."""
+    """Return an engine. Without `formats` they only describe, JSON Schema's default (2020-12 Validation, 7.2.1)."""
     try:
         return jsonschema_rs.validator_for(
             schema,
