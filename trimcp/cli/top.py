@@ -53,8 +53,7 @@ def _summary(picture: dict[str, Any]) -> dict[str, Any]:
 def look(target: str | None, *, once: bool, as_json_text: bool) -> int:
     """Show what servers do until the user ends it, or once; return the exit code.
 
-    Raises:
-        Failure: there is no such server.
+    Raises Failure: there is no such server.
     """
     screen, sockets = Screen(), _sockets(target)
     if not sockets:

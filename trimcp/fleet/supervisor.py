@@ -44,12 +44,7 @@ _LEVELS: Final = {
 
 @attrs.define(eq=False, repr=False)
 class Supervisor:
-    """One upstream: its connection, its state, its counts. `run` is its task.
-
-    Attributes:
-        session: the current connection, or None.
-        statistics: its state and counts, a new record after each change.
-    """
+    """One upstream: its connection, its state, its counts. `run` is its task."""
 
     client: Client
     target: Connectable
@@ -59,9 +54,9 @@ class Supervisor:
     breaker: Breaker | None
     health: Health | None
     random: Random
-    session: ClientSession | None = attrs.field(init=False, default=None)
+    session: ClientSession | None = attrs.field(init=False, default=None)  # the current connection, or None
     _retired: ClientSession | None = attrs.field(init=False, default=None)
-    statistics: UpstreamStatistics = attrs.field(init=False)
+    statistics: UpstreamStatistics = attrs.field(init=False)  # its state and counts, a new record after each change
     _count: RestartCount = attrs.field(init=False)
     _calls_in_a_row: int = attrs.field(init=False, default=0)
     _open_until: float = attrs.field(init=False, default=-math.inf)
@@ -84,8 +79,7 @@ class Supervisor:
     async def usable(self, wait: bool) -> ClientSession:
         """Return the connection for calls. With `wait`, wait for one, unless the circuit is open or it was given up.
 
-        Raises:
-            UpstreamDown: there is none.
+        Raises UpstreamDown: there is none.
         """
         while (session := self._usable) is None:
             if not wait or self.state in _SHUT:
@@ -97,8 +91,7 @@ class Supervisor:
     async def connected(self) -> ClientSession:
         """Wait for a connection, even while the circuit is open.
 
-        Raises:
-            UpstreamDown: there will be none: the upstream was given up, or its block was left.
+        Raises UpstreamDown: there will be none: the upstream was given up, or its block was left.
         """
         while (session := self._usable) is None:
             if self.state in (UpstreamState.GIVEN_UP, UpstreamState.ENDED):

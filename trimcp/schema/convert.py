@@ -28,15 +28,11 @@ _MAX_DEPTH: Final = 100
 
 
 class ConversionError(ValueError):
-    """A value fits its schema but cannot be converted, such as the date 2026-02-30.
-
-    Attributes:
-        problems: texts as from `Validator.problems`, without the value.
-    """
+    """A value fits its schema but cannot be converted, such as the date 2026-02-30."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
-        self.problems = problems
+        self.problems = problems  # texts as from `Validator.problems`, without the value
 
 
 _ROOT: Final = re.compile(r"@ \$(?:\.|(?=\[))")
@@ -181,12 +177,8 @@ def to_json(value: Any, hint: Any = None) -> Any:
     NamedTuples objects. A subclass of a JSON type becomes that type. Pydantic serializes its models itself, under their
     aliases.
 
-    Args:
-        value: what is converted.
-        hint: its type, if Pydantic converts it by that.
-
-    Raises:
-        ConversionError: the value contains another type, NaN or Infinity, or is nested too deeply (perhaps a loop).
+    `hint`: its type, if Pydantic converts it by that. Raises ConversionError: the value contains another type, NaN or
+    Infinity, or is nested too deeply (perhaps a loop).
     """
     try:
         return _dump(value, _MAX_DEPTH) if hint is None else _dump_pydantic(value, _MAX_DEPTH, hint)

@@ -46,9 +46,7 @@ def parse(text: str | None, names: Container[str] | None = None) -> Docstring:
 
     So does what stands in a section on parameters and names none of them.
 
-    Args:
-        text: the docstring.
-        names: the parameters that there are; by default any is taken.
+    `names`: the parameters that there are; by default any is taken.
     """
     lines = inspect.cleandoc(text or "").splitlines()
     kept: list[str] = []

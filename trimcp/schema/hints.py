@@ -36,23 +36,15 @@ class UnreadableHint(TypeError):
 @attrs.frozen
 @valued
 class Field:
-    """One field of a record class, under its name in JSON.
-
-    Attributes:
-        hint: its type, with the extras of `Annotated`.
-        default: the default value, or ABSENT_DEFAULT.
-        description: from the class's docstring or the field's metadata.
-        given: whether the class takes it.
-        kept: whether its objects have it.
-    """
+    """One field of a record class, under its name in JSON."""
 
     name: str
-    hint: Any
+    hint: Any  # its type, with the extras of `Annotated`
     required: bool
-    default: Any = ABSENT_DEFAULT
-    description: str | None = None
-    given: bool = True
-    kept: bool = True
+    default: Any = ABSENT_DEFAULT  # the default value, or ABSENT_DEFAULT
+    description: str | None = None  # from the class's docstring or the field's metadata
+    given: bool = True  # whether the class takes it
+    kept: bool = True  # whether its objects have it
 
 
 def split(hint: Any) -> tuple[Any, list[Any]]:
@@ -124,15 +116,13 @@ def hints_of(target: Any, title: str, known: Mapping[str, Any] | None = None) ->
     """Return the annotations of a function or class, with all names in them looked up.
 
     A name that its module does not define is looked for in the class itself and its parents, and among the variables of
-    the module's functions that run just now: a class in a function may name itself and its neighbours.
+    the module's functions that run just now: a class in a function may name itself and its neighbours. Raises
+    TypeError: a name is found nowhere, or an annotation cannot be evaluated.
 
     Args:
         target: the function or class.
         title: how an error about a name begins, as in "the annotations of Node name".
         known: more names, such as those of the function's closure.
-
-    Raises:
-        TypeError: a name is found nowhere, or an annotation cannot be evaluated.
     """
     names = dict(known or {})
     module = getattr(target, "__module__", None) or "its module"

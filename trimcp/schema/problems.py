@@ -61,9 +61,7 @@ _Explanation = tuple[list[str | int], str]
 def texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
     """Return one error of the engine as texts, `text @ path`; none for a place that was not validated.
 
-    Args:
-        error: an error of a schema that masks values.
-        value: the validated value; only its types and member names are shown.
+    `value`: the validated value; only its types and member names are shown.
     """
     return [f"{text} @ {path_text(path)}" for path, text in _explain(error, value)]
 

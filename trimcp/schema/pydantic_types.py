@@ -94,8 +94,7 @@ def _text(message: str) -> str:
 def dump(value: Any, hint: Any = None) -> Any:
     """Return a value of a Pydantic type as JSON values, under its aliases. Its serializers may raise anything.
 
-    Args:
-        hint: the type, by default the value's class.
+    `hint`: the type, by default the value's class.
     """
     kind: Any = type(value)
     return _adapter(kind if hint is None else hint).dump_python(

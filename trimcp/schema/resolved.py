@@ -58,24 +58,16 @@ _DUMPED: Final[dict[Any, Any]] = {**{each: each for each in (str, int, float)}, 
 
 @slotted
 class ResolvedType:
-    """One type of a tree. Records and aliases may be recursive: their nodes share these lists, filled when all is read.
+    """One type of a tree. Records and aliases may be recursive: nodes share these lists, filled when all is read."""
 
-    Attributes:
-        kind: which of the attributes below count. A "model" is all Pydantic's.
-        bare: the type without `Annotated`; of an alias, the alias.
-        extras: what `Annotated` adds, as far as trimcp reads it.
-        foreign: what only Pydantic reads.
-        members: the alternatives of a union, the types in a tuple, the type in a list or set, key and value of a
-            mapping, what an alias stands for.
-        fields: the fields of a record, with their types.
-    """
-
-    kind: Kind
-    bare: Any
-    extras: list[Any] = attrs.field(factory=list)
-    foreign: list[Any] = attrs.field(factory=list)
+    kind: Kind  # which of the attributes below count. A "model" is all Pydantic's.
+    bare: Any  # the type without `Annotated`; of an alias, the alias
+    extras: list[Any] = attrs.field(factory=list)  # what `Annotated` adds, as far as trimcp reads it
+    foreign: list[Any] = attrs.field(factory=list)  # what only Pydantic reads
+    # the alternatives of a union, the types in a tuple, the type in a list or set, key and value of a mapping, what an
+    # alias stands for
     members: list[ResolvedType] = attrs.field(factory=list)
-    fields: list[tuple[Field, ResolvedType]] = attrs.field(factory=list)
+    fields: list[tuple[Field, ResolvedType]] = attrs.field(factory=list)  # the fields of a record, with their types
 
     @property
     def container(self) -> Any:
@@ -104,16 +96,11 @@ _PLAIN: Final = {kind: ResolvedType("leaf", kind) for kind in (str, int, float, 
 
 
 class TypeResolver:
-    """Reads annotations, those of one document: a record that is met twice is read once.
-
-    Attributes:
-        output: they describe results.
-        foreign: what only Pydantic reads was met in an `Annotated`.
-    """
+    """Reads annotations, those of one document: a record that is met twice is read once."""
 
     def __init__(self, *, output: bool = False) -> None:
-        self.output = output
-        self.foreign = False
+        self.output = output  # they describe results
+        self.foreign = False  # what only Pydantic reads was met in an `Annotated`
         self._known: dict[Any, ResolvedType] = {}
 
     def resolve(self, hint: Any) -> ResolvedType:

@@ -42,28 +42,19 @@ _Special = tuple[str, str, Callable[[], Any] | None]
 
 @slotted(frozen=True)
 class Signature:
-    """A function's arguments and result, as JSON.
+    """A function's arguments and result, as JSON."""
 
-    Attributes:
-        name: the function's name.
-        description: its docstring without the sections on parameters and results; empty if it has none.
-        input_schema: an object schema of its arguments. Do not modify it.
-        parameters: the names in JSON of the parameters in `input_schema`.
-        injected: the other parameters, with their resolved types.
-        return_type: the resolved return annotation; `inspect.Signature.empty` if it has none.
-        converts: whether `bind` may return anything but what it is given.
-    """
-
-    name: str
-    description: str
-    input_schema: dict[str, Any]
-    parameters: Sequence[str]
-    injected: tuple[tuple[inspect.Parameter, Any], ...]
-    return_type: Any
+    name: str  # the function's name
+    description: str  # its docstring without the sections on parameters and results; empty if it has none
+    input_schema: dict[str, Any]  # an object schema of its arguments. Do not modify it.
+    parameters: Sequence[str]  # the names in JSON of the parameters in `input_schema`
+    injected: tuple[tuple[inspect.Parameter, Any], ...]  # the other parameters, with their resolved types
+    return_type: Any  # the resolved return annotation; `inspect.Signature.empty` if it has none
     _converters: tuple[tuple[str, Convert], ...] = attrs.field(alias="converters")
     _numbers: tuple[tuple[str, type, type], ...] = attrs.field(alias="numbers")
     _rest: Convert | None = attrs.field(default=None, alias="rest")
     _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
+    # whether `bind` may return anything but what it is given
     converts: bool = attrs.field(
         init=False,
         default=attrs.Factory(
@@ -113,15 +104,14 @@ def describe(
 ) -> Signature:
     """Inspect a function.
 
+    Raises TypeError: a parameter is positional-only or `*args`, or its type has no JSON form or cannot be resolved. The
+    text names function and parameter, and says what to do.
+
     Args:
         function: async or sync; also a method, a partial or an object with `__call__`.
         injected: called with a parameter and its resolved type (with the extras of `Annotated`); returns whether the
             caller fills it. Such parameters are not in the schema.
         loose: the author wrote the schema, so arguments of types without a JSON form are allowed, and not converted.
-
-    Raises:
-        TypeError: a parameter is positional-only or `*args`, or its type has no JSON form or cannot be resolved. The
-            text names function and parameter, and says what to do.
     """
     plain = function.func if isinstance(function, functools.partial) else function
     name = getattr(plain, "__name__", None) or type(plain).__name__

@@ -60,20 +60,16 @@ def kind_of(number: float) -> int:
 
 @attrs.define(eq=False)
 class Shape:
-    """All values at one path together.
+    """All values at one path together."""
 
-    Attributes:
-        count: how many.
-        characters, numbers: of their texts; how many numbers of each kind.
-        members, names: of their arrays and objects; characters of the members' names.
-        children: their members by name; "" stands for the others, and `items` for those of arrays.
-    """
-
-    count: int = 0
+    count: int = 0  # how many
+    # `characters`, `numbers`: of their texts; how many numbers of each kind
     characters: int = 0
     numbers: list[int] = attrs.field(factory=lambda: [0, 0, 0])
+    # `members`, `names`: of their arrays and objects; characters of the members' names
     members: int = 0
     names: int = 0
+    # their members by name; "" stands for the others, and `items` for those of arrays
     children: dict[str, Shape] = attrs.field(factory=dict)
     items: Shape | None = None
     _total: tuple[int, list[int]] | None = None
@@ -142,13 +138,9 @@ def shape_of(value: Any) -> Shape:
 
 @attrs.define(eq=False)
 class SchemaWork:
-    """Adds up what a schema may cost, for values of one shape.
+    """Adds up what a schema may cost, for values of one shape."""
 
-    Args:
-        targets: returns the subschemas that a subschema refers to.
-    """
-
-    targets: Callable[[dict[str, Any]], Iterable[Any]]
+    targets: Callable[[dict[str, Any]], Iterable[Any]]  # returns the subschemas that a subschema refers to
     _known: dict[tuple[int, int], float] = attrs.field(init=False, factory=dict)
     _names: dict[int, Shape] = attrs.field(init=False, factory=dict)
     _steps: int = attrs.field(init=False, default=0)

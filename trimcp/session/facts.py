@@ -17,13 +17,6 @@ class SessionMemory(Amount):
 
     Args:
         budget: counts the memory that all peers together use; None counts nothing.
-
-    Attributes:
-        arriving: bytes of the message being processed now.
-        handshake: bytes that the engine keeps of the handshake.
-        unread: bytes of what the transport has read and not delivered.
-        held_replies: replies that wait for the others of their arrays; None before the first array. They are bounded
-            by themselves and not counted.
     """
 
     __slots__ = ("arriving", "budget", "handshake", "held_replies", "unread")
@@ -31,9 +24,11 @@ class SessionMemory(Amount):
     def __init__(self, budget: Budget | None = None) -> None:
         super().__init__()
         self.budget: Budget | None = budget
-        self.arriving: int = 0
-        self.handshake: int = 0
-        self.unread: int = 0
+        self.arriving: int = 0  # bytes of the message being processed now
+        self.handshake: int = 0  # bytes that the engine keeps of the handshake
+        self.unread: int = 0  # bytes of what the transport has read and not delivered
+        # replies that wait for the others of their arrays; None before the first array. They are bounded by themselves
+        # and not counted.
         self.held_replies: HeldReplies | None = None
 
 

@@ -64,51 +64,36 @@ class Session:
 
     It has more than 300 lines because whatever is received passes it whole: what a message may do depends on the peer's
     requests, on ours and on what its transport can do.
-
-    Args:
-        engine: the protocol's state.
-        endpoint: what is served to the peer.
-        limits: every bound and timeout.
-        sink: the destination of messages that belong to no request; by default an `Outbox` for a writer task.
-        handler_errors: "log" answers and logs a handler's crash; "raise" (for tests) answers, then ends the session
-            with it; "tell" leaves it to the endpoint.
-        force_rerun: in every era, ask questions by re-running handlers, so that tests find what is not repeatable.
-        sealer: seals and opens `requestState`.
-        memory: the memory that the peer uses here, and the budget in which it is counted.
-
-    Attributes:
-        transport: what its transport has told it.
-        jobs: the peer's requests that run or wait.
-        pending: our requests that are not answered.
-        watchers: called, besides the calls in progress, when the peer is gone. They must not block.
-        draining: set once no more requests are accepted.
-        closed: set once the session is to end; its driver waits for this.
-        lost: why the peer is gone, or None.
-        counts: messages merged or dropped because a reader was slow, by lane.
-        readers: tasks that wait until the session may read on.
-        background: starts tasks that belong to the session, once it is driven.
-        on_finished: called once for every admitted request of the peer, when its reply (the second argument) is queued,
-            or with None when it is certain that it gets none. It must not block; what it raises is logged.
     """
 
-    engine: Connection
-    endpoint: Endpoint[Session]
-    limits: Limits = attrs.field(factory=Limits)
+    engine: Connection  # the protocol's state
+    endpoint: Endpoint[Session]  # what is served to the peer
+    limits: Limits = attrs.field(factory=Limits)  # every bound and timeout
+    # the destination of messages that belong to no request; by default an `Outbox` for a writer task
     sink: Sink = attrs.field(default=attrs.Factory(lambda session: Outbox.of(session.limits), takes_self=True))
+    # "log" answers and logs a handler's crash; "raise" (for tests) answers, then ends the session with it; "tell"
+    # leaves it to the endpoint
     handler_errors: str = "log"
+    # in every era, ask questions by re-running handlers, so that tests find what is not repeatable
     force_rerun: bool = False
-    sealer: Sealer = attrs.field(factory=Sealer)
+    sealer: Sealer = attrs.field(factory=Sealer)  # seals and opens `requestState`
+    # the memory that the peer uses here, and the budget in which it is counted
     memory: SessionMemory = attrs.field(factory=SessionMemory)
-    transport: TransportFacts = attrs.field(init=False, factory=TransportFacts)
-    jobs: Jobs = attrs.field(init=False)
-    pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)
+    transport: TransportFacts = attrs.field(init=False, factory=TransportFacts)  # what its transport has told it
+    jobs: Jobs = attrs.field(init=False)  # the peer's requests that run or wait
+    pending: dict[RequestId, Pending] = attrs.field(init=False, factory=dict)  # our requests that are not answered
+    # called, besides the calls in progress, when the peer is gone. They must not block.
     watchers: set[Callable[[ConnectionLost], object]] = attrs.field(init=False, factory=set)
-    draining: trio.Event = attrs.field(init=False, factory=trio.Event)
+    draining: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once no more requests are accepted
+    # set once the session is to end; its driver waits for this
     closed: trio.Event = attrs.field(init=False, factory=trio.Event)
-    lost: ConnectionLost | None = attrs.field(init=False, default=None)
-    counts: LaneCounts = attrs.field(init=False)
+    lost: ConnectionLost | None = attrs.field(init=False, default=None)  # why the peer is gone, or None
+    counts: LaneCounts = attrs.field(init=False)  # messages merged or dropped because a reader was slow, by lane
+    # tasks that wait until the session may read on
     readers: LazyParkingLot = attrs.field(init=False, factory=LazyParkingLot)
-    background: Background = attrs.field(init=False)
+    background: Background = attrs.field(init=False)  # starts tasks that belong to the session, once it is driven
+    # called once for every admitted request of the peer, when its reply (the second argument) is queued, or with None
+    # when it is certain that it gets none. It must not block; what it raises is logged.
     on_finished: Callable[[Job, bytes | None], object] | None = attrs.field(init=False, default=None)
     _now: float = attrs.field(init=False, default=0.0)  # when the messages being processed were delivered
 
@@ -451,8 +436,7 @@ class Session:
     ) -> bytes:
         """Return a notification as bytes, in the revision of the peer's request that it belongs to (`job`), or ours.
 
-        Raises:
-            LocalError: the revision has no such notification in this direction, or it cannot be encoded.
+        Raises LocalError: the revision has no such notification in this direction, or it cannot be encoded.
         """
         method = self.engine.method(name) if job is None else methods_of(job.request.admission.revision)[name]
         return self.engine.encode_notification(method, params, subscription=subscription)
@@ -460,8 +444,7 @@ class Session:
     def encode_foreign(self, name: str, params: Mapping[str, JSON] | None) -> bytes:
         """Return a notification that only an extension defines as bytes.
 
-        Raises:
-            LocalError: the protocol itself defines it, or it cannot be encoded.
+        Raises LocalError: the protocol itself defines it, or it cannot be encoded.
         """
         if name in METHODS:
             raise LocalError(f"{name} is of the protocol itself; use its own verb")
@@ -537,10 +520,7 @@ def mirrored(
 ) -> Mapping[str, str] | None:
     """Return the headers in which a request repeats what it is (2026-07-28 streamable-http), and `more`.
 
-    In a revision that repeats nothing it is `more` alone.
-
-    Raises:
-        LocalError: its name cannot be put in a header.
+    In a revision that repeats nothing it is `more` alone. Raises LocalError: its name cannot be put in a header.
     """
     if revision is None or not revision.method_headers:
         return more

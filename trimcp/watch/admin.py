@@ -42,10 +42,8 @@ _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group: struct ucred 
 def registry() -> Path:
     """Return the folder in which the sockets of this user's servers are, and make it if need be.
 
-    It is `trimcp` below XDG_RUNTIME_DIR, or `trimcp-UID` in the directory for temporary files, with mode 0700.
-
-    Raises:
-        LocalError: somebody else has made it, or it cannot be made.
+    It is `trimcp` below XDG_RUNTIME_DIR, or `trimcp-UID` in the directory for temporary files, with mode 0700. Raises
+    LocalError: somebody else has made it, or it cannot be made.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(runtime, "trimcp") if runtime else Path(tempfile.gettempdir(), f"trimcp-{os.getuid()}")
@@ -227,8 +225,7 @@ class AdminClient:
 async def connect_admin(path: str | os.PathLike[str]) -> AsyncIterator[AdminClient]:
     """Connect to the socket of a server while the block runs.
 
-    Raises:
-        ConnectionLost: nobody listens there, or it is another user's.
+    Raises ConnectionLost: nobody listens there, or it is another user's.
     """
     try:
         stream = await trio.open_unix_socket(os.fspath(path))

@@ -31,22 +31,16 @@ _BY_RESET: Final = {
 
 
 class CallFailed(trio.BrokenResourceError):
-    """A gRPC call has not ended well.
-
-    Attributes:
-        status: its status.
-        message: what the server said about it, or what happened to it here. Untrusted text.
-        trailers: the server's metadata after the answer, by lower-case name.
-        begun: whether the server may have begun it: if not, it can be repeated on another connection.
-    """
+    """A gRPC call has not ended well."""
 
     def __init__(
         self, status: GrpcStatus, message: str, trailers: Mapping[str, str] | None = None, *, begun: bool = True
     ) -> None:
         super().__init__(f"{status.name}: {message}" if message else status.name)
-        self.status: GrpcStatus = status
-        self.message: str = message
-        self.trailers: Mapping[str, str] = trailers or {}
+        self.status: GrpcStatus = status  # its status
+        self.message: str = message  # what the server said about it, or what happened to it here. Untrusted text.
+        self.trailers: Mapping[str, str] = trailers or {}  # the server's metadata after the answer, by lower-case name
+        # whether the server may have begun it: if not, it can be repeated on another connection
         self.begun: bool = begun
 
 
@@ -67,10 +61,6 @@ class Http2Call(Http2Stream):
     """One call: a `ByteStream` to a channel. Made by `Http2Client`.
 
     Attributes:
-        headers: the server's first headers by lower-case name, once they are there.
-        last_headers: its last ones.
-        failure: why it has failed, or None.
-        ended: whether the server has said everything.
         gone: set when nothing sent reaches the server any more.
     """
 
@@ -96,10 +86,10 @@ class Http2Call(Http2Stream):
         self._http = 0  # the HTTP status
         self._news = trio.lowlevel.ParkingLot()
         self._pieces = 0  # counts what was sent
-        self.headers: dict[str, str] | None = None
-        self.last_headers: dict[str, str] = {}
-        self.failure: CallFailed | None = None
-        self.ended: bool = False
+        self.headers: dict[str, str] | None = None  # the server's first headers by lower-case name, once they are there
+        self.last_headers: dict[str, str] = {}  # its last ones
+        self.failure: CallFailed | None = None  # why it has failed, or None
+        self.ended: bool = False  # whether the server has said everything
 
     # The caller
 
@@ -118,8 +108,7 @@ class Http2Call(Http2Stream):
     async def begun(self) -> None:
         """Wait for the server's first headers.
 
-        Raises:
-            CallFailed: it refused the call, or there was none that it understands.
+        Raises CallFailed: it refused the call, or there was none that it understands.
         """
         while not self._over:
             if self.headers is not None and "grpc-status" not in self.headers:
@@ -135,8 +124,7 @@ class Http2Call(Http2Stream):
     async def answer(self) -> bytes:
         """Wait for the end of a call that is answered with one message, and return that.
 
-        Raises:
-            CallFailed: the call has failed.
+        Raises CallFailed: the call has failed.
         """
         while not self.ended:
             if self.failure is not None:
@@ -226,11 +214,8 @@ class Http2Call(Http2Stream):
     async def next_message(self, decoder: GrpcDecoder) -> bytes | None:
         """Return the next message of the answer; None at the end. Cancelling this loses nothing.
 
-        Args:
-            decoder: what keeps the rest of what has arrived, the same one for the whole call.
-
-        Raises:
-            CallFailed: the call has failed, or a message is larger than the decoder takes.
+        `decoder`: what keeps the rest of what has arrived, the same one for the whole call. Raises CallFailed: the call
+        has failed, or a message is larger than the decoder takes.
         """
         while True:
             before = decoder.taken

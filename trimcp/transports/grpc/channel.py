@@ -35,31 +35,28 @@ class GrpcChannel(MessageChannel):
     one of sixteen times the limit, ends the call, as does one that is not whole in time.
 
     Args:
-        stream: the call; finished with the channel.
-        max_message: bytes of the largest message that is accepted.
-        message_timeout: seconds from a message's first byte to its last.
-        message_rate: bytes; for each so many that arrive of a message it gets one second more.
-        window: bytes that may arrive before any of them is used.
-        encoding: how messages may be compressed: the call's header `grpc-encoding`, or None.
-        ending: returns the trailers with which the channel ends the call (servers).
         principal, headers: set on every received message.
-        read: returns a message from its bytes. Never raises.
-        write: returns the frame of a message's JSON text. With it payloads are of another kind, which `read` knows; by
-            default they are `JsonRpc`.
     """
 
-    _stream: ByteStream
-    max_message: int
-    message_timeout: float = attrs.field(default=30.0, kw_only=True)
+    _stream: ByteStream  # the call; finished with the channel
+    max_message: int  # bytes of the largest message that is accepted
+    message_timeout: float = attrs.field(default=30.0, kw_only=True)  # seconds from a message's first byte to its last
+    # bytes; for each so many that arrive of a message it gets one second more
     message_rate: float = attrs.field(default=64 * 1024, kw_only=True)
+    # bytes that may arrive before any of them is used
     _window: int = attrs.field(default=64 * 1024, kw_only=True, alias="window")
+    # how messages may be compressed: the call's header `grpc-encoding`, or None
     _encoding: str | None = attrs.field(default=None, kw_only=True, alias="encoding")
+    # returns the trailers with which the channel ends the call (servers)
     _ending: Callable[[], tuple[tuple[str, str], ...]] = attrs.field(
         default=lambda: OK_TRAILERS, kw_only=True, alias="ending"
     )
     _principal: Principal | None = attrs.field(default=None, kw_only=True, alias="principal")
     _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, alias="headers")
+    # returns a message from its bytes. Never raises.
     _read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True, alias="read")
+    # returns the frame of a message's JSON text. With it payloads are of another kind, which `read` knows; by default
+    # they are `JsonRpc`.
     _write: Callable[[bytes], Awaitable[bytes]] | None = attrs.field(default=None, kw_only=True, alias="write")
     read_ahead: tuple[int, int] = attrs.field(init=False)
     _decoder: GrpcDecoder = attrs.field(init=False)

@@ -40,26 +40,15 @@ _LIMITS: Final = HttpLimits()
 
 @attrs.define(eq=False)
 class Http2Client:
-    """A connection to one server. `run` has to run while it is used.
+    """A connection to one server. `run` has to run while it is used."""
 
-    Args:
-        stream: the connection, which this takes over; closed when `run` ends.
-        authority: the server's name, for the header `:authority`.
-        secure: whether it is under TLS.
-        keep_alive: pings and time limits for a silent server.
-
-    Attributes:
-        lost: why it has ended, or None.
-        over: set when it has.
-        engine, writer: for the calls.
-    """
-
-    _stream: trio.abc.Stream
-    authority: str
-    secure: bool = False
-    keep_alive: KeepAlive = KEEP_ALIVE
-    lost: str | None = attrs.field(init=False, default=None)
-    over: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _stream: trio.abc.Stream  # the connection, which this takes over; closed when `run` ends
+    authority: str  # the server's name, for the header `:authority`
+    secure: bool = False  # whether it is under TLS
+    keep_alive: KeepAlive = KEEP_ALIVE  # pings and time limits for a silent server
+    lost: str | None = attrs.field(init=False, default=None)  # why it has ended, or None
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set when it has
+    # `engine`, `writer`: for the calls
     engine: Engine = attrs.field(init=False)
     writer: H1Writer = attrs.field(init=False)
     _wire: Wire = attrs.field(init=False)
@@ -97,13 +86,12 @@ class Http2Client:
     ) -> AsyncIterator[Http2Call]:
         """Begin a call, and cancel it when the block is left before its end.
 
+        Raises CallFailed: there is no connection.
+
         Args:
             path: "/package.Service/Method".
             metadata: headers to send.
             timeout: seconds after which the server should give up, sent to it; nothing here ends the call then.
-
-        Raises:
-            CallFailed: there is no connection.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait_for_room()
@@ -126,8 +114,7 @@ class Http2Client:
     ) -> bytes:
         """Call a method that takes one message and returns one. Cancelling this cancels the call.
 
-        Raises:
-            CallFailed: the call has failed; its status says how.
+        Raises CallFailed: the call has failed; its status says how.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._wait_for_room()

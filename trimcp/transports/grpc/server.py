@@ -1,4 +1,4 @@
-"""What a face serves through gRPC: MCP through `Mcp.Exchange`, health checks, and the services of its companion.
+"""What a face serves through gRPC: MCP through `Mcp.Exchange`, health checks, and the services of its second protocol.
 
 A call is a request like another one: the face identifies the caller, a host reads and writes. What refuses it is turned
 into a status here. A call of one message is a `Handler`; one whose two directions go their own ways is a `Tunnel`.
@@ -59,7 +59,7 @@ _KEPT: Final = ("www-authenticate", "retry-after")
 
 
 class GrpcService(Protocol):
-    """One service of a companion."""
+    """One service of a second protocol."""
 
     def admit(self, routes: GrpcRoutes, head: Head, /) -> Admitted:
         """Admit a call by its head; the caller has been identified."""
@@ -139,15 +139,10 @@ def has_bad_timeout(head: Head) -> bool:
 
 @attrs.define(eq=False)
 class GrpcRoutes:
-    """The services of one face.
+    """The services of one face."""
 
-    Args:
-        face: whose sessions they are.
-        services: other services, by the beginning of their paths: "/package.Service/".
-    """
-
-    face: GrpcFace
-    services: Mapping[str, GrpcService]
+    face: GrpcFace  # whose sessions they are
+    services: Mapping[str, GrpcService]  # other services, by the beginning of their paths: "/package.Service/"
     watchers: set[HealthRequest] = attrs.field(init=False, factory=set)
     _calls: set[ExchangeCall] = attrs.field(init=False, factory=set)
     _shares: Shares[ExchangeCall] = attrs.field(init=False, factory=Shares)
@@ -196,7 +191,6 @@ class GrpcRoutes:
         """Return how to serve a call as a channel of messages, or its refusal.
 
         Args:
-            head: of the call.
             found: how to serve the session, or the refusal.
             write: returns the frame of a JSON text; None for those of MCP's tunnel.
         """
@@ -234,17 +228,13 @@ class GrpcRoutes:
 
 @attrs.define(eq=False)
 class ExchangeCall:
-    """One call that is a channel of messages, such as `Mcp.Exchange`.
-
-    Attributes:
-        owner: whose share of all sessions it counts into.
-    """
+    """One call that is a channel of messages, such as `Mcp.Exchange`."""
 
     _routes: GrpcRoutes
     _head: Head
     _upgrade: Upgrade
     _write: Callable[[bytes], Awaitable[bytes]] | None
-    owner: str = attrs.field(init=False)
+    owner: str = attrs.field(init=False)  # whose share of all sessions it counts into
     _stream: ByteStream | None = attrs.field(init=False, default=None)
     _channel: GrpcChannel | None = attrs.field(init=False, default=None)
     _due: float = attrs.field(init=False, factory=trio.current_time)  # when its caller's time is over
@@ -395,7 +385,6 @@ def answer_each(answer: Callable[[bytes], bytes], most: int, head: Head) -> Tunn
     Args:
         answer: returns the answer to a message.
         most: bytes of the largest message.
-        head: of the call.
     """
     return Tunnel(partial(_answer_each, answer, GrpcDecoder(most, encoding=head.headers.get("grpc-encoding"))))
 

@@ -46,16 +46,12 @@ class Post:
     Usually it has no task: it is pushed (`push`), a `ClientExchange` whose reply the connection's task puts into the
     inbox. What else may happen, such as a refusal, a new attempt or a resumption, is done in a task (`run`), which goes
     on from there. It has more than 300 lines because both ways end in the same answer and each may become the other.
-
-    Attributes:
-        outgoing: the request.
-        request: its bytes, if it was pushed.
-        connection: the connection that carries it, while it is pushed.
     """
 
-    outgoing: Outgoing
+    outgoing: Outgoing  # the request
     _state: ClientState
-    request: bytes = attrs.field(init=False, default=b"", repr=False)
+    request: bytes = attrs.field(init=False, default=b"", repr=False)  # its bytes, if it was pushed
+    # the connection that carries it, while it is pushed
     connection: PooledConnection | None = attrs.field(init=False, default=None)
     _queue: PostQueue | None = attrs.field(init=False, default=None)
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of its task

@@ -378,12 +378,11 @@ class H1Connection:
     async def _more(self, *, idle: bool = False, answered: bool = False) -> bool:
         """Wait for more input; return False if the connection ends.
 
+        Raises RequestRefused: it took too long.
+
         Args:
             idle: no request has begun, so the connection can end without a response.
             answered: the response was sent already, so a timeout needs none.
-
-        Raises:
-            RequestRefused: it took too long.
         """
         while True:
             if idle and self._reply is not None:

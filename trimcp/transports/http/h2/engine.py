@@ -39,15 +39,6 @@ class Engine:
         client: which side this is.
         settings: of this side, sent at the beginning.
         max_streams: requests that the peer may have under way (servers).
-
-    Attributes:
-        out: bytes to be written.
-        streams: those that are open, by number.
-        send_window: bytes that may be sent over all streams.
-        peer_streams: how many streams the peer lets us open (clients).
-        peer_connects: whether the peer takes WebSockets (RFC 8441).
-        last: the highest number of a stream that the peer has opened, or of ours for a client.
-        large: bytes of the compressed head that `advance` has stopped before, because it is large; 0 if there is none.
     """
 
     __slots__ = (
@@ -70,12 +61,14 @@ class Engine:
         self._client = client
         self._max = max_streams
         self._window = settings.get(Setting.INITIAL_WINDOW_SIZE, h2.DEFAULT_WINDOW)
-        self.out: bytearray = bytearray()
-        self.streams: dict[int, Http2Stream] = {}
-        self.send_window: int = h2.DEFAULT_WINDOW
+        self.out: bytearray = bytearray()  # bytes to be written
+        self.streams: dict[int, Http2Stream] = {}  # those that are open, by number
+        self.send_window: int = h2.DEFAULT_WINDOW  # bytes that may be sent over all streams
+        # how many streams the peer lets us open (clients)
         self.peer_streams: int = 100 if client else 0  # until it says (section 3.4: settings may come late)
-        self.peer_connects: bool = False
-        self.last: int = 0
+        self.peer_connects: bool = False  # whether the peer takes WebSockets (RFC 8441)
+        self.last: int = 0  # the highest number of a stream that the peer has opened, or of ours for a client
+        # bytes of the compressed head that `advance` has stopped before, because it is large; 0 if there is none
         self.large: int = 0
         self.gone_away: bool = False  # whether this side has said that it serves no more
         self._initial = h2.DEFAULT_WINDOW  # of the peer's streams
@@ -113,10 +106,7 @@ class Engine:
     def advance(self, most: int) -> bool:
         """Look at so many frames at most; return whether there are more, or a large head (`large`) waits.
 
-        A fault of one stream resets that stream.
-
-        Raises:
-            Http2Error: the connection cannot go on; see `fail`.
+        A fault of one stream resets that stream. Raises Http2Error: the connection cannot go on; see `fail`.
         """
         if not self._started and not self._start():
             return False
@@ -460,11 +450,7 @@ class Engine:
         self._user.went_away(h2.word_at(payload, 0) & _STREAM_BITS, h2.word_at(payload, 4))
 
     def _unless_ended(self, id: int, what: str) -> Http2Stream | None:
-        """Return a stream; None if it has ended, which is counted.
-
-        Raises:
-            Http2Error: it was never opened.
-        """
+        """Return a stream; None if it has ended, which is counted. Raises Http2Error: it was never opened."""
         stream = self.streams.get(id)
         if stream is None:
             if self._is_idle(id):

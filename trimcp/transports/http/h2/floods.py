@@ -19,20 +19,14 @@ RESETS: Final = "resets"
 
 
 class Allowance:
-    """Frames of each kind that the peer may send beside the useful ones.
-
-    Attributes:
-        useful: useful frames so far: with data, and requests.
-        answered: requests that were answered to their end.
-        now: the time, in seconds.
-    """
+    """Frames of each kind that the peer may send beside the useful ones."""
 
     __slots__ = ("_buckets", "_seen", "answered", "now", "useful")
 
     def __init__(self) -> None:
-        self.useful: int = 0
-        self.answered: int = 0
-        self.now: float = 0.0
+        self.useful: int = 0  # useful frames so far: with data, and requests
+        self.answered: int = 0  # requests that were answered to their end
+        self.now: float = 0.0  # the time, in seconds
         self._buckets: dict[str, TokenBucket] = {}
         self._seen: dict[str, int] = {}
 

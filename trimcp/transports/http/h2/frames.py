@@ -52,19 +52,13 @@ def name_of(code: int) -> str:
 
 
 class Http2Error(Exception):
-    """The peer broke the protocol, or does too much of what costs more than it is worth.
-
-    Attributes:
-        code: says what is wrong.
-        reason: one line that may be sent to the peer; it contains no text of the peer's.
-        stream: the stream that ends because of it; 0 for the connection.
-    """
+    """The peer broke the protocol, or does too much of what costs more than it is worth."""
 
     def __init__(self, code: Code, reason: str, stream: int = 0) -> None:
         super().__init__(reason)
-        self.code: Code = code
-        self.reason: str = reason
-        self.stream: int = stream
+        self.code: Code = code  # says what is wrong
+        self.reason: str = reason  # one line that may be sent to the peer; it contains no text of the peer's
+        self.stream: int = stream  # the stream that ends because of it; 0 for the connection
 
 
 class Setting(IntEnum):
@@ -119,7 +113,6 @@ def header_frames(stream: int, block: bytes, *, end: bool) -> bytes:
     """Return the frames of a block of headers: HEADERS, and CONTINUATION if it is too large for one frame.
 
     Args:
-        stream: whose headers.
         block: compressed, see `heads`.
         end: whether nothing follows on the stream.
     """

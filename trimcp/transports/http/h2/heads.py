@@ -74,15 +74,12 @@ class BlockReader(Generic[HeadT]):
 
     What a block means is remembered by its bytes, until the table changes, and by its fields. The time limit of a call
     of gRPC is another one each time, so heads are remembered without it.
-
-    Args:
-        max_head: bytes that names and values may take, with 32 for each (section 6.5.2).
-        read: returns what the fields of a first head of a stream mean. It may raise `Http2Error`.
-        limited: returns what a head means with a time limit; None where that is a header like others.
     """
 
-    max_head: int
+    max_head: int  # bytes that names and values may take, with 32 for each (section 6.5.2)
+    # returns what the fields of a first head of a stream mean. It may raise `Http2Error`.
     _read: Callable[[Fields, int], HeadT]
+    # returns what a head means with a time limit; None where that is a header like others
     _limited: Callable[[HeadT, bytes], HeadT] | None = None
     _decoder: hpack.Decoder = attrs.field(init=False)
     _table: _CountedTable = attrs.field(init=False, factory=_CountedTable)
@@ -98,8 +95,7 @@ class BlockReader(Generic[HeadT]):
     def head(self, block: bytes) -> HeadT:
         """Return the meaning of a first head. Equal blocks may be the same object.
 
-        Raises:
-            Http2Error: it cannot be read, or has no meaning.
+        Raises Http2Error: it cannot be read, or has no meaning.
         """
         limited, found = self._limited, None
         if self._at == self._table.changes:
@@ -212,29 +208,19 @@ def read_length(headers: dict[str, str]) -> int | None:
 
 @attrs.define(eq=False)
 class RequestFields:
-    """What a request's first head says. Shared by requests with equal heads.
+    """What a request's first head says. Shared by requests with equal heads."""
 
-    Attributes:
-        method, scheme, path: as sent; the path with its query.
-        headers: by name; Host is the authority.
-        length: bytes of the body; None if they are not said.
-        protocol: what is to be spoken on the stream (RFC 8441), or None.
-        size: bytes of the fields, as they are counted (section 6.5.2).
-        number: of fields.
-        shared: the same without its time limit, if it has one.
-        kept: for its user.
-    """
-
+    # `method`, `scheme`, `path`: as sent; the path with its query
     method: str
     scheme: str
     path: str
-    headers: dict[str, str]
-    length: int | None
-    protocol: str | None
-    size: int
-    number: int
-    shared: RequestFields | None = None
-    kept: Any = None
+    headers: dict[str, str]  # by name; Host is the authority
+    length: int | None  # bytes of the body; None if they are not said
+    protocol: str | None  # what is to be spoken on the stream (RFC 8441), or None
+    size: int  # bytes of the fields, as they are counted (section 6.5.2)
+    number: int  # of fields
+    shared: RequestFields | None = None  # the same without its time limit, if it has one
+    kept: Any = None  # for its user
 
 
 def read_request(fields: Fields, size: int) -> RequestFields:
@@ -313,8 +299,7 @@ def read_response(fields: Fields, size: int) -> ResponseFields:
 def write_block(fields: Iterable[tuple[str, str]]) -> bytes:
     """Return the block of these fields, whose names are lower-case. It uses no table and changes none.
 
-    Raises:
-        ValueError: a field contains what a header cannot have, such as a line break.
+    Raises ValueError: a field contains what a header cannot have, such as a line break.
     """
     return _write_block(tuple(fields))
 

@@ -8,28 +8,18 @@ from trimcp.transports.http.h2.frames import Code, Http2Error
 
 
 class Http2Stream:
-    """A stream as its engine sees it. Whoever uses the engine makes a class of it.
-
-    Attributes:
-        id: its number; 0 before it was opened.
-        send_window: bytes that may be sent on it.
-        receive_window: bytes that the peer may send.
-        owed: bytes that were used, and not allowed again yet.
-        left: bytes of the body that are still to come, if the head said how many.
-        sends: whether this side has not ended yet.
-        receives: whether the peer has not ended yet.
-    """
+    """A stream as its engine sees it. Whoever uses the engine makes a class of it."""
 
     __slots__ = ("id", "left", "owed", "receive_window", "receives", "send_window", "sends")
 
     def __init__(self) -> None:
-        self.id: int = 0
-        self.send_window: int = 0
-        self.receive_window: int = 0
-        self.owed: int = 0
-        self.left: int | None = None
-        self.sends: bool = True
-        self.receives: bool = True
+        self.id: int = 0  # its number; 0 before it was opened
+        self.send_window: int = 0  # bytes that may be sent on it
+        self.receive_window: int = 0  # bytes that the peer may send
+        self.owed: int = 0  # bytes that were used, and not allowed again yet
+        self.left: int | None = None  # bytes of the body that are still to come, if the head said how many
+        self.sends: bool = True  # whether this side has not ended yet
+        self.receives: bool = True  # whether the peer has not ended yet
 
     def response(self, head: Any) -> bool:
         """Take the head of a response; return whether it is an interim one, before the real one (clients)."""
@@ -57,10 +47,7 @@ class EngineUser(Protocol):
     def request(self, id: int, head: Any, ended: bool) -> Http2Stream | None:
         """Return the stream of a new request (servers), with its window set; None refuses it.
 
-        Args:
-            id: its number.
-            head: what the `BlockReader` made of it.
-            ended: whether it has no body.
+        `ended`: whether it has no body.
         """
         ...
 

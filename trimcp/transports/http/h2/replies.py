@@ -71,17 +71,7 @@ class StreamOwner(Protocol):
 
 
 class ReplyStream(Http2Stream):
-    """A stream that is answered: an `HttpReply`.
-
-    Attributes:
-        fields: the head of its request, as it was sent.
-        head: as the front knows it; None before it was looked at.
-        handler: answers it, or None.
-        status: of the response, once it has begun.
-        sent: bytes of the response's body that were written here.
-        ended: whether the response is complete, though parts of it may still wait here.
-        weight: bytes that count for it in its connection's account.
-    """
+    """A stream that is answered: an `HttpReply`."""
 
     __slots__ = (
         *("_amount", "_bodiless", "_connection", "_end", "_own", "_queue", "_queued", "_room", "_size", "_stalls_at"),
@@ -90,13 +80,13 @@ class ReplyStream(Http2Stream):
 
     def __init__(self, connection: StreamOwner, fields: RequestFields, weight: int) -> None:
         super().__init__()
-        self.fields: RequestFields = fields
-        self.weight: int = weight
-        self.head: Head | None = None
-        self.handler: Handler | None = None
-        self.status: int = 0
-        self.sent: int = 0
-        self.ended: bool = False
+        self.fields: RequestFields = fields  # the head of its request, as it was sent
+        self.weight: int = weight  # bytes that count for it in its connection's account
+        self.head: Head | None = None  # as the front knows it; None before it was looked at
+        self.handler: Handler | None = None  # answers it, or None
+        self.status: int = 0  # of the response, once it has begun
+        self.sent: int = 0  # bytes of the response's body that were written here
+        self.ended: bool = False  # whether the response is complete, though parts of it may still wait here
         self._connection: StreamOwner | None = connection  # None once it has ended
         self._size = 0  # bytes of the request's body that have arrived
         self._queue: deque[bytes | memoryview] | None = None  # what could not be sent yet

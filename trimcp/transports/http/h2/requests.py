@@ -46,17 +46,13 @@ class TunnelEnd(Protocol):
 
 
 class RequestStream(ReplyStream):
-    """One request. A `Holder` to the budget.
-
-    Attributes:
-        due: when its body has to be complete, on Trio's clock.
-    """
+    """One request. A `Holder` to the budget."""
 
     __slots__ = ("_body", "_dropping", "_first", "_judged", "_started", "_tunnel", "due")
 
     def __init__(self, connection: StreamOwner, fields: RequestFields, weight: int) -> None:
         super().__init__(connection, fields, weight)
-        self.due: float = math.inf
+        self.due: float = math.inf  # when its body has to be complete, on Trio's clock
         self._started = False  # whether the handler was
         self._judged = False  # whether the front has answered for its head
         self._first: bytes | None = None  # the body, as long as it is one piece
