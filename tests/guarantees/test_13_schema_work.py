@@ -10,6 +10,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -149,6 +150,44 @@ def pieces(most: int) -> Iterator[tuple[Any, Any]]:
         yield chosen.choice(schemas) if number >= 2 * len(direct) else schemas[number // 2], chosen.choice(everything)
 
 
+def large() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Schemas that are as large as a message may be, by what they have many of."""
+    many = MEMBERS // 2
+    names, distinct = [f"k{number}" for number in range(many)], range(many)
+    yield "numbers", {"enum": [number + 0.25 for number in distinct]}
+    yield "texts", {"propertyNames": {"enum": names}}
+    yield "arrays", {"enum": [[[[number]]] for number in range(many // 2)]}
+    yield "objects", {"enum": [{"a": number} for number in range(many)]}
+    yield "required names", {"required": names}
+    yield "required names of items", {"items": {"required": names}}
+    yield (
+        "required names of alternatives",
+        {"anyOf": [{"required": names[at : at + 100]} for at in range(0, many, 100)]},
+    )
+    yield "names beside another", {"dependentRequired": {"k0": names}}
+    yield "dependencies", {"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"k0": names}}
+    yield "unknown keywords", {f"x{number}": number for number in distinct}
+    yield "examples", {"examples": [{"a": number} for number in distinct]}
+    yield "properties", {"properties": {name: {} for name in names}}
+    yield "some properties", {"properties": {name: {"type": "string"} for name in names[:4_900]}}
+    yield "a pattern", {"pattern": "a" * 4_000_000}
+    yield "alternatives of a pattern", {"pattern": "|".join(names)}
+    yield "a reference", {"k" * 4_000_000: True, "$ref": "#/" + "k" * 4_000_000}
+    for most in (1_900, 2_400, 4_900):
+        some = names[:most]
+        yield "references to one", {"$defs": {"a": {}}, "properties": {name: {"$ref": "#/$defs/a"} for name in some}}
+        yield "references", {"$defs": {name: {"items": {"$ref": f"#/$defs/{name}"}} for name in some}}
+        long = "k" * (100_000 // most)
+        yield "long references", {long: True, "properties": {name: {"$ref": f"#/{long}"} for name in some}}
+        yield "very long references", {"properties": {name: {"$ref": "#/" + "%78" * 500} for name in some}}
+        yield "steps", {"a": {"a": {}}, "properties": {name: {"$ref": "#/a/a" + "/a" * 200} for name in some}}
+        yield "anchors", {"properties": {name: {"$anchor": name, "items": {"$ref": f"#{name}"}} for name in some}}
+        yield "dynamic", {"$dynamicAnchor": "n", "properties": {name: {"$dynamicRef": "#n"} for name in some}}
+        yield "dependent", {"dependentSchemas": {name: {"required": ["a"]} for name in some}, "required": ["b"]}
+        yield "unevaluated", {"unevaluatedItems": False, "allOf": [{"unevaluatedItems": {}} for _ in some]}
+        yield "conditions", {"allOf": [{"if": {"type": "string"}, "then": False} for _ in some]}
+
+
 def spent(validator: Any, value: Any) -> tuple[float, bool]:
     begun = time.thread_time()
     found = validator.problems(value)
@@ -189,3 +228,57 @@ def test_no_keyword_and_no_value_take_a_client_long() -> None:
     figure(13, f"the worst of {tried} schemas and values", 1000 * worst[0][0], None, "ms", "client")
     figure(13, "the same, in times of half a million steps of Python", worst[0][0] / unit, 60, "", "client")
     assert worst[0][0] <= 60 * unit  # 0.1 s on a quiet machine
+
+
+REFUSING: list[dict[str, Any]] = [
+    {"oneOf": [{"multipleOf": number / 10} for number in range(1, 30)]},
+    {"anyOf": [{"type": "string"}, {"maxItems": 1, "maxProperties": 1}]},
+    {"minItems": 2**53, "minProperties": 2**53},
+    {"items": {"type": "array", "minItems": 9}, "additionalProperties": False},
+    {"not": {}},
+]
+
+
+def test_no_refusal_takes_a_client_long_to_explain() -> None:
+    unit = yardstick()
+    found: list[tuple[float, str]] = []
+    for value in (
+        [{"k1": number} for number in range(MEMBERS // 2)],
+        [{"k1": {"k2": {"k3": number * 1e-7}}} for number in range(MEMBERS // 4)],
+        {f"k{number}": [number] for number in range(MEMBERS // 2)},
+        list(range(MEMBERS)),
+        [[number] * 10 for number in range(7_200)],  # some that are explained
+        [{"k1": number} for number in range(39_000)],
+    ):
+        for schema in REFUSING:
+            validator = peer_validator(schema)
+            validator.problems(None)
+            took = min(spent(validator, value)[0] for _ in range(3))
+            found.append((took, f"{schema!r} {value!r:.40}"))
+    worst, name = max(found)
+    print(f"{name}: {1000 * worst:.1f} ms, yardstick {1000 * unit:.1f} ms")
+    figure(13, f"the worst of {len(found)} refusals of large values", 1000 * worst, None, "ms", "client")
+    figure(13, "the worst refusal, in times of half a million steps of Python", worst / unit, 60, "", "client")
+    assert worst <= 60 * unit, name
+
+
+def test_no_schema_takes_a_client_long_to_read() -> None:
+    unit = yardstick()
+    found: list[tuple[float, str]] = []
+    for name, schema in large():
+        best = 9.0
+        for _ in range(3):
+            begun = time.thread_time()
+            with suppress(SchemaError):
+                validator = peer_validator(schema)
+                for value in ({"k0": 1, "a": [{}]}, [[]], "a"):  # refused by many, and explained
+                    validator.problems(value)
+            best = min(best, time.thread_time() - begun)
+            if best < 30 * unit:
+                break
+        found.append((best, name))
+    worst, name = max(found)
+    print(f"{name}: {1000 * worst:.1f} ms, yardstick {1000 * unit:.1f} ms")
+    figure(13, f"the worst of {len(found)} large schemas, read and explained", 1000 * worst, None, "ms", "client")
+    figure(13, "the worst large schema, in times of half a million steps of Python", worst / unit, 60, "", "client")
+    assert worst <= 60 * unit, name

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from trimcp.schema.engine import PEERS, SchemaBounds, SchemaError, tame
+from trimcp.schema.engine import PEERS, SchemaError, tame
 from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, shorten
 
 
 def tamed(schema: Any, *, max_depth: int = PEERS.depth, terse: bool = False) -> Any:
-    return tame(schema, SchemaBounds(max_depth, PEERS.subschemas), terse=terse)[0]
+    return tame(schema, PEERS._replace(depth=max_depth), terse=terse).schema
 
 
 def gate(keyword: str, target: str) -> dict[str, Any]:
@@ -42,14 +42,16 @@ def test_references_are_counted_behind_what_was_there() -> None:
 
 def test_terse_copies_judge_alternatives_without_errors() -> None:
     schema = {"anyOf": [{"oneOf": [{}, {"$ref": "#/$defs/a"}]}], "$defs": {"a": {}}}
-    inner = {"allOf": [{"if": {"oneOf": [{}, {"allOf": [gate("$ref", "#/$defs/a")]}]}, "else": {NO_ALTERNATIVE: True}}]}
-    outer = {"if": {"anyOf": [inner]}, "else": {NO_ALTERNATIVE: True}}
+    inner = {"allOf": [{"if": {"oneOf": [{}, {"allOf": [gate("$ref", "#/$defs/a")]}]}, "else": NO_ALTERNATIVE}]}
+    outer = {"if": {"anyOf": [inner]}, "else": NO_ALTERNATIVE}
     assert tamed(schema, terse=True) == {"$defs": {"a": {}}, "allOf": [outer]}
 
 
 def test_subschemas_are_counted() -> None:
     schema = {"properties": {"a": {}, "b": {"items": {}}}, "x": {"y": {}}, "not": {"$ref": "#/x/y"}}
-    assert tame(schema, SchemaBounds(9, 9))[1] == 6
+    assert tame(schema, PEERS._replace(depth=9, subschemas=9)).errors == 6
+    required = {"required": ["a", "b"], "dependentRequired": {"a": ["c", "d"]}, "dependencies": {"a": ["e"], "b": {}}}
+    assert tame(required, PEERS).errors == 2 + 5
 
 
 def test_old_references_lose_what_they_hide() -> None:
@@ -93,6 +95,10 @@ def test_texts_are_cut() -> None:
         ),
         ({"$defs": {"a": {"$id": "https://example.com/a"}}}, "embedded resource"),
         ({"properties": {str(i): {} for i in range(5_000)}}, "more than 5000 subschemas"),
+        ({"properties": {str(i): {"$ref": "#"} for i in range(2_001)}}, "more than 2000 references"),
+        ({"enum": list(range(40_000))}, "more than 40000 members"),
+        ({"pattern": "a" * 131_073}, "more than 131072 characters"),
+        ({"patternProperties": {"a" * 70_000: {}}, "$ref": "#/" + "b" * 70_000}, "more than 131072 characters"),
     ],
 )
 def test_entangled_and_oversized_schemas_are_refused(schema: Any, text: str) -> None:

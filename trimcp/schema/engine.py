@@ -9,6 +9,7 @@ followed reference is counted, since most of them may not be followed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import unquote
@@ -38,6 +39,8 @@ _MEMBER_BYTES: Final = 700
 _REFERENCE_BYTES: Final = 8_000
 # An error costs 20 µs, and every pair of a subschema and a value may be an error.
 _MOST_EXPLAINED: Final = 5_000
+# Members, arrays and objects counted twice: an error holds a copy of what it is about, which may be the whole value.
+_MOST_COPIED: Final = 250_000
 
 _DIALECTS: Final = {
     "https://json-schema.org/draft/2020-12/schema": "Draft202012Validator",
@@ -62,14 +65,22 @@ _BESIDE_OLD_REF: Final = frozenset({"$schema", "$id", "id", "$defs", "definition
 
 
 class SchemaBounds(NamedTuple):
-    """The maximum depth and number of subschemas."""
+    """How large a schema may be.
+
+    Attributes:
+        depth, subschemas, references: of subschemas, how many, and how many references among them.
+        members, characters: of everything in it; of its patterns and references, which take long to read.
+    """
 
     depth: int
     subschemas: int
+    references: int
+    members: int
+    characters: int
 
 
-PEERS: Final = SchemaBounds(64, 5_000)
-_AUTHORS: Final = SchemaBounds(128, 50_000)
+PEERS: Final = SchemaBounds(64, 5_000, 2_000, 40_000, 128 * 1024)
+_AUTHORS: Final = SchemaBounds(128, 50_000, 50_000, 1_000_000, 16 * 1024 * 1024)
 
 
 class SchemaError(ValueError):
@@ -117,50 +128,47 @@ class CompiledSchema:
             return ["takes too much work to be checked against this schema @ $"]
         if self._budget is not None and self._budget.counted:
             return ["does not match the schema @ $"]
-        engine, subschemas = self._rich
         found: list[str] = []
-        if engine is not None:
-            size = _size(value)
-            try:
-                if size * subschemas <= _MOST_EXPLAINED:
-                    self._explaining.left = max(_MOST_EXPLAINED // subschemas, 50)
-                    for error in engine.iter_errors(value):
-                        found += texts(error, value)
-                        if len(found) >= _MOST_PROBLEMS:
-                            break
-                else:
-                    found = self._first_problem(value, size)
-            except ValueError:
-                found.append("holds text that is not Unicode @ $")
+        size, containers = _size(value)
+        if size + containers > _MOST_COPIED:
+            return ["does not match the schema @ $"]
+        try:
+            if self._tamed is not None and size * self._tamed.errors <= _MOST_EXPLAINED:
+                self._explaining.left = max(_MOST_EXPLAINED // self._tamed.errors, 50)
+                for error in () if self._rich is None else self._rich.iter_errors(value):
+                    found += texts(error, value)
+                    if len(found) >= _MOST_PROBLEMS:
+                        break
+            elif self._terse is not None:
+                self._explaining.left = _FREE_VISITS + _VISITS_PER_MEMBER * size
+                self._terse.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            found = texts(error, value)
+        except ValueError:
+            found.append("holds text that is not Unicode @ $")
         return list(dict.fromkeys(found))[:_MOST_PROBLEMS] or ["does not match the schema @ $"]
 
-    def _first_problem(self, value: Any, size: int) -> list[str]:
-        engine, _ = self._terse
-        self._explaining.left = _FREE_VISITS + _VISITS_PER_MEMBER * size
-        try:
-            if engine is not None:
-                engine.validate(value)
-        except jsonschema_rs.ValidationError as error:
-            return texts(error, value)
-        return []
+    @cached_property
+    def _tamed(self) -> Tamed | None:
+        with suppress(SchemaError):
+            return tame(self._schema, _AUTHORS) if self._budget is None else self._budget.tamed
+        return None
 
     @cached_property
-    def _rich(self) -> tuple[jsonschema_rs.Validator | None, int]:
-        return self._build(terse=False)
+    def _rich(self) -> jsonschema_rs.Validator | None:
+        return None if self._tamed is None else self._explainer(self._tamed)
 
     @cached_property
-    def _terse(self) -> tuple[jsonschema_rs.Validator | None, int]:
+    def _terse(self) -> jsonschema_rs.Validator | None:
         # What was judged without counting is explained so, too: it is known not to take long.
-        return self._build(terse=True, counting=self._budget is None)
+        with suppress(SchemaError):
+            return self._explainer(tame(self._schema, _AUTHORS, terse=True, counting=self._budget is None))
+        return None
 
-    def _build(self, *, terse: bool, counting: bool = True) -> tuple[jsonschema_rs.Validator | None, int]:
-        """Return an engine that counts references, and the number of subschemas; None and 0 if `tame` refuses it."""
-        try:
-            tamed = tame(self._schema, _AUTHORS, terse=terse, counting=counting)
-            formats = self._budget is None
-            return _build(tamed.schema, self._patterns, self._explaining, formats=formats), tamed.subschemas
-        except SchemaError:
-            return None, 0
+    def _explainer(self, tamed: Tamed) -> jsonschema_rs.Validator | None:
+        with suppress(SchemaError):
+            return _build(tamed.schema, self._patterns, self._explaining, formats=self._budget is None)
+        return None
 
 
 def compile_schema(schema: Schema) -> CompiledSchema:
@@ -181,11 +189,10 @@ def compile_schema(schema: Schema) -> CompiledSchema:
 def compile_bounded(schema: Schema) -> CompiledSchema:
     """Compile a peer's schema with bounds on the cost of a value. See `validator.peer_validator`."""
     tamed = tame(schema, PEERS)
-    weight, _ = _measure(schema)
     budget = _WorkLimit(schema, tamed)
     engine, patterns, taken = _build_small(schema, tamed)
     budget.counting = partial(_build, tamed.schema, patterns, budget, formats=False)
-    memory = _MEMBER_BYTES * weight + _REFERENCE_BYTES * tamed.references + taken
+    memory = _MEMBER_BYTES * _measure(schema)[0] + _REFERENCE_BYTES * tamed.references + taken
     return CompiledSchema(schema, patterns, lambda value: budget.judge(engine, value), budget, memory)
 
 
@@ -233,7 +240,7 @@ def _build(
             retriever=_refuse_to_fetch,
             pattern_options=patterns,
             mask="value",
-            keywords=None if budget is None else {VISIT: budget.keyword, NO_ALTERNATIVE: _NEVER},
+            keywords=None if budget is None else {VISIT: budget.keyword},
         )
     except jsonschema_rs.ValidationError as error:
         place = path_text(error.instance_path)
@@ -259,13 +266,6 @@ def _keyword(check: Callable[[Any], None]) -> type[jsonschema_rs.KeywordValidato
             check(instance)
 
     return Keyword
-
-
-def _fail(instance: Any) -> None:
-    raise ValueError("matches no alternative")
-
-
-_NEVER: Final = _keyword(_fail)
 
 
 class _WorkLimit:
@@ -334,7 +334,7 @@ class _WorkLimit:
 
     def _count(self, value: Any) -> bool:
         assert self.counting is not None
-        self._work, counted = work.MOST, _size(value) > _FEW
+        self._work, counted = work.MOST, _size(value)[0] > _FEW
         self.counted = counted
         if self._engine is None:
             self._engine = self.counting()
@@ -370,15 +370,16 @@ def _measure(value: Any) -> tuple[int, int]:
     return members, characters
 
 
-def _size(value: Any) -> int:
-    """Return the size of a value: the number of its members, long texts counted as several. Does not recurse."""
-    total = 0
+def _size(value: Any) -> tuple[int, int]:
+    """Return how many members a value has, long texts counted as several, and arrays and objects. Does not recurse."""
+    total = containers = 0
     level = [value]
     while level:
         total += len(level) + sum(len(each) >> 6 for each in level if isinstance(each, str))
-        containers = (each for each in level if isinstance(each, (dict, list)))
-        level = [child for each in containers for child in (each.values() if isinstance(each, dict) else each)]
-    return total
+        inner = [each for each in level if isinstance(each, (dict, list))]
+        containers += len(inner)
+        level = [child for each in inner for child in (each.values() if isinstance(each, dict) else each)]
+    return total, containers
 
 
 # --- counting of references ---
@@ -388,11 +389,12 @@ class Tamed(NamedTuple):
     """A schema that is safe to build and counts followed references, and the numbers of what is in it.
 
     Attributes:
+        errors: that one value may have: one of each subschema, and one for each name that is required.
         targets: returns what a subschema of the original refers to.
     """
 
     schema: Schema
-    subschemas: int
+    errors: int = 1
     references: int = 0
     patterns: int = 0
     targets: Callable[[dict[str, Any]], Iterator[Any]] = lambda node: iter(())
@@ -409,7 +411,9 @@ def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False, counting:
     """
     dialect = dialect_of(schema)
     if isinstance(schema, bool):
-        return Tamed(schema, 1)
+        return Tamed(schema)
+    if _measure(schema)[0] > bounds.members:
+        raise SchemaError(f"the schema has more than {bounds.members} members")
     original = schema
     if dialect == "Draft4Validator":
         raise SchemaError("draft-04 has no `if`, which bounding references needs; use 2020-12")
@@ -420,19 +424,28 @@ def tame(schema: Schema, bounds: SchemaBounds, *, terse: bool = False, counting:
     copy: dict[str, Any] = _copy(schema, 2 * bounds.depth + 2)
     walk = _Walk(copy, bounds)
     _check_chains(walk)
-    references = patterns = 0
+    references = patterns = names = 0
     for node in walk.nodes:
-        patterns += _patterns_in(node)
+        names += _names_in(node)
+        patterns += len(_patterns_in(node))
         references += _count_references(node, old_references) if counting else 0
         if terse:
             _hide_alternatives(node)
     targets = _Walk(original, bounds).targets if references else Tamed._field_defaults["targets"]
-    return Tamed(copy, len(walk.nodes), references, patterns, targets)
+    return Tamed(copy, len(walk.nodes) + names, references, patterns, targets)
 
 
-def _patterns_in(node: dict[str, Any]) -> int:
-    named = node.get("patternProperties")
-    return ("pattern" in node) + (len(named) if isinstance(named, dict) else 0)
+def _names_in(node: dict[str, Any]) -> int:
+    """Return how many names a subschema itself requires of a value."""
+    lists = [node.get("required")]
+    for keyword in ("dependentRequired", "dependencies"):
+        lists += named.values() if isinstance(named := node.get(keyword), dict) else ()
+    return sum(len(names) for names in lists if isinstance(names, list))
+
+
+def _patterns_in(node: dict[str, Any]) -> list[str]:
+    pattern, named = node.get("pattern"), node.get("patternProperties")
+    return [*([pattern] if isinstance(pattern, str) else ()), *(named if isinstance(named, dict) else ())]
 
 
 def _copy(value: Any, room: int) -> Any:
@@ -454,6 +467,7 @@ class _Walk:
         self.nodes: list[dict[str, Any]] = []
         self.in_place: dict[int, list[dict[str, Any]]] = {}
         self._anchors: dict[str, dict[str, Any]] = {}
+        self._references = self._characters = 0
         self._visit_tree(root)
         # A reference may point into an unknown keyword, whose content is then a schema too.
         for node in self.nodes:  # grows during the loop
@@ -476,6 +490,13 @@ class _Walk:
         self.nodes.append(node)
         if len(self.nodes) > self.bounds.subschemas:
             raise SchemaError(f"there are more than {self.bounds.subschemas} subschemas")
+        references = [node[keyword] for keyword in _REFERENCES if isinstance(node.get(keyword), str)]
+        self._references += len(references)
+        if self._references > self.bounds.references:
+            raise SchemaError(f"there are more than {self.bounds.references} references")
+        self._characters += sum(map(len, (*references, *_patterns_in(node))))
+        if self._characters > self.bounds.characters:
+            raise SchemaError(f"its patterns and references have more than {self.bounds.characters} characters")
         self.in_place[id(node)] = [child for keyword, _, child in subschemas(node) if keyword in _IN_PLACE]
         for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
             name = node.get(keyword)
@@ -570,7 +591,7 @@ def _hide_alternatives(node: dict[str, Any]) -> None:
     """Move alternatives into an `if`, where the engine keeps no errors."""
     found = [keyword for keyword in ("anyOf", "oneOf") if isinstance(node.get(keyword), list)]
     if found:
-        _add_to_all_of(node, [{"if": {k: node.pop(k)}, "else": {NO_ALTERNATIVE: True}} for k in found])
+        _add_to_all_of(node, [{"if": {k: node.pop(k)}, "else": NO_ALTERNATIVE} for k in found])
 
 
 def _add_to_all_of(node: dict[str, Any], more: list[dict[str, Any]]) -> None:

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 VISIT: Final = "x-trimcp-visit"
 """The keyword placed before each reference of a peer's schema; it counts how many are followed."""
 
-NO_ALTERNATIVE: Final = "x-trimcp-no-alternative"
-"""The keyword that fails if no alternative fits, in a schema that keeps few errors."""
+NO_ALTERNATIVE: Final = {"not": {"$comment": "x-trimcp-no-alternative"}}
+"""What fails if no alternative fits, in a schema that keeps few errors. A keyword of ours would be shown a copy."""
 
 _LONGEST_KEY: Final = 40
 _MOST_REASONS: Final = 10
@@ -72,7 +72,7 @@ def _explain(error: jsonschema_rs.ValidationError, value: Any, nested: bool = Fa
     keyword = kind.name
     if keyword == VISIT:  # the budget is used up: this place was not validated
         return []
-    if keyword == NO_ALTERNATIVE:
+    if keyword == "not" and getattr(kind, "schema", None) == NO_ALTERNATIVE["not"]:
         return [(path, "matches no alternative")]
     if keyword in ("anyOf", "oneOf") and hasattr(kind, "context"):
         return [(path, _explain_alternatives(error, value, nested))]
