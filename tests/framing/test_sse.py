@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.yardsticks import assert_costs
-from trimcp.framing.sse import COMMENT, Event, EventDecoder, encode_event
+from trimcp.framing.sse import COMMENT, Event, EventDecoder, encode_event, in_one_line
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request, parse
 
@@ -39,6 +39,13 @@ def test_the_bytes_of_an_event() -> None:
 def test_white_space_in_json_breaks_no_line() -> None:
     assert encode_event(b'{\r\n"a":\n1\r}', id="1") == b'id: 1\ndata: {  "a": 1 }\n\n'
     assert encode_event(b"[\r]") == encode_event(b"[\n]") == b"data: [ ]\n\n"
+
+
+def test_a_line_end_that_only_some_readers_know_is_escaped() -> None:
+    text = '{"a":"\u2028 \u2029 \x85 – é"}'
+    written = '{"a":"\\u2028 \\u2029 \\u0085 – é"}'.encode()
+    assert in_one_line(text.encode()) == written
+    assert encode_event(text.encode()) == b"data: " + written + b"\n\n"
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\0b", "\ud800", "a\x85b"])

@@ -37,6 +37,17 @@ class Event:
     oversize: Malformed | None = None
 
 
+def in_one_line(data: bytes) -> bytes:
+    """Return a JSON text without the line ends that only some readers of events know, which split there.
+
+    These are U+0085, U+2028 and U+2029 (as for the official Java SDK 1.x). They stand in strings only, where an escape
+    means the same.
+    """
+    if b"\xe2\x80" in data:
+        data = data.replace("\u2028".encode(), b"\\u2028").replace("\u2029".encode(), b"\\u2029")
+    return data.replace(b"\xc2\x85", b"\\u0085")
+
+
 def encode_event(data: bytes, *, id: str | None = None, event: str | None = None, retry: int | None = None) -> bytes:
     """Return the bytes of one event, with one line of data.
 
@@ -44,13 +55,15 @@ def encode_event(data: bytes, *, id: str | None = None, event: str | None = None
 
     Args:
         data: a JSON text, or any other line. A line break in it can only be white space between tokens, so it
-            becomes a space.
+            becomes a space. See also `in_one_line`.
         id: where a client that reconnects continues; None for no id.
         event: its type; None means "message".
         retry: milliseconds to wait before reconnecting; None leaves that unchanged.
     """
     if 10 in data or 13 in data:  # a line end; faster than a search for bytes
         data = data.replace(b"\n", b" ").replace(b"\r", b" ")
+    if not data.isascii():
+        data = in_one_line(data)
     head = ""
     if id is not None:
         head = f"id: {_printable(id)}\n"

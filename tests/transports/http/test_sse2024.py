@@ -46,7 +46,7 @@ async def met(visitor: Visitor) -> tuple[Answer, str]:
 
 
 def spoken(stream: Answer) -> list[Any]:
-    return [orjson.loads(event.data) for event in stream.now() if event.event == "message"]
+    return [orjson.loads(event.data) for event in stream.now() if event.event == "message" and event.data]
 
 
 async def test_answers_come_on_the_stream(autojump_clock: Any) -> None:

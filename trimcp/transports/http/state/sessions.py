@@ -15,7 +15,7 @@ import trio
 from trimcp.budget.accounts import Amount, Budget, Holding
 from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
-from trimcp.framing.sse import encode_event
+from trimcp.framing.sse import encode_event, in_one_line
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.transports.http.endpoint.routing import Routing
@@ -151,6 +151,8 @@ class HttpSession(StreamSink):
         if not self.resumable:
             return encode_event(data)
         assert self.events is not None
+        if not data.isascii():
+            data = in_one_line(data)
         self._number = number = self._number + 1
         if self.can_poll:
             seq, beginning = 2, _PRIMED % (number, number)

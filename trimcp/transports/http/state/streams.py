@@ -17,7 +17,7 @@ import trio
 
 from trimcp.budget.accounts import Amount
 from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
-from trimcp.framing.sse import COMMENT, encode_event
+from trimcp.framing.sse import COMMENT, encode_event, in_one_line
 from trimcp.transports.http.interfaces import HttpReply, HttpResponse
 from trimcp.transports.http.state.deadlines import Deadline, Deadlines
 from trimcp.transports.http.state.events import OVERHEAD, EventStore, event_id
@@ -205,6 +205,8 @@ class EventStream:
         tracer, events = self.open_streams.tracer, self.events
         if tracer is not None:
             tracer.note("-->", data)
+        if not data.isascii():
+            data = in_one_line(data)
         if events is None:
             return b"".join((self._before, data, b"\n\n"))
         self._seq = seq = self._seq + 1
@@ -216,7 +218,7 @@ class EventStream:
         if self.ended:
             return
         reply = self.reply
-        if self._plain:
+        if self._plain and outgoing.data.isascii():
             event = b"".join((self._before, outgoing.data, b"\n\n"))
         else:
             event = self.take(outgoing.data, reply=outgoing.kind is Kind.REPLY)
