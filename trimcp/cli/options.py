@@ -111,7 +111,9 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "root", "software"),
         *("certfile", "keyfile", "workers"),
     ),
-    "What it serves and logs there": ("stateless", "reply", "sse", "websocket", "access_log", "log_json"),
+    "What it serves and logs there": (
+        *("stateless", "reply", "sse", "websocket", "metrics", "access_log", "log_json"),
+    ),
     "Who may come over a network": (
         *("allow_origins", "allow_headers", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
     ),
@@ -226,6 +228,7 @@ class RunOptions:
     )
     sse: bool = option("--sse/--no-sse", default=True, help="HTTP+SSE at /sse, for the oldest clients.  [default: sse]")
     websocket: bool = option("--websocket/--no-websocket", default=True, help="WebSocket at /ws.  [default: websocket]")
+    metrics: bool = option(is_flag=True, help="Metrics for Prometheus at /metrics, for whoever may come.")
     access_log: bool = option(is_flag=True, help="Log a line for each response to standard error.")
     log_json: bool = option(is_flag=True, help="Log in lines of JSON.")
 
@@ -255,6 +258,8 @@ def check_network(options: RunOptions) -> bool:
         raise click.UsageError("--grpc needs HTTP/2, which trimcp's own server speaks; leave out --server", context)
     if options.agent_tools and options.workers > 1:
         raise click.UsageError("--agent-tools keep contexts in one process; leave out --workers", context)
+    if options.metrics and options.workers > 1:
+        raise click.UsageError("--metrics are of one process; leave out --workers", context)
     if options.admin not in (None, "-") and options.workers > 1:
         raise click.UsageError("each of the --workers has a socket of its own; write --admin without one", context)
     if "uds" in names and names & {"host", "port"}:

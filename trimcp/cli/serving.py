@@ -64,6 +64,10 @@ def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions)
             settings = attrs.evolve(settings, auth=auth)
         if options.agent_tools:
             settings = attrs.evolve(settings, agent_tools=loaded.agent_tools or _agent_tools_for(server))
+        if options.metrics:
+            from trimcp.watch.metrics import Metrics
+
+            settings = attrs.evolve(settings, routes={**settings.routes, "/metrics": Metrics(server)})
         _use_state_keys(server)
         _set_up_logging(options)
         return trio.run(_serve_here, server, options, settings, worker)

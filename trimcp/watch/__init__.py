@@ -7,6 +7,7 @@ _NAMES = {
     "trimcp.session.statistics": "Lane Lanes Statistics",
     "trimcp.session.turns": "TurnStatistics",
     "trimcp.watch.admin": "serve_admin",
+    "trimcp.watch.metrics": "Metrics",
     "trimcp.watch.observing": "Observation",
     "trimcp.watch.picture": "EndedRequest Picture RequestPicture SessionPicture",
     "trimcp.watch.statistics": "MemoryStatistics ServerStatistics",

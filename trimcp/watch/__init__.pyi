@@ -5,6 +5,7 @@ from trimcp.session.statistics import Lanes as Lanes
 from trimcp.session.statistics import Statistics as Statistics
 from trimcp.session.turns import TurnStatistics as TurnStatistics
 from trimcp.watch.admin import serve_admin as serve_admin
+from trimcp.watch.metrics import Metrics as Metrics
 from trimcp.watch.observing import Observation as Observation
 from trimcp.watch.picture import EndedRequest as EndedRequest
 from trimcp.watch.picture import Picture as Picture
@@ -19,6 +20,7 @@ __all__ = [
     "Lane",
     "Lanes",
     "MemoryStatistics",
+    "Metrics",
     "Observation",
     "Picture",
     "ProcessStatistics",

@@ -93,7 +93,7 @@ class EndedRequest:
     principal: str | None
     seconds: float
     outcome: str
-    """"ok", "error", "cancelled" or "failed" (a result with `isError`)."""
+    """As `outcome_of` says."""
     reason: str | None
     """Why it was cancelled, or the code of its error."""
     at: float
@@ -229,22 +229,26 @@ def _why(job: Job) -> str:
     return reason.value if detail is None else f"{reason.value}: {detail}"
 
 
+def outcome_of(job: Job, reply: bytes | None) -> str:
+    """Return how a request ended: "ok", "failed" (a result with `isError`), "error", "cancelled" or "dropped"."""
+    if job.cancelled is not None:
+        return "cancelled"
+    if job.error is not None:
+        return "error"
+    if job.extras is not None and job.extras.failed:
+        return "failed"
+    return "dropped" if reply is None else "ok"
+
+
 def ended_request(job: Job, reply: bytes | None) -> EndedRequest:
     """Return how a request ended, as told by `Session.on_finished`."""
     principal = job.request.admission.principal
-    if job.reason is not None:
-        outcome, reason = "cancelled", _why(job)
-    elif job.error is not None:
-        outcome, reason = "error", str(job.error.code)
-    else:
-        failed = job.extras is not None and job.extras.failed
-        outcome, reason = "failed" if failed else "ok" if reply is not None else "dropped", None
     return EndedRequest(
         job.request.method.name,
         job.target,
         None if principal is None else str(principal),
         max(0.0, trio.current_time() - job.arrived),
-        outcome,
-        reason,
+        outcome_of(job, reply),
+        _why(job) if job.cancelled is not None else None if job.error is None else str(job.error.code),
         time.time(),
     )
