@@ -72,7 +72,7 @@ class Metrics:
             yield
 
     def _finished(self, job: Job, reply: bytes | None) -> None:
-        method = job.request.verb.name
+        method = job.request.method.name
         target = (job.target or "") if method in _NAMED else ""
         if (method, target) not in self._durations and len(self._durations) >= _MOST_TARGETS:
             target = _OTHERS
