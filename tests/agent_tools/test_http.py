@@ -299,7 +299,7 @@ async def test_a_registered_tool_is_one_of_mcp_too() -> None:
         agent.visitor.headers["authorization"] = "Bearer demo-token"
         await agent.send("POST", "/tools/register", WEATHER)
         reply = await (await agent.visitor.call("get_weather", city="Beijing")).done()
-        assert reply.json["result"]["structuredContent"]["temperature"] == 5
+        assert reply.message["result"]["structuredContent"]["temperature"] == 5
 
 
 @pytest.mark.parametrize("header", ["x-forwarded-for", "forwarded", "via"])

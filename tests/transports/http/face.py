@@ -138,6 +138,11 @@ class Answer:
         return orjson.loads(bytes(self.body))
 
     @property
+    def message(self) -> Any:
+        """The last message: all there is, or the end of a stream, which an answer becomes that takes its time."""
+        return self.json if self.headers["content-type"] == "application/json" else self.messages[-1]
+
+    @property
     def messages(self) -> list[Any]:
         """The messages of a stream, without events that carry none."""
         return [orjson.loads(event.data) for event in self.now() if event.data]

@@ -433,7 +433,7 @@ async def test_a_session_ends_whatever_is_under_way(engine: str, revision: Revis
 @InBoth
 @pytest.mark.parametrize(("engine", "count"), [("own", 2_000), ("httpx2", 500)])
 async def test_faults_in_number_harm_no_call_beside_them_and_leave_nothing(
-    engine: str, revision: Revision, count: int
+    engine: str, revision: Revision, count: int, steady_clock: trio.abc.Clock
 ) -> None:
     """As many as run in a few seconds; promise 13 is held with 10,000."""
     async with world(engine, revision) as here:
