@@ -98,7 +98,7 @@ def test_a_number_that_makes_no_sense_is_refused_by_name(record: Any, attribute:
         (lambda: Limits(progress_kept=0), "progress_kept is an integer of at least 1, not 0"),
         (lambda: Limits(logs_kept=0), "logs_kept is an integer of at least 1, not 0"),
         (lambda: HttpSettings(max_sessions=0), "max_sessions is an integer of at least 1"),
-        (lambda: HttpSettings(stateless="no"), "stateless is True or False, not 'no'"),  # type: ignore[arg-type]
+        (lambda: HttpSettings(stateless="no"), "stateless is True or False, not 'no'"),
         (lambda: KeepAlive(interval=0), "interval is a number greater than 0, not 0"),
         (lambda: Quota(running=0), "running is an integer of at least 1 or None, not 0"),
         (lambda: Client("c", max_request_time=math.nan), "max_request_time is a number greater than 0 or None"),

@@ -80,7 +80,7 @@ async def test_one_run_is_reached_by_many_roads() -> None:
         assert [await greet(target) for target in targets] == [str(n) for n in range(1, 7)]
         application = trimcp.asgi_app(running)
         async with application.lifespan() as face:
-            assert face.service is running  # type: ignore[attr-defined]
+            assert face.service is running
         assert await greet(trimcp.in_process(running)) == "7", "the run goes on after one of its roads"
         nursery.cancel_scope.cancel()
     assert app.entered == 1

@@ -49,7 +49,7 @@ AWAITED: dict[str, Callable[[], Awaitable[None]]] = {
     "serve_grpc": lambda: trimcp.serve_grpc(server, port=0),
     "serve_hypercorn": lambda: trimcp.serve_hypercorn(trimcp.asgi_app(server)),
     "agent_tools.provide": lambda: trimcp.agent_tools.provide("http://127.0.0.1:1/agent", ()),
-    "check_channel": lambda: trimcp.testing.check_channel(trimcp.memory_channels),  # type: ignore[arg-type]
+    "check_channel": lambda: trimcp.testing.check_channel(trimcp.memory_channels),
     "watchdog": watched,
 }
 RUN: dict[str, Callable[..., None]] = {
@@ -71,7 +71,7 @@ async def begin(name: str) -> None:
 @pytest.mark.parametrize("name", [*ENTERED, *AWAITED])
 def test_an_entry_under_asyncio_says_what_to_do(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"^trimcp runs on Trio; use trio\.run\. .*asyncio\.to_thread"):
-        asyncio.run(begin(name))  # type: ignore[arg-type]
+        asyncio.run(begin(name))
 
 
 @pytest.mark.parametrize("name", [*ENTERED, *AWAITED])

@@ -206,7 +206,7 @@ def test_what_is_no_command_is_told_what_one_is(words: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError, match=r'list of texts, .* such as \["python", "server.py"\], not'):
         trimcp.stdio(*words)
     with pytest.raises(TypeError, match="list of texts"):
-        trimcp.StdioServer("python server.py")  # type: ignore[arg-type]
+        trimcp.StdioServer("python server.py")
 
 
 def test_a_hosts_configuration_gives_servers_to_connect_to(tmp_path: Path) -> None:

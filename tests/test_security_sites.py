@@ -105,7 +105,7 @@ async def test_credentials_that_are_refused_and_none_that_are_missing(events: Ev
 async def test_somebody_elses_session(events: Events) -> None:
     async with served(make_server(), settings=trimcp.HttpSettings(authenticate=trimcp.bearer_tokens(TOKENS))) as place:
         answer = await say(place, "Authorization: Bearer token-of-ada", body=request())
-        id = re.search(rb"(?i)mcp-session-id: (\S+)", answer)[1].decode()  # type: ignore[index]
+        id = re.search(rb"(?i)mcp-session-id: (\S+)", answer)[1].decode()
         taken = (f"Mcp-Session-Id: {id}", "Authorization: Bearer token-of-bob")
         assert b" 404 " in await say(place, *taken, body=request("tools/list"))
     told_of(events, id)

@@ -105,9 +105,9 @@ def test_it_has_slots_defaults_and_methods() -> None:
     assert (actor.name(), actor.above) == ("base 3", "base")
     assert type(Actor.made()) is Actor
     with pytest.raises(AttributeError):
-        actor.other = 1  # type: ignore[attr-defined]
+        actor.other = 1
     with pytest.raises(TypeError, match="size"):
-        Actor()  # type: ignore[call-arg]
+        Actor()
     assert not inspect.isabstract(Actor)
 
 
@@ -115,7 +115,7 @@ def test_a_subclass_adds_to_it() -> None:
     larger = Larger(size=1, more="y")
     assert (larger.size, larger.items, larger.more, larger.name()) == (1, [], "y", "base 1")
     assert not hasattr(larger, "__dict__")
-    assert Larger.__slots__ == ("more",)  # type: ignore[attr-defined]  # written at run time
+    assert Larger.__slots__ == ("more",)  # written at run time
     assert [field.name for field in attrs.fields(Larger)] == ["items", "_seen", "size", "more"]
 
 
@@ -131,12 +131,12 @@ def test_a_frozen_one_is_a_value() -> None:
     assert len({value, Value(1)}) == 1
     assert repr(value) == "Value(a=1, b='b')"
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        value.a = 2  # type: ignore[misc]
+        value.a = 2
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         del value.a
     assert copy.deepcopy(value) == value
     assert Three(1, "b", 2).c == 2
-    assert attrs.evolve(value, a=3) == Value(3)  # type: ignore[misc]
+    assert attrs.evolve(value, a=3) == Value(3)
     match value:
         case Value(a, b):
             assert (a, b) == (1, "b")
@@ -164,5 +164,5 @@ def test_an_init_of_its_own_stays() -> None:
             self.a = 5
 
     assert Own().a == 5
-    assert [field.name for field in attrs.fields(Own)] == ["a"]  # type: ignore[arg-type]
+    assert [field.name for field in attrs.fields(Own)] == ["a"]
     assert Own().a == 5

@@ -151,7 +151,7 @@ async def test_errors_are_of_their_class(
         assert caught.type is error
         assert "secret" not in str(caught.value) or name == "secret"
         if name == "crash":
-            assert caught.value.data["incident"]  # type: ignore[attr-defined]
+            assert caught.value.data["incident"]
         with pytest.raises(agent_tools.UnknownTool):
             await agent.call("echo", version="9")
 

@@ -57,7 +57,7 @@ async def test_a_tool_without_a_return_type(value: Any, expected: Any) -> None:
     server: trimcp.Server[None] = trimcp.Server("s")
 
     @server.tool
-    async def untyped():  # type: ignore[no-untyped-def]
+    async def untyped():
         return value
 
     response = await result_of(server, "untyped")

@@ -25,13 +25,13 @@ curl -X POST http://localhost:8080/tools/register -H "Content-Type: application/
 """  # noqa: E501  # as the article has it
 CALL: Final = """\
 curl -X POST http://localhost:8080/mcp -H "Authorization: Bearer demo-token" -H "Content-Type: application/json" -d '{"type": "tool_request", "tool_name": "get_weather", "arguments": {"city": "Beijing"}, "request_id": "req-001", "context_id": "ctx-001"}'
-"""  # noqa: E501
+"""  # noqa: E501  # as the article has it
 ANSWER: Final = """\
 {"type": "tool_response", "request_id": "req-001", "status": "success", "result": {"city": "Beijing", "temperature": 5, "unit": "Celsius"}}
-"""  # noqa: E501
+"""  # noqa: E501  # as the article has it
 UPDATE: Final = """\
 curl -X POST http://localhost:8080/mcp -H "Authorization: Bearer demo-token" -H "Content-Type: application/json" -d '{"type": "context_update", "context_id": "ctx-001", "updates": {"last_query_time": "2025-12-12T10:00:00Z", "user_verified": true}}'
-"""  # noqa: E501
+"""  # noqa: E501  # as the article has it
 
 
 async def shell(command: str) -> str:

@@ -102,7 +102,7 @@ async def test_a_tool_by_reference_serves_mcp_clients(autojump_clock: trio.testi
 
 @pytest.mark.parametrize("value", [BEIJING, [1, {"a": None}], "text", 7, 1.5, True, None])
 async def test_whatever_an_implementation_returns_is_the_result(value: Any, autojump_clock: Any) -> None:
-    def plain(arguments: Any):  # type: ignore[no-untyped-def]  # no hint says what it returns
+    def plain(arguments: Any):  # no hint says what it returns
         return value
 
     async def hinted() -> str | int | None:
@@ -207,7 +207,7 @@ async def test_a_mistake_in_an_implementation_is_told_at_once() -> None:
     with pytest.raises(TypeError, match="an implementation has no name"):
         Implemented(get_weather, name="x")
     with pytest.raises(TypeError, match="did you mean 'timeout'"):
-        make(a=Implemented(get_weather, timeuot=3))  # type: ignore[call-arg]  # the mistake
+        make(a=Implemented(get_weather, timeuot=3))  # the mistake
 
 
 # Versions
@@ -1145,7 +1145,7 @@ async def test_finding_the_newest_version_takes_one_look() -> None:
             return super().get(key, default)
 
     server.tools.get = Counting(server.tools._entries).get
-    catalog._table.families = None  # type: ignore[assignment]  # not asked
+    catalog._table.families = None  # not asked
     catalog.find("echo")
     assert looks == ["echo"]
 

@@ -114,7 +114,7 @@ class Said(MessageChannel):
 @given(st.lists(VALUES | messages(), max_size=20))
 def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any]) -> None:
     async def main() -> None:
-        wire = WebSocketWire(Said([as_read(value) for value in values]))  # type: ignore[arg-type]
+        wire = WebSocketWire(Said([as_read(value) for value in values]))
         seen: list[Any] = []
         wire._asked = {
             "r": _PendingMessage(seen.append),
@@ -140,7 +140,7 @@ def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any
 
 def test_a_message_that_is_too_large_ends_the_connection() -> None:
     async def main() -> None:
-        wire = WebSocketWire(Said([Malformed(-32600, "too large", None, "size")]))  # type: ignore[arg-type]
+        wire = WebSocketWire(Said([Malformed(-32600, "too large", None, "size")]))
         await wire.read()
         assert "too large" in (wire.lost or "")
 
@@ -149,10 +149,10 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
 
 def test_what_is_posted_after_the_end_is_dropped() -> None:
     async def main() -> None:
-        wire = WebSocketWire(Said([]))  # type: ignore[arg-type]
+        wire = WebSocketWire(Said([]))
         stream = WebSocketProviderStream(wire._outbox)
         await wire.read()
-        stream.post(Outgoing(b"{}", None))  # type: ignore[arg-type]
+        stream.post(Outgoing(b"{}", None))
         assert len(wire._outbox) == 0
 
     trio.run(main)

@@ -198,7 +198,7 @@ async def test_cancelling_a_call_closes_its_request(progress: bool) -> None:
 
 
 async def test_a_service_that_cannot_be_reached_is_a_lost_connection(autojump_clock: trio.testing.MockClock) -> None:
-    async with agent_of(Exchange.respond) as (agent, server):  # type: ignore[arg-type]  # never called
+    async with agent_of(Exchange.respond) as (agent, server):  # never called
         server.refuse = True
         with pytest.raises(ConnectionLost, match="cannot connect"):
             await agent.call("x")
@@ -270,7 +270,7 @@ async def test_each_message_is_its_request() -> None:
 
 @pytest.mark.parametrize("id", [".", ".."])
 async def test_an_id_that_a_path_cannot_have_is_not_sent(id: str) -> None:
-    async with agent_of(Exchange.respond) as (agent, server):  # type: ignore[arg-type]  # never called
+    async with agent_of(Exchange.respond) as (agent, server):  # never called
         with pytest.raises(LocalError, match="path"):
             await agent.existing_context(id).read()
         assert server.asked == []

@@ -351,12 +351,12 @@ async def test_a_service_that_asks_and_reads_nothing_is_read_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with service(monkeypatch) as (wire, peer):
-        ours = wire._channel._stream  # type: ignore[attr-defined]
+        ours = wire._channel._stream
         ours.send_stream.send_all_hook = trio.sleep_forever
         bad = orjson.dumps({"type": "tool_request", "request_id": "bad"})
         await peer.say(*[bad] * 30_000)
         await wait_all_tasks_blocked()
-        assert len(wire._outbox) < 2_000  # type: ignore[attr-defined]
+        assert len(wire._outbox) < 2_000
 
 
 @pytest.mark.parametrize(
@@ -380,5 +380,5 @@ async def test_a_refused_handshake_is_an_error_of_its_class(
 
 async def test_options_of_http_are_refused() -> None:
     with pytest.raises(LocalError, match="HTTP"):
-        async with agent_tools.connect("ws://service.test", client=object()):  # type: ignore[arg-type]
+        async with agent_tools.connect("ws://service.test", client=object()):
             raise AssertionError

@@ -178,7 +178,7 @@ async def test_closing_a_request_that_waits_for_its_context_ends_it(autojump_clo
             await trio.sleep(10)
             return await waited(*args, **options)
 
-        run.contexts.find_or_make = slow  # type: ignore[method-assign]
+        run.contexts.find_or_make = slow
         answer = await agent.begin("POST", "/tools/call", call_of("echo", text="x", context="c"))
         await wait_all_tasks_blocked()
         assert agent.visitor.face.shared.exchanges == 1
@@ -842,7 +842,7 @@ async def test_no_warning_where_callers_are_identified(caplog: pytest.LogCapture
         assert (await agent.send("GET", "/tools")).status == 200
     assert "without a check of tokens" not in caplog.text
     with pytest.raises(ValueError, match="anonymous"):
-        trimcp.agent_tools.AgentTools(trimcp.Server("s"), anonymous="everywhere")  # type: ignore[arg-type]
+        trimcp.agent_tools.AgentTools(trimcp.Server("s"), anonymous="everywhere")
 
 
 # The end
@@ -884,7 +884,7 @@ async def test_a_request_under_way_when_the_port_closes_is_answered(autojump_clo
         async def slow(*args: Any, **options: Any) -> Any:
             await trio.sleep_forever()
 
-        run.contexts.find = slow  # type: ignore[method-assign]
+        run.contexts.find = slow
         answer = await agent.begin("GET", "/contexts/c")
         await wait_all_tasks_blocked()
         await agent.visitor.face.drain(0)

@@ -27,7 +27,7 @@ async def test_who_has_far_more_loses_the_oldest(context: str | None, caplog: py
         lost = await eve.hear()
         assert (lost["request_id"], lost["error"]["code"]) == ("0", "cancelled")
         assert "too much under way" in lost["error"]["message"]
-        await until(lambda: at.server.seen)  # type: ignore[attr-defined]
+        await until(lambda: at.server.seen)
         assert at.run.calls.taken == FAR - 1
         await bob.say(call("wait", "b1", **of), call("wait", "b2", **of))
         refused = await bob.hear()

@@ -17,7 +17,7 @@ from trimcp.agent_tools import AgentCaller, ContextLimits, RegistrationRules
 
 def tools() -> trimcp.Server[Any]:
     server = trimcp.Server("s")
-    server.seen = []  # type: ignore[attr-defined]
+    server.seen = []
 
     @server.tool
     async def add(a: int, b: int) -> int:
@@ -28,7 +28,7 @@ def tools() -> trimcp.Server[Any]:
         try:
             await trio.sleep_forever()
         finally:
-            server.seen.append((ctx.cancel_reason, ctx.cancel_detail))  # type: ignore[attr-defined]
+            server.seen.append((ctx.cancel_reason, ctx.cancel_detail))
         raise AssertionError
 
     @server.tool
@@ -303,7 +303,7 @@ async def test_a_cancelled_call_knows_why_and_is_answered_once(context: dict[str
         assert answer["error"]["message"] == "no longer needed"
         await wait_all_tasks_blocked()
         assert peer.nothing()
-        ((reason, detail),) = at.server.seen  # type: ignore[attr-defined]
+        ((reason, detail),) = at.server.seen
         assert (reason.name, detail) == ("PEER", "no longer needed")
 
 
@@ -333,7 +333,7 @@ async def test_ids_without_a_context_are_those_of_one_connection() -> None:
         assert (await two.ask(**call("add", arguments={"a": 1, "b": 1})))["result"] == 2
         await two.say({"type": "tool_cancel", "request_id": "1", "reason": "not mine"})
         await wait_all_tasks_blocked()
-        assert at.server.seen == []  # type: ignore[attr-defined]
+        assert at.server.seen == []
         assert (await one.ask(**call("add", arguments={"a": 1, "b": 1})))["error"]["code"] == "duplicate_request"
         one.leave()
         two.leave()
@@ -359,7 +359,7 @@ async def test_a_deadline_of_the_agent(autojump_clock: MockClock) -> None:
         answer = await peer.ask(**call("wait", timeout=5, statuses="extended"))
         assert (answer["status"], answer["error"]["code"]) == ("timeout", "deadline")
         assert 5 <= trio.current_time() < 5.5
-        ((reason, _),) = at.server.seen  # type: ignore[attr-defined]
+        ((reason, _),) = at.server.seen
         assert reason.name == "DEADLINE"
 
 
@@ -371,7 +371,7 @@ async def test_a_context_that_ends_cancels_its_calls_with_the_reason() -> None:
         heard = {each["request_id"]: each for each in [await peer.hear(), await peer.hear()]}
         assert heard["1"]["error"] == {"code": "cancelled", "message": "the task is done"}
         assert heard["d"]["type"] == "context_destroyed"
-        assert at.server.seen[0][1] == "the task is done"  # type: ignore[attr-defined]
+        assert at.server.seen[0][1] == "the task is done"
 
 
 async def test_a_connection_that_ends_cancels_its_calls() -> None:
@@ -380,7 +380,7 @@ async def test_a_connection_that_ends_cancels_its_calls() -> None:
         await wait_all_tasks_blocked()
         peer.leave()
         await wait_all_tasks_blocked()
-        assert [reason.name for reason, _ in at.server.seen] == ["DISCONNECTED"] * 2  # type: ignore[attr-defined]
+        assert [reason.name for reason, _ in at.server.seen] == ["DISCONNECTED"] * 2
         (actor,) = at.run.contexts._live
         assert actor.calls == {}
         assert actor.snapshot()["tool_history"][0]["status"] == "cancelled"
@@ -425,7 +425,7 @@ async def test_a_call_that_outlasts_draining_is_told(autojump_clock: MockClock) 
             nursery.start_soon(at.running.drain, 5)
             answer = await peer.hear_of("1")
             assert answer["error"]["code"] == "draining"
-        assert at.server.seen[0][0].name == "DRAIN"  # type: ignore[attr-defined]
+        assert at.server.seen[0][0].name == "DRAIN"
 
 
 # Registration

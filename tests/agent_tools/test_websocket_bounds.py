@@ -114,7 +114,7 @@ async def test_what_a_peer_does_not_read_is_counted_as_its_memory(autojump_clock
         read = {"type": "context_read", "context_id": "c", "arrays": [[]] * 500}
         await peer.say(*[read] * 100)
         await wait_all_tasks_blocked()
-        unread = len(next(iter(at.running.sessions)).sink)  # type: ignore[arg-type]
+        unread = len(next(iter(at.running.sessions)).sink)
         assert unread < 10
         # Nearly 100 messages of some 30 KiB each in memory, and the answers that wait.
         assert budget.held - held > 100 * 20_000 + 200_000

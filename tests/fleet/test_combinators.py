@@ -327,7 +327,7 @@ async def test_failures_are_collected_if_asked_for(autojump_clock: Any) -> None:
     odd = OSError("odd")
 
     async def work(number: int) -> int:
-        return await after(1, odd if number % 2 else number)  # type: ignore[no-any-return]
+        return await after(1, odd if number % 2 else number)
 
     async with map_bounded(work, range(4), most=2, collect=True) as outcomes:
         found = [outcome async for outcome in outcomes]

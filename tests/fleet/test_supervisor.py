@@ -558,5 +558,5 @@ async def test_what_cannot_be_supervised_is_refused() -> None:
         async with trimcp.supervise(client, Shaky(), revision="2020-01-01"):
             pass
     with pytest.raises(trimcp.LocalError, match='"wait" or "fail"'):
-        async with trimcp.supervise(client, Shaky(), when_down="panic"):  # type: ignore[arg-type]
+        async with trimcp.supervise(client, Shaky(), when_down="panic"):
             pass

@@ -86,7 +86,7 @@ def make_server(journal: Path) -> trimcp.Server[None]:
     @server.tool
     async def watch(gate: str, filling: str) -> str:
         """Wait for a file, for callers who cannot say more. One of them looks for it, so that they keep nobody busy."""
-        while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC240
+        while not os.path.exists(f"{journal}.{gate}"):  # noqa: ASYNC240  # it never blocks
             if gate in looked_for:
                 await looked_for[gate].wait()
                 continue

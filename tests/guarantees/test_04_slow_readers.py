@@ -221,7 +221,7 @@ async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(
             assert spent <= 25 * 0.2 * 3 * MIB + 25 * MIB
             assert echo <= 4 * max(0.05, control)
             with trio.fail_after(PATIENCE):
-                while (await server.counts())["exchanges"]:  # noqa: ASYNC110
+                while (await server.counts())["exchanges"]:  # noqa: ASYNC110  # as above
                     await trio.sleep(0.05)
 
 
@@ -238,7 +238,7 @@ async def test_a_flood_that_nobody_reads_is_bounded_and_costs_no_result(servers:
                 await wire.send(post(request(n, "tools/call", **call), session=session))
                 ids.append(await _first_event(wire))
         with trio.fail_after(PATIENCE):
-            while (await server.counts())["running"]:  # noqa: ASYNC110
+            while (await server.counts())["running"]:  # noqa: ASYNC110  # as above
                 await trio.sleep(0.05)
         print(f"{host}: {(server.peak - base) / MIB:.2f} MiB for 15 MB that nobody read")
         assert server.peak - base <= 4 * MIB

@@ -227,7 +227,7 @@ async def test_replies_held_for_an_array_that_is_never_complete_are_bounded() ->
 
 async def test_requests_under_way_are_bounded_by_what_they_occupy() -> None:
     """An empty array is three bytes on the wire and seventy in memory."""
-    junk = [[] for _ in range(60_000)]  # type: ignore[var-annotated]
+    junk = [[] for _ in range(60_000)]
     async with child_server() as server:
         await server.meet()
         await server.warmed()

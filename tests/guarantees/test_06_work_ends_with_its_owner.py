@@ -245,7 +245,7 @@ class Asking:
 
     async def sample(self, params: Any) -> str:
         why = "it was not cancelled"
-        with open(os.devnull), socket.socket():  # noqa: ASYNC230
+        with open(os.devnull), socket.socket():  # noqa: ASYNC230  # it never blocks
             try:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(trio.sleep_forever)

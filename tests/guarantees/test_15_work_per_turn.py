@@ -106,7 +106,7 @@ async def test_work_per_turn(homes: Homes, world: World, what: str) -> None:
         quiet, quiet_late = await echoes(home)
         command = [sys.executable, "-c", _POUR, str(home.served.port)]
         pipe = subprocess.PIPE
-        hasty = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(_MANY)]  # noqa: ASYNC220
+        hasty = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(_MANY)]  # noqa: ASYNC220  # they are awaited by nobody
         try:
             for each in hasty:
                 assert each.stdin is not None

@@ -113,7 +113,7 @@ def offering(isolation: str, *functions: Callable[..., object], **options: Any) 
         require("bwrap")
     server = trimcp.Server("s", max_processes=1)
     for function in functions:
-        server.add_tool(function, isolation=isolation, **options)  # type: ignore[arg-type]
+        server.add_tool(function, isolation=isolation, **options)
     server.add_tool(tools.echo)
     return server
 

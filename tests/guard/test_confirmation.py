@@ -300,9 +300,9 @@ def test_titles_are_shown_beside_names() -> None:
 
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(ValueError, match="confirm"):
-        trimcp.Server("s", confirm="all")  # type: ignore[arg-type]
+        trimcp.Server("s", confirm="all")
     with pytest.raises(ValueError, match="confirm_fallback"):
-        trimcp.Server("s", confirm_fallback="ask")  # type: ignore[arg-type]
+        trimcp.Server("s", confirm_fallback="ask")
 
 
 async def test_the_users_time_is_not_the_tools(autojump_clock: trio.testing.MockClock) -> None:

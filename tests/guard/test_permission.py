@@ -193,7 +193,7 @@ def test_options_that_cannot_be_meant_are_refused() -> None:
     with pytest.raises(TypeError, match=r"scopes is a list of scopes, such as \['read'\]"):
         server.add_tool(lambda: None, name="x", scopes="read")
     with pytest.raises(TypeError, match="allow is a function"):
-        server.add_tool(lambda: None, name="x", allow=True)  # type: ignore[arg-type]  # that is the point
+        server.add_tool(lambda: None, name="x", allow=True)  # that is the point
 
 
 @trimcp.testing.every_revision

@@ -164,7 +164,7 @@ def fault(*outcomes: str, early: bool = False) -> Callable[[Do], Do]:
     """Register a fault under the name of its function."""
 
     def register(do: Do) -> Do:
-        name = do.__name__  # type: ignore[attr-defined]
+        name = do.__name__
         _register(Fault(name, do, outcomes, early))
         return do
 
@@ -376,9 +376,9 @@ says("version_of_letters", lambda a: whole(a.answer(), version="HTTP/a.b"), LOST
 says("another_protocol", lambda a: whole(a.answer(), version="RTSP/1.0"), LOST, ANSWERED)
 says("tls", lambda a: b"\x15\x03\x01\x00\x02\x02\x46", LOST, HANGS)
 for _status in ("099 X", "000 X", "1000 X", "20 OK", "2OO OK", "-1 X"):
-    says(f"status_{_status.split()[0]}", lambda a, status=_status: whole(a.answer(), status=status), LOST)  # type: ignore[misc]
+    says(f"status_{_status.split()[0]}", lambda a, status=_status: whole(a.answer(), status=status), LOST)
 for _status in ("999 X", "600 X"):
-    says(f"status_{_status.split()[0]}", lambda a, status=_status: whole(a.answer(), status=status), LOST)  # type: ignore[misc]
+    says(f"status_{_status.split()[0]}", lambda a, status=_status: whole(a.answer(), status=status), LOST)
 says("no_reason", lambda a: whole(a.answer()).replace(b" OK", b"", 1), ANSWERED)
 says("an_upgrade", lambda a: head("Upgrade: x", "Connection: Upgrade", status="101 S") + b"\0\1", LOST, INVALID)
 says(
@@ -417,7 +417,7 @@ says("a_length_twice", lambda a: whole(a.answer(), JSON, f"Content-Length: {len(
 says("two_lengths", lambda a: whole(a.answer(), JSON, "Content-Length: 5"), LOST)
 says("two_lengths_in_one", lambda a: head(JSON, f"Content-Length: 5, {len(a.answer())}") + a.answer(), LOST)
 for _length in ("-1", "+5", "0x10", "5a", "", "1 0", "9" * 30, "1_0", "²"):
-    says(f"length_{_length}", lambda a, n=_length: head(JSON, f"Content-Length: {n}") + a.answer(), LOST, INVALID)  # type: ignore[misc]
+    says(f"length_{_length}", lambda a, n=_length: head(JSON, f"Content-Length: {n}") + a.answer(), LOST, INVALID)
 says(
     "chunks_and_a_length",
     lambda a: head(JSON, CHUNKED, "Content-Length: 5") + chunk(a.answer()) + b"0\r\n\r\n",
@@ -427,7 +427,7 @@ says(
 for _coding in ("gzip, chunked", "chunked, chunked", "xchunked", "identity", "chunked, identity", "\x0bchunked"):
     says(
         f"coded_{_coding.strip()}",
-        lambda a, coding=_coding: head(JSON, f"Transfer-Encoding: {coding}") + chunk(a.answer()) + b"0\r\n\r\n",  # type: ignore[misc]
+        lambda a, coding=_coding: head(JSON, f"Transfer-Encoding: {coding}") + chunk(a.answer()) + b"0\r\n\r\n",
         LOST,
         INVALID,
         HANGS,  # without a length that it knows, the body ends with the connection
@@ -448,7 +448,7 @@ says("leading_zeros", lambda a: head(JSON, CHUNKED) + b"000" + chunk(a.answer())
 for _size in ("zz", "-5", "+5", "0x5", "", " ", "5 5", "f" * 17, "1" * 100, "5\n", "\0", "5,", "٥"):
     says(
         f"chunk_size_{_size!r:.12}",
-        lambda a, size=_size: head(JSON, CHUNKED) + size.encode() + b"\r\n" + a.answer() + b"\r\n0\r\n\r\n",  # type: ignore[misc]
+        lambda a, size=_size: head(JSON, CHUNKED) + size.encode() + b"\r\n" + a.answer() + b"\r\n0\r\n\r\n",
         LOST,
         INVALID,
         *([HANGS] if _size == "f" * 17 else []),  # a number all the same, of which the end never comes
@@ -514,9 +514,9 @@ says("no_utf_8", lambda a: whole(a.answer().replace(b"text", b"\xff\xfe")), INVA
 says("events_that_are_json", lambda a: whole(a.answer(), EVENTS), LOST)
 says("json_that_is_events", lambda a: whole(event(a.answer())), INVALID)
 for _status in ("429 Slow", "503 No"):  # which say that nothing was done
-    says(f"status_{_status[:3]}", lambda a, status=_status: whole(b"<html>", "X: y", status=status), INVALID)  # type: ignore[misc]
+    says(f"status_{_status[:3]}", lambda a, status=_status: whole(b"<html>", "X: y", status=status), INVALID)
 for _status in ("407 Proxy Authentication Required", "413 Too Large", "500 \x1b[31m", "502 Bad"):
-    says(f"status_{_status[:3]}", lambda a, status=_status: whole(b"<html>", "X: y", status=status), LOST)  # type: ignore[misc]
+    says(f"status_{_status[:3]}", lambda a, status=_status: whole(b"<html>", "X: y", status=status), LOST)
 says("an_endless_page", lambda a: head("Content-Length: 999999999999", status="502 Bad") + b"x" * 100_000, LOST, HANGS)
 
 

@@ -52,7 +52,7 @@ async def statistics(count_more: Callable[[], dict[str, int]], head: Head) -> Ht
         "sessions": len(face.shared.sessions),
         "streams": len(face.sse2024.streams),
         "held": face.budget.held // 65_536,  # a session takes a little of it
-        "running": sum(session.statistics().running for session in face.service.sessions),  # type: ignore[attr-defined]
+        "running": sum(session.statistics().running for session in face.service.sessions),
         **contexts_of(face),
         **count_more(),
     }
@@ -127,7 +127,7 @@ async def main(
             path of a file, or `slow`, the seconds that each write takes.
         settings: the rest of `Settings`.
     """
-    trimcp.net.HttpFace = NotedFace  # type: ignore[misc]
+    trimcp.net.HttpFace = NotedFace
     served = make(**(server or {}))
     chosen = HttpSettings(
         agent_tools=None if agent_tools is None else make_agent_tools(served, **agent_tools),

@@ -15,25 +15,25 @@ from typing import Any
 
 
 def openai_agents(name: str, schema: dict[str, Any]) -> Any:
-    from agents.strict_schema import ensure_strict_json_schema  # type: ignore[import-not-found]
+    from agents.strict_schema import ensure_strict_json_schema
 
     return ensure_strict_json_schema(schema)
 
 
 def pydantic_ai(name: str, schema: dict[str, Any]) -> Any:
-    from pydantic_ai.profiles.openai import OpenAIJsonSchemaTransformer  # type: ignore[import-not-found]
+    from pydantic_ai.profiles.openai import OpenAIJsonSchemaTransformer
 
     return OpenAIJsonSchemaTransformer(schema, strict=True).walk()
 
 
 def google_adk(name: str, schema: dict[str, Any]) -> Any:
-    from google.adk.tools._gemini_schema_util import _to_gemini_schema  # type: ignore[import-not-found]
+    from google.adk.tools._gemini_schema_util import _to_gemini_schema
 
     return _to_gemini_schema(schema).model_dump(mode="json", exclude_none=True)
 
 
 def langchain(name: str, schema: dict[str, Any]) -> Any:
-    from langchain_core.utils.function_calling import convert_to_openai_tool  # type: ignore[import-not-found]
+    from langchain_core.utils.function_calling import convert_to_openai_tool
 
     return convert_to_openai_tool({"title": name, "description": name, **schema}, strict=True)
 

@@ -145,7 +145,7 @@ async def test_our_client_drives_their_server(kind: str, transport: str, dates: 
 
 def test_their_programs_use_the_pinned_versions() -> None:
     go, rust = (HERE / "go" / "go.mod").read_text("utf-8"), (HERE / "rust" / "Cargo.toml").read_text("utf-8")
-    assert re.search(r"go-sdk (v[\d.]+)", go)[1] == PEERS["go"]["go-sdk"]  # type: ignore[index]
+    assert re.search(r"go-sdk (v[\d.]+)", go)[1] == PEERS["go"]["go-sdk"]
     for each in ("java-1", "java-2"):
         assert re.fullmatch(r"\d\.\d+\.\d+", PEERS["maven"][each])
-    assert re.search(r'rmcp = \{ version = "=([\d.]+)"', rust)[1] == PEERS["cargo"]["rmcp"]  # type: ignore[index]
+    assert re.search(r'rmcp = \{ version = "=([\d.]+)"', rust)[1] == PEERS["cargo"]["rmcp"]

@@ -25,7 +25,7 @@ pytestmark = [
 
 @asynccontextmanager
 async def address(**settings: object) -> AsyncIterator[str]:
-    async with serving(settings=trimcp.HttpSettings(**settings)) as place:  # type: ignore[arg-type]  # of every kind
+    async with serving(settings=trimcp.HttpSettings(**settings)) as place:  # of every kind
         yield place.url.removeprefix("grpc://")
 
 

@@ -186,7 +186,7 @@ class DirectPeer(Peer):
     _readable: trio.Event = attrs.field(factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
-        self.end.session = self  # type: ignore[assignment]
+        self.end.session = self
 
     def deliver(self, batch: Sequence[Incoming]) -> None:
         self._arrived.extend(incoming.message for incoming in batch)

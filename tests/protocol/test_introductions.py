@@ -16,7 +16,7 @@ from trimcp.protocol.states import Handshake
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.revisions import LATEST_LEGACY
 
-MOST = Profile.__attrs_attrs__.max_peer_info.default  # type: ignore[attr-defined]
+MOST = Profile.__attrs_attrs__.max_peer_info.default
 LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a name": ({"name": "x" * MOST, "version": "1"}, {}),
     "a name of wide letters": ({"name": "x" * 20_000 + "\N{ROCKET}", "version": "1"}, {}),

@@ -502,9 +502,9 @@ def _largest(value: Any) -> tuple[int, int]:
     return (value, value) if type(value) is int else (0, 0)
 
 
-class TestServer(ServerMachine.TestCase):  # type: ignore[misc,name-defined]
+class TestServer(ServerMachine.TestCase):
     settings = effort(40, 2_000)
 
 
-class TestClient(ClientMachine.TestCase):  # type: ignore[misc,name-defined]
+class TestClient(ClientMachine.TestCase):
     settings = effort(40, 2_000)

@@ -19,7 +19,7 @@ from trimcp.protocol.states import (
     fire,
 )
 
-H, HS, I, IS = Handshake, HandshakeStep, Inbound, InboundStep  # noqa: E741
+H, HS, I, IS = Handshake, HandshakeStep, Inbound, InboundStep  # noqa: E741  # of a table, which is narrow
 
 _LAWS: dict[str, tuple[Any, type[Enum], type[Enum], dict[tuple[Enum, Enum], Enum]]] = {
     "handshake": (

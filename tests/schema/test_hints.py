@@ -26,7 +26,7 @@ from trimcp.schema.hints import (
 )
 
 T = TypeVar("T")
-Meters = NewType("Meters", Annotated[float, "a length"])  # type: ignore[valid-newtype]
+Meters = NewType("Meters", Annotated[float, "a length"])
 Names = TypeAliasType("Names", "list[Meters]")
 
 
@@ -63,7 +63,7 @@ class M(TypedDict):
     [
         (int, int, []),
         (Annotated[int, 1, 2], int, [1, 2]),
-        (Annotated[Final[Annotated[int, 1]], 2], int, [1, 2]),  # type: ignore[valid-type]
+        (Annotated[Final[Annotated[int, 1]], 2], int, [1, 2]),
         (Meters, float, ["a length"]),
         (Annotated[Meters, "mine"], float, ["a length", "mine"]),
         (Names, list[Meters], []),

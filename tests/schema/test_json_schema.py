@@ -38,7 +38,7 @@ from trimcp.schema.validator import check_author_schema
 
 T = TypeVar("T")
 UserId = NewType("UserId", int)
-Short = NewType("Short", Annotated[str, Arg(max_length=3)])  # type: ignore[valid-newtype]
+Short = NewType("Short", Annotated[str, Arg(max_length=3)])
 Tags = TypeAliasType("Tags", list[str])
 Json = TypeAliasType("Json", "dict[str, Json] | list[Json] | int | None")
 
@@ -142,9 +142,9 @@ NULL = {"type": "null"}
         (type(None), NULL),
         (Any, {}),
         (object, {}),
-        (Optional[int], {"anyOf": [INTEGER, NULL]}),  # noqa: UP045
+        (Optional[int], {"anyOf": [INTEGER, NULL]}),  # noqa: UP045  # this spelling is what is tested
         (int | None, {"anyOf": [INTEGER, NULL]}),
-        (Union[int, str, int], {"anyOf": [INTEGER, STRING]}),  # noqa: UP007
+        (Union[int, str, int], {"anyOf": [INTEGER, STRING]}),  # noqa: UP007  # this spelling is what is tested
         (int | Any, {}),
         (int | Annotated[str | None, "x"], {"anyOf": [INTEGER, {"anyOf": [STRING, NULL], "description": "x"}]}),
         (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
@@ -295,10 +295,10 @@ def test_a_description_stays_with_its_use() -> None:
 
 def test_two_classes_of_one_name() -> None:
     first, second = (attrs.make_class("Same", {"me": attrs.field(type=kind)}) for kind in (int, str))
-    schema = schema_of(tuple[first, first, second, second])  # type: ignore[valid-type]
+    schema = schema_of(tuple[first, first, second, second])
     assert [each["properties"]["me"] for each in schema["prefixItems"]] == [INTEGER, INTEGER, STRING, STRING]
-    kinds: list[Any] = [attrs.make_class("Same", {"me": attrs.field(type=list["Same"])}) for _ in range(2)]  # type: ignore[name-defined]  # noqa: F821
-    assert set(schema_of(tuple[kinds[0], kinds[1]])["$defs"]) == {"Same", "Same2"}  # type: ignore[valid-type]
+    kinds: list[Any] = [attrs.make_class("Same", {"me": attrs.field(type=list["Same"])}) for _ in range(2)]  # noqa: F821  # it is never found
+    assert set(schema_of(tuple[kinds[0], kinds[1]])["$defs"]) == {"Same", "Same2"}
 
 
 def test_output_names_every_field_and_no_default() -> None:
@@ -328,7 +328,7 @@ def test_types_without_a_schema(hint: Any, text: str) -> None:
 def test_an_unresolvable_class_is_named() -> None:
     @attrs.frozen
     class Broken:
-        field: Nowhere  # type: ignore[name-defined]  # noqa: F821
+        field: Nowhere  # noqa: F821  # it is never found
 
     with pytest.raises(TypeError, match="Broken name 'Nowhere'"):
         schema_of(Broken)

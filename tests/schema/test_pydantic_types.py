@@ -119,7 +119,7 @@ FIELD = Annotated[int, pydantic.Field(ge=1, le=5, description="stars")]
     ],
 )
 def test_what_stands_in_an_annotated_is_in_the_schema(hint: Any, schema: dict[str, Any]) -> None:
-    def tool(value: hint) -> None: ...  # type: ignore[valid-type]  # that is what is tested
+    def tool(value: hint) -> None: ...  # that is what is tested
 
     tool.__annotations__["value"] = hint
     assert schema.items() <= schema_of(tool)["properties"]["value"].items()

@@ -71,7 +71,7 @@ async def optional_2(number: int, c: Optional[Context[Any]] = None) -> int:  # n
     return number + 1
 
 
-async def optional_3(number: int, c: Annotated[Union[None, Context[Any]], "the request"] = None) -> int:  # noqa: UP007, RUF036
+async def optional_3(number: int, c: Annotated[Union[None, Context[Any]], "the request"] = None) -> int:  # noqa: UP007, RUF036  # old spelling
     assert isinstance(c, Context)
     return number + 1
 
@@ -154,7 +154,7 @@ async def test_static_methods_and_a_function_with_a_first_argument_of_this_name_
     assert (await result_of(of, {"self": 1})).structured_content == {"result": 2}
 
 
-def untyped() -> list:  # type: ignore[type-arg]
+def untyped() -> list:
     return ["a", PICTURE, TextContent("b")]
 
 
@@ -162,7 +162,7 @@ def any_list() -> list[Any]:
     return [PICTURE, {"a": 1}]
 
 
-def any_tuple() -> tuple:  # type: ignore[type-arg]
+def any_tuple() -> tuple:
     return ("a", PICTURE)
 
 
@@ -233,7 +233,7 @@ async def test_arguments_of_prompts_and_templates_are_read_as_json_where_no_text
         days: list[int],
         place: Place,
         other: Place | None = None,
-        tags: set[str] = frozenset(),  # type: ignore[assignment]
+        tags: set[str] = frozenset(),
         note: str = "",
         either: str | list[str] = "",
         sure: bool = False,

@@ -205,7 +205,7 @@ async def test_what_somebody_does_not_see_does_not_exist_for_them(
     async with trimcp.testing.connected(server, principal=who, revision=revision) as session:
         sees = who is STAFF
         lists = [await session.list_tools(), await session.list_resources()]
-        lists += [await session.list_resource_templates(), await session.list_prompts()]  # type: ignore[list-item]
+        lists += [await session.list_resource_templates(), await session.list_prompts()]
         assert [len(each) for each in lists] == ([1, 1, 1, 1] if sees else [0, 0, 0, 0])
         for ask in asks:
             if sees:

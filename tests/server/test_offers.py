@@ -42,7 +42,7 @@ async def test_only_what_is_offered_is_declared_and_served(
 
 @pytest.mark.parametrize("kind", LISTS)
 def test_what_is_not_offered_cannot_be_added(kind: str) -> None:
-    server: trimcp.Server[None] = trimcp.Server("s", offers=[name for name in LISTS if name != kind])  # type: ignore[misc]
+    server: trimcp.Server[None] = trimcp.Server("s", offers=[name for name in LISTS if name != kind])
 
     def function() -> str:
         return ""

@@ -58,7 +58,7 @@ NO_HINTS = (
     {"readOnlyHint": "yes"},
     {"read_only_hint": True},
     {"readonlyHint": True},
-    trimcp.ToolAnnotations(read_only_hint="yes"),  # type: ignore[arg-type]
+    trimcp.ToolAnnotations(read_only_hint="yes"),
     Annotations(priority=1.0),
 )
 NO_ANNOTATIONS = ("user", {"audience": "user"}, {"priority": "high"}, {"readOnlyHint": True}, trimcp.ToolAnnotations())
@@ -158,24 +158,24 @@ async def lambda_free() -> str:
 
 
 SETTINGS: list[tuple[str, Callable[[], Any]]] = [
-    ("dynamic is True or False", lambda: trimcp.Server("s", dynamic="yes")),  # type: ignore[arg-type]
-    ("lifespan is a function", lambda: trimcp.Server("s", lifespan=7)),  # type: ignore[arg-type]
-    ("extensions is a dict", lambda: trimcp.Server("s", extensions="x")),  # type: ignore[arg-type]
-    ("extensions has a dict of settings", lambda: trimcp.Server("s", extensions={"a/b": 7})),  # type: ignore[dict-item]
+    ("dynamic is True or False", lambda: trimcp.Server("s", dynamic="yes")),
+    ("lifespan is a function", lambda: trimcp.Server("s", lifespan=7)),
+    ("extensions is a dict", lambda: trimcp.Server("s", extensions="x")),
+    ("extensions has a dict of settings", lambda: trimcp.Server("s", extensions={"a/b": 7})),
     ("extensions is a dict of JSON", lambda: trimcp.Server("s", extensions={"a/b": {"x": {1}}})),
     ("revisions are some of", lambda: trimcp.Server("s", revisions=[])),
-    ("list_cache_scope is", lambda: trimcp.Server("s", list_cache_scope="all")),  # type: ignore[arg-type]
-    ("limits is a trimcp.Limits", lambda: trimcp.Server("s", limits=7)),  # type: ignore[arg-type]
-    ("audit is a trimcp.guard.Audit", lambda: trimcp.Server("s", audit=print)),  # type: ignore[arg-type]
-    ("middleware is a function", lambda: trimcp.Server("s").middleware(7)),  # type: ignore[type-var]
-    ("a method is a function", lambda: trimcp.Server("s").method("a/b")(7)),  # type: ignore[type-var]
-    ("a notification is passed to", lambda: trimcp.Server("s").notification("a/b")(7)),  # type: ignore[type-var]
-    ("@client.notification(", lambda: trimcp.Client("c").notification(lambda_free)),  # type: ignore[arg-type]
-    ("a notification is passed to", lambda: trimcp.Client("c").notification("a/b")(7)),  # type: ignore[type-var]
-    ("extensions is a dict", lambda: trimcp.Client("c", extensions="x")),  # type: ignore[arg-type]
-    ("strict is True or False", lambda: trimcp.Client("c", strict="no")),  # type: ignore[arg-type]
-    ("validate_output is True", lambda: trimcp.Client("c", validate_output="no")),  # type: ignore[arg-type]
-    ("log_level is one of", lambda: trimcp.Client("c", log_level="loud")),  # type: ignore[arg-type]
+    ("list_cache_scope is", lambda: trimcp.Server("s", list_cache_scope="all")),
+    ("limits is a trimcp.Limits", lambda: trimcp.Server("s", limits=7)),
+    ("audit is a trimcp.guard.Audit", lambda: trimcp.Server("s", audit=print)),
+    ("middleware is a function", lambda: trimcp.Server("s").middleware(7)),
+    ("a method is a function", lambda: trimcp.Server("s").method("a/b")(7)),
+    ("a notification is passed to", lambda: trimcp.Server("s").notification("a/b")(7)),
+    ("@client.notification(", lambda: trimcp.Client("c").notification(lambda_free)),
+    ("a notification is passed to", lambda: trimcp.Client("c").notification("a/b")(7)),
+    ("extensions is a dict", lambda: trimcp.Client("c", extensions="x")),
+    ("strict is True or False", lambda: trimcp.Client("c", strict="no")),
+    ("validate_output is True", lambda: trimcp.Client("c", validate_output="no")),
+    ("log_level is one of", lambda: trimcp.Client("c", log_level="loud")),
 ]
 
 
@@ -187,16 +187,16 @@ def test_settings_that_would_fail_later_are_refused_at_once(text: str, write: An
 
 
 BARE: list[tuple[str, Callable[[trimcp.Server[None]], Any]]] = [
-    ("@server.resource(", lambda server: server.resource(lambda_free)),  # type: ignore[arg-type]
-    ("@server.method(", lambda server: server.method(lambda_free)),  # type: ignore[arg-type]
-    ("@server.notification(", lambda server: server.notification(lambda_free)),  # type: ignore[arg-type]
-    ('("review", "path")', lambda server: server.complete("review", lambda_free)),  # type: ignore[arg-type]
-    ("a prompt's name or function", lambda server: server.complete(7, "path")),  # type: ignore[arg-type]
-    ("such as 'notes://today'", lambda server: server.add_resource(7, "text")),  # type: ignore[arg-type]
-    ("text, bytes or a Path", lambda server: server.add_resource("a://b", {"a": 1})),  # type: ignore[arg-type]
+    ("@server.resource(", lambda server: server.resource(lambda_free)),
+    ("@server.method(", lambda server: server.method(lambda_free)),
+    ("@server.notification(", lambda server: server.notification(lambda_free)),
+    ('("review", "path")', lambda server: server.complete("review", lambda_free)),
+    ("a prompt's name or function", lambda server: server.complete(7, "path")),
+    ("such as 'notes://today'", lambda server: server.add_resource(7, "text")),
+    ("text, bytes or a Path", lambda server: server.add_resource("a://b", {"a": 1})),
     ("scopes is a list", lambda server: server.complete("review", "path", scopes="read")),
-    ("quota is a", lambda server: server.complete("review", "path", quota=7)),  # type: ignore[arg-type]
-    ("was name='forecast' meant?", lambda server: server.tool("forecast")),  # type: ignore[call-overload]
+    ("quota is a", lambda server: server.complete("review", "path", quota=7)),
+    ("was name='forecast' meant?", lambda server: server.tool("forecast")),
 ]
 
 

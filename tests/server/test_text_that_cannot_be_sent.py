@@ -90,12 +90,12 @@ async def test_a_fixed_resource_is_found_in_the_normal_form_of_its_uri(address: 
     async with connected(server) as session:
         for uri in (address, asked):
             (contents,) = (await session.read_resource(uri)).contents
-            assert contents.text == "first"  # type: ignore[union-attr]
+            assert contents.text == "first"
         with pytest.raises(trimcp.RemoteError):
             await session.read_resource(asked + "x")
         server.add_resource(asked + "x", "second")
         (contents,) = (await session.read_resource(asked + "x")).contents
-        assert contents.text == "second"  # type: ignore[union-attr]
+        assert contents.text == "second"
         server.remove_resource(address)
         with pytest.raises(trimcp.RemoteError):
             await session.read_resource(asked)

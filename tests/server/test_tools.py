@@ -149,7 +149,7 @@ async def test_structure_can_be_left_out_or_promised_by_hand() -> None:
 
 async def test_a_broken_promise_is_our_error_logged_once_and_told_to_nobody(caplog: Any) -> None:
     def broken() -> dict[str, int]:
-        return {"secret": "value"}  # type: ignore[dict-item]
+        return {"secret": "value"}
 
     with pytest.raises(RemoteError) as refused:
         await call(broken)
@@ -549,7 +549,7 @@ async def _unconvertible() -> dict[str, object]:
 
 
 async def _unexpected() -> int:
-    return "x"  # type: ignore[return-value]
+    return "x"
 
 
 @pytest.mark.parametrize("function", [_unencodable, _unconvertible, _unexpected])
@@ -743,7 +743,7 @@ async def test_a_check_that_returns_something_or_crashes_lets_nothing_through(
 
 def test_a_check_is_a_function() -> None:
     with pytest.raises(TypeError, match="validate is a function of the arguments"):
-        Server("s").add_tool(lambda text: text, validate=True)  # type: ignore[arg-type]  # what nobody should pass
+        Server("s").add_tool(lambda text: text, validate=True)  # what nobody should pass
 
 
 async def test_a_long_reason_of_a_check_is_cut(autojump_clock: trio.testing.MockClock) -> None:

@@ -489,7 +489,7 @@ async def test_a_legacy_peer_cannot_plant_a_state() -> None:
         async def value() -> str:
             return "ours"
 
-        return await ctx.once("k", value)  # type: ignore[no-any-return]
+        return await ctx.once("k", value)
 
     async with served({"run": run}) as (wire, _session):
         params = {"name": "run", "arguments": {}, "requestState": 7, "inputResponses": [1]}

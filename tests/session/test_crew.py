@@ -89,7 +89,7 @@ async def test_a_context_variable_whose_values_cannot_be_compared_is_taken_for_c
         def __eq__(self, other: object) -> bool:
             raise ValueError("the truth value of an array is ambiguous")
 
-        __hash__ = None  # type: ignore[assignment]
+        __hash__ = None
 
     variable: ContextVar[Any] = ContextVar("array", default=None)
 
@@ -232,7 +232,7 @@ async def test_what_is_cancelled_before_its_turn_never_runs(autojump_clock: Any)
                         job_cancelled = True
                         job.cancel(CancelReason.PEER)
 
-        trio.lowlevel.add_instrument(Impatient())  # type: ignore[arg-type]
+        trio.lowlevel.add_instrument(Impatient())
         with trio.move_on_after(1):
             await pair.call("note")
         assert job_cancelled

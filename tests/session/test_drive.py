@@ -519,7 +519,7 @@ async def test_messages_are_written_together_by_one_writer() -> None:
     class Slow(Wire):
         writing = 0
         most = 0
-        batches: list[int] = []  # noqa: RUF012
+        batches: list[int] = []  # noqa: RUF012  # a class of this test alone
 
         async def send(self, batch: Sequence[Outgoing]) -> None:
             self.writing += 1

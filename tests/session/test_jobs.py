@@ -32,7 +32,7 @@ class _Job:
 def test_jobs_leave_in_the_order_they_came() -> None:
     mailbox, jobs = Mailbox(10, 10_000), [_Job() for _ in range(3)]
     for job in jobs:
-        mailbox.put(job)  # type: ignore[arg-type]
+        mailbox.put(job)
     assert (len(mailbox), mailbox.bytes_queued) == (3, 3 * (EACH + 10))
     taken: list[Any] = [mailbox.take() for _ in jobs]
     assert taken == jobs
@@ -56,7 +56,7 @@ def test_it_is_full_by_count_by_bytes_and_by_what_waits_elsewhere() -> None:
 def test_a_job_is_removed_wherever_it_stands_and_only_once() -> None:
     mailbox, jobs = Mailbox(10, 10_000), [_Job() for _ in range(3)]
     for job in jobs:
-        mailbox.put(job)  # type: ignore[arg-type]
+        mailbox.put(job)
     middle: Any = jobs[1]
     assert mailbox.remove(middle)
     assert not mailbox.remove(middle)
@@ -86,15 +86,15 @@ def test_room_is_left_for_what_is_on_its_way_but_half_of_it_is_used() -> None:
     mailbox.leave_room(3, EACH)
     for _ in range(3):
         assert not mailbox.full()
-        mailbox.put(_Job(EACH))  # type: ignore[arg-type]
+        mailbox.put(_Job(EACH))
     assert mailbox.full()
     assert mailbox.bytes_queued == 6 * EACH
     small = Mailbox(10, 10 * EACH)
     small.leave_room(1_000, 0)
-    small.put(job)  # type: ignore[arg-type]
-    small.put(_Job(EACH))  # type: ignore[arg-type]
+    small.put(job)
+    small.put(_Job(EACH))
     assert not small.full()
-    small.put(_Job(EACH))  # type: ignore[arg-type]
+    small.put(_Job(EACH))
     assert small.full()
 
 
@@ -103,7 +103,7 @@ def test_headers_weigh_where_each_request_brings_its_own() -> None:
     shared = {"user-agent": "x" * 5_000}
     jobs = [_Job(10, shared) for _ in range(3)]
     for job in jobs:
-        mailbox.put(job)  # type: ignore[arg-type]
+        mailbox.put(job)
     assert 5_000 < mailbox.bytes_queued - 3 * (EACH + 10) < 5_500
     before = mailbox.bytes_queued
     other: Any = _Job(10, {"user-agent": "y" * 60_000, "host": "z"})

@@ -246,11 +246,11 @@ async def test_logs_outside_a_request_are_dropped_counted_and_told_of(steady_clo
         assert session.statistics().unread_bytes > 100_000
         heard: list[Any] = []
         while 3 not in heard:
-            heard += [incoming.message.params["data"] for incoming in await left.receive()]  # type: ignore[union-attr,index]
+            heard += [incoming.message.params["data"] for incoming in await left.receive()]
         await wait_all_tasks_blocked()
         running.log_to_all("info", "after")
         while "after" not in heard:
-            heard += [incoming.message.params["data"] for incoming in await left.receive()]  # type: ignore[union-attr,index]
+            heard += [incoming.message.params["data"] for incoming in await left.receive()]
         assert heard[1:] == [0, 1, 2, 3, {"dropped": 6}, "after"]
         await left.aclose()
         with trio.fail_after(5):
@@ -448,7 +448,7 @@ async def test_who_reads_a_little_is_kept_and_who_stops_is_not(autojump_clock: M
     sleeper = _Sleeper(size=200_000)
     session = Session(server_engine(), Tools(sleeper.tools), Limits())
     agree(session.engine, client_engine(), LATEST_LEGACY)
-    chunks = theirs._receiver._chunks  # type: ignore[attr-defined]
+    chunks = theirs._receiver._chunks
     async with trio.open_nursery() as nursery:
         nursery.start_soon(drive, session, ours)
         await theirs.send([Outgoing(call(1, "large"), Kind.REQUEST, 1), Outgoing(call(2, "sleep"), Kind.REQUEST, 2)])
@@ -534,7 +534,7 @@ async def test_a_close_meanwhile_is_bounded_as_ever(autojump_clock: MockClock) -
         wire.hold()
         wire.feed(call(1, "large"), call(2, "sleep"))
         await trio.sleep(59.5)
-        wire.release = lambda: None  # type: ignore[method-assign]
+        wire.release = lambda: None
         session.close()
     assert trio.current_time() == 61.5
     assert sleeper.stopped[0][0] is CancelReason.DRAIN

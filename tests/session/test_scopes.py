@@ -41,7 +41,7 @@ async def test_a_cancellation_is_parted_from_what_failed() -> None:
 
 async def test_a_group_that_cannot_be_split_is_parted_as_well() -> None:
     class Whole(BaseExceptionGroup[BaseException]):
-        def derive(self) -> Whole:  # type: ignore[override]
+        def derive(self) -> Whole:
             return self
 
     cancelled, error = await kept_cancellation(), ValueError()

@@ -78,7 +78,7 @@ def test_every_revision_means_every_one() -> None:
     @every_revision
     def test(revision: Revision) -> None: ...
 
-    [mark] = test.pytestmark  # type: ignore[attr-defined]
+    [mark] = test.pytestmark
     assert mark.args[1] == REVISIONS
 
 

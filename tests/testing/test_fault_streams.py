@@ -35,7 +35,7 @@ async def test_a_cut_in_the_middle_of_a_line() -> None:
 async def through(data: bytes, **faults: float) -> bytes:
     """Send bytes through a faulty stream and return what arrives until it breaks or ends."""
     near, far = memory_stream_pair()
-    stream = FaultyStream(near, seed=4, **faults)  # type: ignore[arg-type]
+    stream = FaultyStream(near, seed=4, **faults)
     arrived = b""
     async with stream, far, trio.open_nursery() as nursery:
 

@@ -32,7 +32,7 @@ def requests(count: int) -> list[Outgoing]:
 
 async def ids_sent_through(**faults: float) -> list[object]:
     left, right = memory_channels()
-    async with right, FaultyChannel(left, seed=3, **faults) as faulty:  # type: ignore[arg-type]
+    async with right, FaultyChannel(left, seed=3, **faults) as faulty:
         await faulty.send(requests(20))
         arrived = await right.receive()
     return [each.message.id if isinstance(each.message, Request) else "garbage" for each in arrived]
@@ -139,7 +139,7 @@ async def test_what_is_received_is_spoiled_as_well() -> None:
 async def test_only_one_direction_is_spoiled_if_so_wanted() -> None:
     assert await arriving_through(Faults(3, duplicate=1, on="send")) == list(range(20))
     assert len(await arriving_through(Faults(3, duplicate=1, on="receive"))) == 40
-    assert await ids_sent_through(duplicate=1, on="receive") == list(range(20))  # type: ignore[arg-type]
+    assert await ids_sent_through(duplicate=1, on="receive") == list(range(20))
 
 
 async def test_a_delay_keeps_the_order_and_what_is_early_does_not_wait(autojump_clock: MockClock) -> None:

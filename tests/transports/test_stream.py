@@ -429,7 +429,7 @@ async def test_that_nobody_listens_is_known_before_anything_is_written(kind: str
         reading, theirs_out = os.pipe()
         if kind == "pipe":
             theirs_in, writing = os.pipe()
-            listen = os.fdopen(theirs_in, "rb")  # type: ignore[assignment]
+            listen = os.fdopen(theirs_in, "rb")
         else:
             listen, ours = socket.socketpair()
             writing = ours.detach()
@@ -464,7 +464,7 @@ async def test_of_a_file_and_of_what_is_no_descriptor_nobody_can_tell(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
     ours, _ = memory_stream_pair()
-    with open(tmp_path / "file", "wb") as file:  # noqa: ASYNC230
+    with open(tmp_path / "file", "wb") as file:  # noqa: ASYNC230  # it never blocks
         for sender in (ours, FdSender(os.dup(file.fileno()))):
             with trio.move_on_after(100) as scope:
                 await StreamChannel(ours, sender).hung_up()

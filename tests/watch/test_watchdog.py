@@ -304,7 +304,7 @@ async def test_what_it_costs_while_all_is_well() -> None:
 
 def test_times_are_positive() -> None:
     async def watch(**times: float) -> None:
-        with trimcp.watchdog(**times):  # type: ignore[arg-type]
+        with trimcp.watchdog(**times):
             pass
 
     for times in ({"seconds": 0.0}, {"lag": -1.0}):

@@ -208,7 +208,7 @@ class TestAbsent:
         assert converter_for(V2025_11_25).dump(task)["ttl"] is None
 
     def test_none_never_goes_out_where_the_schema_has_no_null(self) -> None:
-        assert converter_for(LATEST).dump(Tool("t", {}, description=None)) == {  # type: ignore[arg-type]
+        assert converter_for(LATEST).dump(Tool("t", {}, description=None)) == {
             "name": "t",
             "inputSchema": {},
         }
@@ -404,9 +404,9 @@ class TestErrors:
     def test_something_else_in_place_of_a_payload(self) -> None:
         dump = converter_for(LATEST).dump
         with pytest.raises(WireError, match="must be TextContent or ImageContent"):
-            dump(CallToolResult(["just text"]))  # type: ignore[list-item]
+            dump(CallToolResult(["just text"]))
         with pytest.raises(WireError, match="must be Tool, not"):
-            dump(ListToolsResult([TextContent("a")]))  # type: ignore[list-item]
+            dump(ListToolsResult([TextContent("a")]))
 
     def test_a_member_no_payload_may_have_is_found_when_the_class_is_first_used(self) -> None:
         with pytest.raises(TypeError, match="no payload class may have a member of type"):

@@ -67,11 +67,11 @@ def test_required_from_a_revision_on() -> None:
 def test_payloads_are_frozen_values() -> None:
     thing = Thing("a")
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        thing.snake_case_name = "b"  # type: ignore[misc]
+        thing.snake_case_name = "b"
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        thing.unknown = "b"  # type: ignore[attr-defined]
+        thing.unknown = "b"
     with pytest.raises(TypeError):
-        Thing("a", unknown=1)  # type: ignore[call-arg]
+        Thing("a", unknown=1)
     assert thing == Thing("a") != Thing("b")
     assert thing != "a"
     assert {thing, Thing("a"), Thing("b")} == {Thing("b"), thing}

@@ -86,7 +86,7 @@ def test_capabilities_are_spelt_as_the_capability_classes_spell_them() -> None:
         steps = row.capability.split(".")
         here = declared
         for step in steps[:-1]:
-            here[step] = here = {}  # type: ignore[assignment]
+            here[step] = here = {}
         here[steps[-1]] = steps[-1] in ("subscribe", "listChanged") or {}
         cls = ClientCapabilities if steps[0] in ("roots", "sampling", "elicitation") else ServerCapabilities
         assert converter.load(declared, cls).extra == {}, row.capability

@@ -72,10 +72,10 @@ def test_a_revision_compares_with_its_date() -> None:
     assert V2025_06_18 != "newest"
     assert V2025_03_26 < "2025-06-18" <= V2025_06_18 >= "2025-06-01" > V2025_03_26
     assert V2025_06_18 in {"2025-06-18"}
-    assert dict.fromkeys(REVISIONS, 1)["2024-11-05"] == 1  # type: ignore[index]
+    assert dict.fromkeys(REVISIONS, 1)["2024-11-05"] == 1
     for wrong in ("newest", 2025, None):
         with pytest.raises(TypeError, match="a date such as"):
-            assert wrong > V2025_06_18  # type: ignore[operator]
+            assert wrong > V2025_06_18
 
 
 @trimcp.testing.every_revision

@@ -242,7 +242,7 @@ def thread_count(argument: int) -> int:
 not_what_it_seems = thread_count
 
 
-def thread_count(argument: int) -> int:  # type: ignore[no-redef]
+def thread_count(argument: int) -> int:
     return -argument
 
 

@@ -64,7 +64,7 @@ def flee(mark: str) -> None:
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                os.execve("/bin/sleep", ["sleep", mark], {})  # noqa: S606
+                os.execve("/bin/sleep", ["sleep", mark], {})  # noqa: S606  # a program of the system
             os._exit(0)
     time.sleep(600)
 

@@ -257,7 +257,7 @@ async def test_a_given_directory_stays(told: list[str], tmp_path: Path) -> None:
     said = await ask(told, cwd=tmp_path)
     assert said["directory"] == str(tmp_path)
     assert said["environment"]["TMPDIR"] != str(tmp_path)
-    assert tmp_path.is_dir()  # noqa: ASYNC240
+    assert tmp_path.is_dir()  # noqa: ASYNC240  # nothing else runs
 
 
 # Results
@@ -413,7 +413,7 @@ async def test_a_timeout_leaves_no_process(tmp_path: Path) -> None:
 async def out_of_time(command: list[str], began: Callable[[], object], file: Path, **options: Any) -> None:
     """Let a program run into its timeout: the shortest in which this machine, busy as it is, gets it going."""
     for seconds in (1, 4, 16, 64):
-        file.unlink(missing_ok=True)  # noqa: ASYNC240
+        file.unlink(missing_ok=True)  # noqa: ASYNC240  # nothing else runs
         result = await call(command, timeout=seconds, **options)
         assert result.is_error
         assert result.text.endswith(f" did not finish within {seconds} seconds")

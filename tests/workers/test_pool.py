@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 def offering(*functions: Callable[..., object], most: int | None = None, **options: object) -> trimcp.Server:
     server = trimcp.Server("heavy", max_processes=most)
     for function in functions:
-        server.add_tool(function, run="process", **options)  # type: ignore[arg-type]
+        server.add_tool(function, run="process", **options)
     return server
 
 

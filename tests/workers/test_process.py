@@ -156,7 +156,7 @@ def test_a_module_that_serves_when_it_is_imported_says_so(tmp_path: Path) -> Non
         {"id": 1, "method": "initialize", "params": {"protocolVersion": trimcp.LATEST_LEGACY.name, "capabilities": {}}},
         {"id": 2, "method": "tools/call", "params": {"name": "f"}},
     ]
-    requests[0]["params"]["clientInfo"] = {"name": "x", "version": "1"}  # type: ignore[index]
+    requests[0]["params"]["clientInfo"] = {"name": "x", "version": "1"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         [sys.executable, "server.py"],
@@ -247,7 +247,7 @@ async def test_a_server_that_is_told_to_stop_kills_what_does_not_end_in_its_grac
         {"id": 1, "method": "initialize", "params": {"protocolVersion": trimcp.LATEST_LEGACY.name, "capabilities": {}}},
         {"id": 2, "method": "tools/call", "params": {"name": "spin", "arguments": {"file": str(file)}}},
     ]
-    messages[0]["params"]["clientInfo"] = {"name": "x", "version": "1"}  # type: ignore[index]
+    messages[0]["params"]["clientInfo"] = {"name": "x", "version": "1"}
     lines = b"".join(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n" for message in messages)
     command = [sys.executable, "-m", "trimcp.cli", "run", "heavy.py", "--grace", "0.3"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

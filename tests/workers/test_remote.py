@@ -32,7 +32,7 @@ can_ask = pytest.mark.parametrize(
 def offering(*functions: Callable[..., object], **options: object) -> trimcp.Server:
     server = trimcp.Server("heavy", max_processes=1)
     for function in functions:
-        server.add_tool(function, run="process", **options)  # type: ignore[arg-type]
+        server.add_tool(function, run="process", **options)
     return server
 
 
@@ -199,7 +199,7 @@ async def test_the_end_of_a_worker_is_a_tool_error_that_says_how(
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)  # what it printed is there all the same
     server = offering(function, **options)
-    server.add_tool(heavy_tools.pid, run="process", **options)  # type: ignore[arg-type]
+    server.add_tool(heavy_tools.pid, run="process", **options)
     async with connected(server) as session:
         begun = time.perf_counter()
         result = await session.call_tool(function.__name__, arguments)
@@ -279,7 +279,7 @@ def test_what_a_worker_could_not_find_is_refused_with_what_to_do() -> None:
     def nested() -> None: ...
 
     hint = "needs a function at the top level of a module"
-    for function in (nested, lambda: None, heavy_tools.Point(1, None).__eq__):  # type: ignore[arg-type]
+    for function in (nested, lambda: None, heavy_tools.Point(1, None).__eq__):
         with pytest.raises(TypeError, match=hint):
             offering(function, name="x")
     with pytest.raises(TypeError, match=hint):

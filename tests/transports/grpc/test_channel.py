@@ -37,7 +37,7 @@ async def turned() -> AsyncIterator[tuple[MessageChannel, MessageChannel]]:
 
 @pytest.mark.parametrize("ends", [pair, turned], ids=["client", "server"])
 async def test_it_keeps_the_contract(ends: object) -> None:
-    await check_channel(ends)  # type: ignore[arg-type]
+    await check_channel(ends)
 
 
 async def test_a_session_that_reads_nothing_holds_up_neither_side() -> None:
@@ -69,7 +69,7 @@ async def test_what_is_unread_is_bounded_by_the_window() -> None:
         with trio.move_on_after(0.5) as scope:
             await client.send([big])
         assert scope.cancelled_caught
-        assert len(server._stream._arrived) <= server._stream.window  # type: ignore[attr-defined]
+        assert len(server._stream._arrived) <= server._stream.window
 
 
 async def test_what_breaks_the_protocol_ends_the_call() -> None:
@@ -129,7 +129,7 @@ async def _doubled(data: bytes) -> bytes:
 async def test_what_is_gathered_before_it_is_sent_is_bounded(write: Callable[[bytes], Awaitable[bytes]] | None) -> None:
     call, text = _Bytes(), b'"%b"' % (b"x" * 20_000)
     batch = [*[Outgoing(text, Kind.NOTIFICATION)] * 40, Outgoing(text * 10, Kind.NOTIFICATION)]
-    await GrpcChannel(call, 1 << 20, write=write).send(batch)  # type: ignore[arg-type]
+    await GrpcChannel(call, 1 << 20, write=write).send(batch)
     frames = [await write(each.data) for each in batch] if write else []
     frames = frames or [json_rpc_header(len(each.data)) + each.data for each in batch]
     assert b"".join(call.sent) == b"".join(frames)
@@ -139,7 +139,7 @@ async def test_what_is_gathered_before_it_is_sent_is_bounded(write: Callable[[by
 
 async def test_a_message_has_to_become_whole(autojump_clock: MockClock) -> None:
     call = _Bytes()
-    channel = GrpcChannel(call, 10_000, message_timeout=30)  # type: ignore[arg-type]
+    channel = GrpcChannel(call, 10_000, message_timeout=30)
     began = trio.current_time()
     with pytest.raises(trio.BrokenResourceError, match="a message took too long"):
         await channel.receive()

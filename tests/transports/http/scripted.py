@@ -245,7 +245,7 @@ async def close_idle(channel: MessageChannel) -> None:
         await trio.testing.wait_all_tasks_blocked()
     else:
         assert isinstance(carrier, HttpxEngine)
-        await carrier._client._transport._pool.aclose()  # type: ignore[attr-defined]
+        await carrier._client._transport._pool.aclose()
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ def records(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord
     caplog.set_level(logging.INFO, "trimcp.access")
     found: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = found.append  # type: ignore[method-assign]
+    handler.emit = found.append
     logging.getLogger("trimcp.access").addHandler(handler)
     yield found
     logging.getLogger("trimcp.access").removeHandler(handler)

@@ -47,7 +47,7 @@ async def test_many_pass_exactly_when_they_are_due(autojump_clock: MockClock, nu
     choose = random.Random(7)
     passed: dict[int, float] = {}
     due: dict[int, float] = {}
-    every = [deadlines.new(lambda n=n: passed.setdefault(n, trio.current_time())) for n in range(50)]  # type: ignore[misc]
+    every = [deadlines.new(lambda n=n: passed.setdefault(n, trio.current_time())) for n in range(50)]
     for _ in range(300):
         n = choose.randrange(50)
         if n not in passed:

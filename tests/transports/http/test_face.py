@@ -262,7 +262,7 @@ async def test_responses_are_noted_in_the_access_log(autojump_clock: Any, caplog
         visitor.face.done(head, 404, 12)
         [record] = caplog.records
         assert "\n" not in record.getMessage()
-        assert (record.status, record.duration) == (404, 0.25)  # type: ignore[attr-defined]
+        assert (record.status, record.duration) == (404, 0.25)
 
 
 @pytest.mark.parametrize("revision", [LEGACY, LATEST], ids=str)

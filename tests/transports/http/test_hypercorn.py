@@ -193,7 +193,7 @@ async def test_several_addresses_and_an_open_socket() -> None:
                 await serve_hypercorn(app, bind=bind, shutdown_trigger=stop.wait, task_status=task_status)
 
             addresses = await nursery.start(serve)
-            assert addresses[0] == "http://127.0.0.1:%d" % listener.getsockname()[1]  # noqa: UP031
+            assert addresses[0] == f"http://127.0.0.1:{listener.getsockname()[1]}"
             for address in addresses:
                 async with httpx2.AsyncClient(base_url=address) as client:
                     assert (await client.get("/here")).content == b"hello"

@@ -831,7 +831,7 @@ async def test_other_servers_of_the_process_are_left_alone() -> None:
     config.bind = ["127.0.0.1:0"]
     face, _ = download()
     async with trio.open_nursery() as nursery:
-        serve = partial(hypercorn.trio.serve, AsgiApp(face.running), config)  # type: ignore[arg-type]
+        serve = partial(hypercorn.trio.serve, AsgiApp(face.running), config)
         (address,) = await nursery.start(serve)
         served = Served(address)
         async with await served.connect() as stream:

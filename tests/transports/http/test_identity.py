@@ -178,9 +178,9 @@ def test_each_token_is_compared_with_whichever_came_and_in_constant_time(
 
 
 def test_nobody_can_read_the_tokens_back() -> None:
-    hook = bearer_tokens(TOKENS)
+    hook: Any = bearer_tokens(TOKENS)
     assert ADA not in repr(hook)
-    cells = [cell.cell_contents for cell in getattr(hook, "__closure__")]  # noqa: B009
+    cells = [cell.cell_contents for cell in hook.__closure__]
     assert any(isinstance(kept, list) for kept in cells)
     assert ADA not in repr(cells)
 

@@ -265,7 +265,7 @@ async def _begin_flood(client: HttpWire) -> None:
 
 
 def _flood(revision: Revision = LATEST) -> bytes:
-    return _call(Visitor(_NoFace(), revision), "flood")  # type: ignore[arg-type]
+    return _call(Visitor(_NoFace(), revision), "flood")
 
 
 async def test_a_reader_that_takes_nothing_is_dropped_and_its_handler_learns_why(
@@ -303,7 +303,7 @@ async def test_before_2026_the_call_goes_on_without_its_reader(
     busy = Busy()
     async with _listening(busy) as connect:
         client = connect()
-        visitor = Visitor(_NoFace(), LATEST_LEGACY)  # type: ignore[arg-type]
+        visitor = Visitor(_NoFace(), LATEST_LEGACY)
         params = {
             "protocolVersion": LATEST_LEGACY.name,
             "capabilities": {},
@@ -343,7 +343,7 @@ async def _sse(place: Place) -> trio.SocketStream:
         initialize(OLDEST.name),
         notification("notifications/initialized"),
         _call(Visitor(_NoFace(), OLDEST), "flood"),
-    )  # type: ignore[arg-type]
+    )
     for body in said:
         async with place.wire() as posting:
             assert (await posting.fetch("POST", path, "Content-Type: application/json", body=body)).status == 202

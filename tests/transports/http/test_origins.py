@@ -29,7 +29,7 @@ def head(
 
 
 def public(origin: str | None, host: str | None = "mcp.example", **more: bool) -> Head:
-    return head(origin, host, loopback=False, peer="203.0.113.7:40312", **more)  # type: ignore[arg-type]
+    return head(origin, host, loopback=False, peer="203.0.113.7:40312", **more)
 
 
 # Host

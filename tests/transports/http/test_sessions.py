@@ -364,7 +364,7 @@ async def test_background_work_ends_with_its_session(autojump_clock: Any) -> Non
         await visitor.send("DELETE", "/mcp", headers={"mcp-session-id": visitor.session or ""})
         await trio.testing.wait_all_tasks_blocked()
         assert ended == ["work"]
-        assert not visitor.face.service.sessions  # type: ignore[attr-defined]
+        assert not visitor.face.service.sessions
 
 
 async def test_without_an_event_store_streams_have_no_ids(autojump_clock: Any) -> None:
@@ -388,7 +388,7 @@ async def test_sessions_that_came_and_went_leave_nothing(autojump_clock: Any) ->
             assert stream.finished
         await trio.testing.wait_all_tasks_blocked()
         assert len(visitor.face.shared.sessions) == 0
-        assert not visitor.face.service.sessions  # type: ignore[attr-defined]
+        assert not visitor.face.service.sessions
         assert visitor.face.shared.events is not None
         assert attrs.asdict(visitor.face.shared.events.statistics())["events"] == 0
 

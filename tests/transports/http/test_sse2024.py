@@ -212,7 +212,7 @@ async def test_there_are_only_so_many_streams_and_one_address_does_not_take_them
 async def test_a_session_that_ended_waits_for_no_collector(autojump_clock: Any) -> None:
     async with visiting(make_server(), OLDEST) as visitor:
         stream, _ = await met(visitor)
-        [session] = visitor.face.service.sessions  # type: ignore[attr-defined]
+        [session] = visitor.face.service.sessions
         gone = weakref.ref(session)
         del session
         gc.collect()

@@ -25,7 +25,7 @@ HOLD = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import 
 
 
 def python(code: str, *arguments: str, **settings: object) -> StdioServer:
-    return StdioServer((sys.executable, "-c", code, *arguments), **settings)  # type: ignore[arg-type]
+    return StdioServer((sys.executable, "-c", code, *arguments), **settings)
 
 
 def note(method: str = "n") -> Outgoing:

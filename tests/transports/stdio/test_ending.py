@@ -140,7 +140,7 @@ async def test_cancelling_cuts_the_polite_wait_short() -> None:
 @contextmanager
 def child(**options: object) -> Iterator[subprocess.Popen[bytes]]:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    process = subprocess.Popen(["cat"], bufsize=0, **pipes, **options)  # type: ignore[call-overload]
+    process = subprocess.Popen(["cat"], bufsize=0, **pipes, **options)
     try:
         # Once it answers it runs: just after its start the system does not tell its environment yet.
         process.stdin.write(b"!")

@@ -232,7 +232,7 @@ async def test_two_of_ours_wait_for_each_other_as_long_as_it_takes(autojump_cloc
 
             async def send(channel: object = channel) -> None:
                 for n in range(100):
-                    await channel.send([outgoing(n, "x" * 100_000)])  # type: ignore[attr-defined]
+                    await channel.send([outgoing(n, "x" * 100_000)])
 
             nursery.start_soon(send)
         await trio.sleep(100)
@@ -244,7 +244,7 @@ async def test_two_of_ours_wait_for_each_other_as_long_as_it_takes(autojump_cloc
             async def receive(channel: object = channel) -> None:
                 arrived: list[object] = []
                 while len(arrived) < 100:
-                    arrived += ids(list(await channel.receive()))  # type: ignore[attr-defined]
+                    arrived += ids(list(await channel.receive()))
                 assert arrived == list(range(100))
 
             nursery.start_soon(receive)
@@ -265,7 +265,7 @@ async def test_a_peer_that_never_answers_is_asked_once_and_lives_while_it_talks(
             await raw.say(message(text(n)))
             assert ids(list(await server.receive())) == [n]
         assert pings == 1
-        assert len(trio.lowlevel.current_task().parent_nursery.child_tasks) < 10  # type: ignore[union-attr]
+        assert len(trio.lowlevel.current_task().parent_nursery.child_tasks) < 10
         with pytest.raises(trio.BrokenResourceError):
             await server.receive()
 
@@ -343,7 +343,7 @@ async def test_nothing_is_left_of_a_connection(autojump_clock: MockClock) -> Non
             for each in gc.get_objects()
         )
 
-    before = len(trio.lowlevel.current_root_task().child_nurseries)  # type: ignore[union-attr]
+    before = len(trio.lowlevel.current_root_task().child_nurseries)
     gc.collect()
     gc.disable()
     others = links()  # of other tests
@@ -358,4 +358,4 @@ async def test_nothing_is_left_of_a_connection(autojump_clock: MockClock) -> Non
         assert links() == others, "a cycle of references keeps what is closed"
     finally:
         gc.enable()
-    assert len(trio.lowlevel.current_root_task().child_nurseries) == before  # type: ignore[union-attr]
+    assert len(trio.lowlevel.current_root_task().child_nurseries) == before

@@ -128,7 +128,7 @@ async def connected(
 
 async def echo(session: trimcp.ClientSession, text: str) -> None:
     result = await session.call_tool("echo", {"text": text})
-    assert result.content[0].text == text  # type: ignore[union-attr]
+    assert result.content[0].text == text
 
 
 @REVISIONS
@@ -173,7 +173,7 @@ async def test_more_calls_that_ask_than_may_be_under_way(revision: Revision, ste
 
     async def call() -> None:
         result = await session.call_tool("ask", {})
-        assert result.content[0].text == "file:///a"  # type: ignore[union-attr]
+        assert result.content[0].text == "file:///a"
 
     with trio.fail_after(30):
         async with connected(revision, client=client, max_posts=4) as (_, session), trio.open_nursery() as nursery:
@@ -196,7 +196,7 @@ async def test_two_hundred_blocked_calls_do_not_hold_up_another(steady_clock: tr
 async def test_progress_arrives_in_order_and_whole(revision: Revision) -> None:
     async with connected(revision) as (_, session), session.calling("steps", {"count": 500}) as call:
         seen = [params.progress async for params in call.progress]
-        assert (await call.result()).content[0].text == "done"  # type: ignore[union-attr]
+        assert (await call.result()).content[0].text == "done"
     assert seen == list(range(1, 501))
 
 
@@ -205,7 +205,7 @@ async def test_a_stream_that_the_server_closes_is_taken_up_where_it_ended() -> N
         async with session.calling("leave", {}) as call:
             assert [params.progress async for params in call.progress] == [1]
             result = await call.result()
-        assert result.content[0].text == "after the stream was closed"  # type: ignore[union-attr]
+        assert result.content[0].text == "after the stream was closed"
 
 
 async def test_a_session_that_the_server_dropped_is_begun_again() -> None:
@@ -226,7 +226,7 @@ async def peak_of_a_large_result(session: trimcp.ClientSession, size: int) -> in
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert len(result.content[0].text) == size  # type: ignore[union-attr]
+    assert len(result.content[0].text) == size
     return peak
 
 

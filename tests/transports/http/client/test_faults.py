@@ -390,7 +390,7 @@ async def test_a_cancellation_that_fails_costs_nothing(engine: str, name: str, s
         for n in range(3):
             assert await here.harm("stops_in_the_body", _BRIEF) == (HANGS, None)
             with trio.fail_after(PATIENCE):
-                await here.server.wait_for(lambda n=n: here.server.faults[name] > n)  # type: ignore[misc]
+                await here.server.wait_for(lambda n=n: here.server.faults[name] > n)
             await here.clean()
 
 

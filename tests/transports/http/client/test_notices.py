@@ -54,7 +54,7 @@ async def test_an_answer_reaches_a_server_whose_calls_take_every_turn(autojump_c
             while results < 40:
                 for message in await receive(channel):
                     if isinstance(message, Request):
-                        await channel.send([answer(message.id)])  # type: ignore[arg-type]
+                        await channel.send([answer(message.id)])
                     else:
                         assert isinstance(message, Response)
                         results += 1

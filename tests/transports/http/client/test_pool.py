@@ -123,7 +123,7 @@ async def test_beyond_the_bound_exchanges_wait_in_order(autojump_clock: object) 
         said.append(number)
 
     async with pooled(most=1) as (http, far):
-        http.h1.pool._most = 2  # type: ignore[union-attr]  # it is a thousand
+        http.h1.pool._most = 2  # it is a thousand
         async with trio.open_nursery() as nursery:
             for number in range(6):
                 nursery.start_soon(numbered, http, number)
@@ -139,7 +139,7 @@ async def test_beyond_the_bound_exchanges_wait_in_order(autojump_clock: object) 
 async def test_nobody_waits_for_a_connection_for_ever(autojump_clock: object) -> None:
     said: list[Any] = []
     async with pooled(connect=10) as (http, _), trio.open_nursery() as nursery:
-        http.h1.pool._most = 1  # type: ignore[union-attr]
+        http.h1.pool._most = 1
         nursery.start_soon(get, http)
         await wait_all_tasks_blocked()
         await get(http, said)
@@ -311,7 +311,7 @@ async def test_a_connection_that_is_idle_may_end_as_it_is_wanted_again() -> None
         async with exchanges_with(f"http://127.0.0.1:{port}/") as http:
             await get(http)
             await wait_all_tasks_blocked()
-            (connection,) = http.h1.pool._idle  # type: ignore[union-attr]
+            (connection,) = http.h1.pool._idle
             assert connection.is_quiet()
             close.set()
             while connection.is_quiet():  # a network is between
@@ -381,7 +381,7 @@ async def test_a_full_inbox_is_not_read_for(autojump_clock: object) -> None:
         await exchange.result()
 
     async with scripted(answer) as server, server.target().connect() as channel:
-        channel._inbox.max_messages = 2  # type: ignore[attr-defined]
+        channel._inbox.max_messages = 2
         await channel.send([request(n) for n in range(5)])
         await wait_all_tasks_blocked()
         statistics = channel.http_statistics()
@@ -389,7 +389,7 @@ async def test_a_full_inbox_is_not_read_for(autojump_clock: object) -> None:
         assert statistics.in_use == 3
         assert sorted(message.id for message in await receive(channel, 5)) == [0, 1, 2, 3, 4]
         await wait_all_tasks_blocked()
-        assert is_clean(channel.http_statistics())  # type: ignore[arg-type]
+        assert is_clean(channel.http_statistics())
 
 
 async def test_a_request_with_a_header_that_cannot_be_sent_is_lost(autojump_clock: object) -> None:

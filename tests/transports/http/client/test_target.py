@@ -23,7 +23,7 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 
 def test_a_mode_that_does_not_exist_is_refused() -> None:
     with pytest.raises(LocalError, match="'websocket'"):
-        HttpServer("http://host/", mode="websocket")  # type: ignore[arg-type]
+        HttpServer("http://host/", mode="websocket")
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a:", "na\nme", "ü"])

@@ -393,7 +393,7 @@ def test_a_file_that_others_could_read_becomes_private(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.touch(0o644)
     path.chmod(0o644)
-    store = SqliteEvents(str(path))  # type: ignore[arg-type]  # a converter takes it
+    store = SqliteEvents(str(path))  # a converter takes it
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     store.close()
 

@@ -286,7 +286,7 @@ async def test_pipelined_requests_are_all_answered() -> None:
                 assert (await client.answer()).body == b"%d" % n
         await client.send(http_request("POST", "/wait", body=HELLO) * 2)  # the second has to wake a reader that waits
         for n in (3_000, 3_001):
-            await until(lambda n=n: len(face.handlers) > n)  # type: ignore[misc]
+            await until(lambda n=n: len(face.handlers) > n)
             await wait_all_tasks_blocked(0.01)
             face.handlers[n].reply.send(HttpResponse(202))
             assert (await client.answer()).status == 202
@@ -406,7 +406,7 @@ async def test_an_idle_connection_of_who_holds_most_gives_way_to_another(caplog:
         for client in (*ours, another, newcomer):
             await client.stream.aclose()
     [event] = [record for record in caplog.records if record.name == "trimcp.security"]
-    assert (event.event, event.owner, event.held) == ("gave_way", "address 127.0.0.1", 3)  # type: ignore[attr-defined]
+    assert (event.event, event.owner, event.held) == ("gave_way", "address 127.0.0.1", 3)
 
 
 @OtherAddresses
@@ -561,7 +561,7 @@ async def test_tls(certificate: Path) -> None:
             assert (await client.answer()).body == body
         await client.send(http_request("POST", "/wait", body=HELLO) * 3)
         for n in range(3):
-            await until(lambda n=n: len(face.handlers) > n + 2)  # type: ignore[misc]
+            await until(lambda n=n: len(face.handlers) > n + 2)
             face.handlers[n + 2].reply.send(HttpResponse(202))
             assert (await client.answer()).status == 202
         await client.request("POST", "/echo", "Connection: close", body=HELLO)

@@ -61,7 +61,7 @@ def events_of_whole(pieces: list[bytes], limits: HttpLimits = LIMITS) -> list[Ev
                 while data := parser.next_data():
                     body += data
                 if data is None:  # it goes on in the next piece, which is not tried here
-                    return [*events, as_event(request), "cut"]  # type: ignore[list-item]
+                    return [*events, as_event(request), "cut"]
                 events += [as_event(request), ("body", body)]
     except RequestRefused as refusal:
         events.append(("refused", refusal.status))
@@ -79,7 +79,7 @@ def refusal_of(data: bytes, limits: HttpLimits = LIMITS) -> int | None:
     whole = events_of([data], limits)
     assert events_of([data[n : n + 1] for n in range(len(data))], limits) == whole
     last = whole[-1] if whole else ("nothing",)
-    return last[1] if last[0] == "refused" else None  # type: ignore[return-value]
+    return last[1] if last[0] == "refused" else None
 
 
 def one(data: bytes) -> H1Request:

@@ -141,7 +141,7 @@ async def test_a_socket_that_cannot_be_watched_is_refused(poller: Poller) -> Non
         number = ours.detach()
         socket.close(number)
         with pytest.raises(OSError):
-            poller.add(number, reader=None)  # type: ignore[arg-type]
+            poller.add(number, reader=None)
     assert not poller._readers
 
 

@@ -262,7 +262,7 @@ def test_faults_end_the_stream_or_the_connection(what: str) -> None:
     data, code, stream = FAULTS[what]
     server = settled()
     if "than the stream's window" in what:
-        server.requests[0].arrived = lambda data: None  # type: ignore[method-assign]
+        server.requests[0].arrived = lambda data: None
     if stream:
         server.receive(data)
         assert frames.rst_stream(stream, code) in server.take()
@@ -318,7 +318,7 @@ def test_the_window_of_the_connection_is_opened_whatever_streams_do() -> None:
     for n in range(60):
         id = 7 + 2 * n
         server.receive(frames.header_frames(id, write_block(request_fields("/")), end=False))
-        server.requests[-1].arrived = lambda data: None  # type: ignore[method-assign]
+        server.requests[-1].arrived = lambda data: None
         server.receive(b"".join(frame(frames.DATA, 0, id, bytes(16_000)) for _ in range(4)))
         said = server.take()
         while said:
