@@ -168,7 +168,7 @@ def types(session: nox.Session) -> None:
         session.run("mypy", "--strict", "-p", "trimcp")
         # Programs of users. Their directories are no packages, hence the flag.
         session.run("mypy", "--strict", "--explicit-package-bases", "tests/typing")
-        session.run("python", "-m", "tests.check_snippets")
+        session.run("python", "-m", "tests.docs.check_snippets")
         session.run("pyright", "--pythonpath", str(Path(session.bin) / "python"))
         session.run("pyright", "--verifytypes", "trimcp", "--ignoreexternal")
 

@@ -13,7 +13,7 @@ import trio
 import trio.testing
 
 from tests.client.peers import HandMade, text
-from tests.mirroring import HeaderChannel, header_channels
+from tests.peers.mirroring import HeaderChannel, header_channels
 from trimcp.channel import Kind, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession

@@ -16,8 +16,8 @@ import pytest
 import trio
 import trio.testing
 
-from tests.mirroring import mirrored
 from tests.peers.messages import text_of
+from tests.peers.mirroring import mirrored
 from trimcp.channel import Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import CannotAsk, ErrorReply, LocalError, RemoteError, ToolError

@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from tests.mirroring import header_channels
+from tests.peers.mirroring import header_channels
 from tests.session.support import Answers, client_engine
 from trimcp.errors import LocalError
 from trimcp.protocol.bound_methods import foreign, methods_of

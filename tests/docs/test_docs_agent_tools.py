@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 import trimcp
+from tests.docs.test_docs import rows
 from tests.pages import ROOT
-from tests.test_docs import rows
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.catalog.rules import RegistrationRules
 from trimcp.agent_tools.contexts.limits import SERVER_MEMBERS, ContextLimits

@@ -28,15 +28,15 @@ from rich.console import Console
 from trio.testing import MockClock
 
 import trimcp
+from tests.docs.test_docs import compare
 from tests.pages import blocks_of
 from tests.peers.serving import connected as connected_over
-from tests.test_docs import compare
 from tests.workers.test_pool import seconds_to_kill_a_family
 from trimcp.session.listening import ResourceUpdated
 from trimcp.testing import Transcript, connected, every_revision, replay
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2024_11_05
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SPEC = Path(os.environ.get("TRIMCP_SPEC") or ROOT.parent / "shared" / "spec")
 CLINE = ROOT / "tests" / "transcripts" / "cline-2024-11-05.txt"
 RESULTS = {

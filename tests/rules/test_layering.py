@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "trimcp"
+PACKAGE = Path(__file__).parents[2] / "trimcp"
 MAX_LINES = 600
 
 _WIRE = {

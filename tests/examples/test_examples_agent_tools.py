@@ -15,8 +15,8 @@ import trio
 
 import trimcp
 from tests.cli.test_serving import Served, connected, serving
+from tests.docs.test_docs import compare
 from tests.pages import ROOT, blocks_of
-from tests.test_docs import compare
 
 SERVER = str(ROOT / "examples" / "agent_tools.py")
 PROVIDER = str(ROOT / "examples" / "provider.py")

@@ -1,4 +1,4 @@
-"""A server with everything that could give a secret away: run as a child by tests/test_secrets.py, or beside it."""
+"""A server with everything that could give a secret away: run as a child by `test_secrets`, or beside it."""
 
 from __future__ import annotations
 

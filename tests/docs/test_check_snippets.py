@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import check_snippets
+from tests.docs import check_snippets
 
 PAGE = """\
 # A page

@@ -18,8 +18,8 @@ from typing import Any
 import attrs
 import pytest
 
+from tests.docs.test_docs import compare
 from tests.pages import ROOT, blocks_of
-from tests.test_docs import compare
 
 PAGE = ROOT / "docs" / "tutorial" / "agent-tools.md"
 KEEPS_ON = re.compile(r"trimcp run|curl -N http|python provider\.py")

@@ -19,9 +19,9 @@ import pytest
 import trio
 
 import trimcp
-from tests import secrets_server
 from tests.peers.serving import NETWORK, ServedHere, served
-from tests.secrets_server import make_server
+from tests.rules import secrets_server
+from tests.rules.secrets_server import make_server
 from trimcp import security
 from trimcp.transports.trace import traced
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2024_11_05, Revision

@@ -21,7 +21,7 @@ import pytest
 import trimcp
 import trimcp.auth
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES: Any = [trimcp, trimcp.auth, trimcp.fleet, trimcp.guard, trimcp.testing, trimcp.watch, trimcp.wire]
 WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "h2", "httptools"]
 FOREIGN = [*WEB, "click", "rich", "jsonschema", "joserfc", "cryptography", "filelock"]

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 _RECORDING: dict[str, Any] = runpy.run_path(
-    str(Path(__file__).parents[1] / "docs" / "recording.py"), run_name="recording"
+    str(Path(__file__).parents[2] / "docs" / "recording.py"), run_name="recording"
 )
 _TEXT = "{http://www.w3.org/2000/svg}text"
 _PROGRAM = """
@@ -65,7 +65,7 @@ def test_a_picture_is_an_svg_with_each_text_in_its_row_and_time() -> None:
 
 
 def test_the_recordings_in_the_documentation_are_of_the_commands_it_names() -> None:
-    docs = Path(__file__).parents[1] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     for name, one in _RECORDING["RECORDINGS"].items():
         picture = (docs / name).read_text("utf-8")
         assert f"$ {one.typed}" in _texts(picture)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 _WRITER: dict[str, Any] = runpy.run_path(str(DOCS / "reliability.py"))
 
 

@@ -54,7 +54,7 @@ def test_a_report_with_a_lone_surrogate_ends_no_process_of_xdist(tmp_path: Path)
 def test_whether_there_were_tests_is_noted(chosen: str, code: int, alone: str, tmp_path: Path) -> None:
     if alone == "only":
         code = 5  # none of that file
-    words = ["-n", "0", "tests/test_values.py", "-k", chosen]
+    words = ["-n", "0", "tests/support/test_values.py", "-k", chosen]
     done = pytest_on(ROOT, *words, TRIMCP_NOTES=str(tmp_path), TRIMCP_ALONE=alone)
     assert done.returncode == code, done.stdout
     assert (tmp_path / "ran").exists() is (code == 0)
