@@ -221,6 +221,13 @@ def test_a_datetime_without_a_zone_is_local_time() -> None:
     assert Validator({"format": "date-time"}).is_valid(text)
 
 
+def test_an_odd_datetime_is_a_date_time_too() -> None:
+    odd = datetime.datetime(1880, 1, 1, tzinfo=datetime.timezone(datetime.timedelta(minutes=53, seconds=28)))
+    assert to_json(odd) == "1879-12-31T23:06:32+00:00"
+    for ends in (datetime.datetime.min, datetime.datetime.max, datetime.datetime.min.replace(tzinfo=odd.tzinfo)):
+        assert Validator({"format": "date-time"}).is_valid(to_json(ends)), to_json(ends)
+
+
 @pytest.mark.parametrize(
     "value", [object(), float("nan"), [float("inf")], {float("nan"): 1}, {object(): 1}, Cat, lambda: 1]
 )

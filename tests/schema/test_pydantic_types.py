@@ -355,6 +355,19 @@ async def test_a_model_is_held_to_no_format_that_its_values_lack(autojump_clock:
     assert result.structured_content == {**given, "at": "2026-02-28T12:00:00", "time": "09:30:00"}
 
 
+class Wide(pydantic.BaseModel):
+    every: datetime.timedelta
+    url: pydantic.HttpUrl
+
+
+async def test_results_are_wider_than_the_formats_of_json_schema(autojump_clock: Any) -> None:
+    async def back(wide: Wide) -> Wide:
+        return Wide(every=-wide.every, url=pydantic.HttpUrl("http://a.b/?q=|"))
+
+    result = await called(back, {"wide": {"every": "PT1.5S", "url": "http://a.b/"}})
+    assert result.structured_content == {"every": "-PT1.5S", "url": "http://a.b/?q=|"}
+
+
 @dataclasses.dataclass
 class Named:
     n: Annotated[int, pydantic.Field(alias="number")]

@@ -88,8 +88,14 @@ def _text(data: bytes | bytearray | memoryview) -> str:
 
 
 def _local_time(value: datetime.datetime) -> str:
-    # The format "date-time" is RFC 3339, which requires an offset.
-    return (value if value.tzinfo is not None else value.astimezone()).isoformat()
+    # The format "date-time" is RFC 3339, which requires an offset, of whole minutes.
+    try:
+        local = value if value.tzinfo is not None else value.astimezone()
+        if (local.utcoffset() or datetime.timedelta()) % datetime.timedelta(minutes=1):
+            local = local.astimezone(datetime.UTC)
+    except (ValueError, OverflowError):  # at the ends of the calendar
+        local = value.replace(tzinfo=datetime.UTC)
+    return local.isoformat()
 
 
 class Leaf(NamedTuple):

@@ -19,6 +19,9 @@ from trimcp.schema.hints import (
 from trimcp.schema.resolved import ResolvedType, TypeResolver, in_field, literals_of
 
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
+# Formats of Pydantic that are wider than those of JSON Schema, which are checked: of values that come, and that go.
+_LOOSE: Final = frozenset({"regex", "duration"})
+_LOOSE_RESULTS: Final = _LOOSE | {"date-time", "uri", "email", "ipv6"}
 # The rule of an object's keys for the type of which they are the JSON text.
 _KEYS: Final[dict[Any, dict[str, Any]]] = {
     "integer": {"pattern": r"^-?\d+$"},
@@ -156,7 +159,7 @@ class SchemaBuilder:
                 name: _untitled(each, name.replace("_", " ").title()) for name, each in schema["properties"].items()
             }
             schema = {**schema, "properties": named}
-        if schema.get("format") == "regex":  # of Python, not of ECMAScript
+        if schema.get("format") in (_LOOSE_RESULTS if self._output else _LOOSE):
             schema = {key: value for key, value in schema.items() if key != "format"}
         # What OpenAPI calls a discriminator points to definitions that are written out.
         return _mapped(schema, lambda part: self._adopted(part, definitions), without="discriminator")

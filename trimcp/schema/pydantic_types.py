@@ -39,6 +39,11 @@ def _first_line(error: Exception) -> str:
     return f"Pydantic says: {str(error).partition(chr(10))[0]}"
 
 
+def _by_alias(hint: Any) -> bool:
+    """Return whether results name their members by aliases: an object of a dataclass does not know them."""
+    return is_model(hint) or not dataclasses.is_dataclass(hint)
+
+
 def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
     """Return Pydantic's JSON Schema of a type, with its `$defs`. Raises TypeError if it has none."""
     adapter = _adapter(hint)
@@ -57,7 +62,7 @@ def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
 
 @functools.cache
 def _schemas() -> Any:
-    """Return Pydantic's generator of schemas, without the formats that not every value has: schemas are checked."""
+    """Return Pydantic's generator of schemas, but for times without a zone: the formats of JSON Schema require one."""
     base: Any = sys.modules["pydantic"].json_schema.GenerateJsonSchema
 
     class Schemas(base):  # type: ignore[misc]
@@ -65,8 +70,7 @@ def _schemas() -> Any:
             return {"type": "string", "pattern": TIME}
 
         def datetime_schema(self, schema: Any) -> dict[str, Any]:
-            zone = schema.get("tz_constraint", "any" if self.mode == "serialization" else "aware")
-            return super().datetime_schema(schema) if zone == "aware" else {"type": "string"}
+            return {"type": "string"} if schema.get("tz_constraint") == "naive" else super().datetime_schema(schema)
 
     return Schemas
 
