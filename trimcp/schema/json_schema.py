@@ -150,19 +150,12 @@ class SchemaBuilder:
             place = self._reference(
                 ("pydantic", name, repr(definition)),
                 name,
-                lambda: self._adopted(_untitled(definition, name), definitions),
+                lambda: self._adopted(_without("title", definition, name), definitions),
             )
             place.update({key: value for key, value in schema.items() if key != "$ref"})
             return place
-        if isinstance(schema.get("properties"), dict):
-            named = {
-                name: _untitled(each, name.replace("_", " ").title()) for name, each in schema["properties"].items()
-            }
-            schema = {**schema, "properties": named}
-        if schema.get("format") in (_LOOSE_RESULTS if self._output else _LOOSE):
-            schema = {key: value for key, value in schema.items() if key != "format"}
-        # What OpenAPI calls a discriminator points to definitions that are written out.
-        return _mapped(schema, lambda part: self._adopted(part, definitions), without="discriminator")
+        schema = _without("format", schema, *(_LOOSE_RESULTS if self._output else _LOOSE))
+        return _mapped(schema, lambda part: self._adopted(part, definitions))
 
     def _build_bare(self, node: ResolvedType) -> dict[str, Any]:
         match node.kind:
@@ -311,12 +304,11 @@ def _referred(schema: Any) -> str | None:
     return name.removeprefix("#/$defs/") if isinstance(name, str) else None
 
 
-def _mapped(schema: dict[str, Any], change: Callable[[Any], Any], without: str = "") -> dict[str, Any]:
+def _mapped(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """Return a copy of a schema with its parts changed; the values in it, such as a default, stay."""
     made = {
         key: change(value) if isinstance(value, dict | list) and key not in _VALUES else value
         for key, value in schema.items()
-        if key != without
     }
     if isinstance(schema.get("properties"), dict):  # a property may have any name
         made["properties"] = {name: change(each) for name, each in schema["properties"].items()}
@@ -338,6 +330,6 @@ def _own_summary(cls: Any) -> str:
     return " ".join(parse(text).description.partition("\n\n")[0].split())
 
 
-def _untitled(schema: dict[str, Any], title: str) -> dict[str, Any]:
-    """Return a schema without the title, if Pydantic derived it from a name."""
-    return {key: value for key, value in schema.items() if key != "title" or value != title}
+def _without(word: str, schema: dict[str, Any], *values: str) -> dict[str, Any]:
+    """Return a schema without one of its words, if it has one of these values."""
+    return {key: value for key, value in schema.items() if key != word or value not in values}

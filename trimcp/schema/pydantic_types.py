@@ -69,6 +69,14 @@ def _schemas() -> Any:
         def time_schema(self, schema: Any) -> dict[str, Any]:
             return {"type": "string", "pattern": TIME}
 
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False  # it would only repeat the name
+
+        def tagged_union_schema(self, schema: Any) -> dict[str, Any]:
+            found: dict[str, Any] = super().tagged_union_schema(schema)
+            found.pop("discriminator", None)  # of OpenAPI: it points to definitions that are written out
+            return found
+
         def datetime_schema(self, schema: Any) -> dict[str, Any]:
             return {"type": "string"} if schema.get("tz_constraint") == "naive" else super().datetime_schema(schema)
 
