@@ -207,7 +207,7 @@ class Sink(ABC):
         """Enqueue in place of an unsent message with the same key."""
         self.post(outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:  # noqa: B027
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:  # noqa: B027
         """Put the latest message of `key` before the next one posted, or drop it."""
 
     def withdraw(self, request_id: RequestId) -> bool:
@@ -379,7 +379,7 @@ class MessageChannel(ABC):
             trio.BusyResourceError: another task is receiving.
         """
 
-    def settle(self) -> None:  # noqa: B027  # a channel that counts no memory need not implement it
+    def count_received(self) -> None:  # noqa: B027  # a channel that counts no memory need not implement it
         """Count what the last `receive` returned no longer in `holding`: the session does, from now on.
 
         The next `receive` does the same. In between it is counted twice, because counted nowhere for a moment it would
@@ -410,7 +410,7 @@ class MessageChannel(ABC):
         """Return a snapshot of the connections of a client over HTTP; None for every other channel."""
         return None
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         """Wait, without receiving, until the peer can no longer read an answer.
 
         Called while a session does not receive because it has enough to do. Otherwise the peer's end would be noticed
@@ -418,7 +418,7 @@ class MessageChannel(ABC):
         """
         await trio.sleep_forever()
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         """Return a value that changes whenever the peer takes more of the present send; None if that cannot be known.
 
         Called from time to time during a send. A peer that takes a little is slow; one that takes nothing for

@@ -66,7 +66,7 @@ class JsonChannel(MessageChannel):
     def taken(self) -> int:
         return self.sent
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         await self.gone.wait()
 
     async def aclose(self) -> None:

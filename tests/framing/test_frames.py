@@ -93,7 +93,7 @@ def test_what_passes_is_what_was_said(said: tuple[list[list[bytes]], list[int]],
     assert gate.fault is None
     assert gate.messages == len(messages)
     for text in expected:
-        gate.taken(len(text))
+        gate.consumed(len(text))
     assert gate.messages == gate.weight == 0
 
 

@@ -135,7 +135,7 @@ async def test_what_is_no_reply_of_the_array_goes_straight_on() -> None:
     sink.post(Outgoing(b"log", Kind.NOTIFICATION, 1, ORIGIN))
     sink.post(reply(2, b"2"))
     sink.post_latest("key", Outgoing(b"latest", Kind.NOTIFICATION, 1, ORIGIN))
-    sink.settle_latest("key", keep=True)
+    sink.finish_latest("key", keep=True)
     sink.post(Outgoing(b"question", Kind.REQUEST, 7, ORIGIN))
     assert sink.withdraw(7)
     assert not sink.withdraw(7)

@@ -619,7 +619,7 @@ class Phone(Wire):
     gone: trio.Event = attrs.field(factory=trio.Event)
     asked: int = 0
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         self.asked += 1
         await self.gone.wait()
 

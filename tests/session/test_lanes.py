@@ -544,7 +544,7 @@ async def test_a_channel_that_gave_the_peer_up_itself_says_so(
     autojump_clock: MockClock, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
     class Judging(Wire):
-        def taken(self) -> Hashable:
+        def write_progress(self) -> Hashable:
             return object()
 
         def close_reason(self) -> str:

@@ -150,9 +150,9 @@ async def test_the_latest_can_be_put_in_order_or_dropped() -> None:
     outbox = Outbox(10, 1000)
     outbox.post_latest("a", _note(b"a"))
     outbox.post_latest("b", _note(b"b"))
-    outbox.settle_latest("a", keep=True)
-    outbox.settle_latest("b", keep=False)
-    outbox.settle_latest("c", keep=True)
+    outbox.finish_latest("a", keep=True)
+    outbox.finish_latest("b", keep=False)
+    outbox.finish_latest("c", keep=True)
     outbox.post(_note(b"result"))
     assert [message.data for message in await outbox.receive()] == [b"a", b"result"]
 

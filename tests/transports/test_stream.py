@@ -24,7 +24,7 @@ from tests.transports.websocket_support import turns_of
 from trimcp.budget.accounts import Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
-from trimcp.transports.descriptors import hung_up
+from trimcp.transports.descriptors import wait_peer_closed
 from trimcp.transports.stdio.streams import FdReceiver, FdSender, ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import Malformed, Notification, Request, encode_notification, encode_request
@@ -396,8 +396,8 @@ async def test_why_a_peer_hung_up_is_told(reset: bool, steady_clock: trio.abc.Cl
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         peer.close()
         with trio.fail_after(5):
-            assert await hung_up(sock) == (errno.ECONNRESET if reset else 0)
-    assert await hung_up(sock) == errno.EBADF
+            assert await wait_peer_closed(sock) == (errno.ECONNRESET if reset else 0)
+    assert await wait_peer_closed(sock) == errno.EBADF
 
 
 @pytest.mark.parametrize("socketless", [False, True])
@@ -411,7 +411,7 @@ async def test_where_the_system_cannot_tell_nobody_is_disturbed(
     ours, theirs = socket.socketpair()
     with ours, theirs, trio.move_on_after(100) as scope:
         theirs.shutdown(socket.SHUT_WR)
-        await hung_up(None if socketless else ours)
+        await wait_peer_closed(None if socketless else ours)
     assert scope.cancelled_caught
 
 
@@ -441,7 +441,7 @@ async def test_that_nobody_listens_is_known_before_anything_is_written(kind: str
     gone = trio.Event()
 
     async def ask() -> None:
-        await channel.hung_up()
+        await channel.wait_peer_closed()
         gone.set()
 
     async with channel, trio.open_nursery() as nursery:
@@ -467,7 +467,7 @@ async def test_of_a_file_and_of_what_is_no_descriptor_nobody_can_tell(
     with open(tmp_path / "file", "wb") as file:  # noqa: ASYNC230  # it never blocks
         for sender in (ours, FdSender(os.dup(file.fileno()))):
             with trio.move_on_after(100) as scope:
-                await StreamChannel(ours, sender).hung_up()
+                await StreamChannel(ours, sender).wait_peer_closed()
             assert scope.cancelled_caught
             await sender.aclose()
 
@@ -483,7 +483,7 @@ async def test_a_large_message_is_counted_until_somebody_else_counts_it() -> Non
         nursery.start_soon(sender.send_all, text)
         assert len(await channel.receive()) == 1
         assert budget.held > 100_000
-        channel.settle()
+        channel.count_received()
         assert budget.held == 0
     await sender.aclose()
     await channel.aclose()

@@ -41,13 +41,13 @@ class Inner(MessageChannel):
     async def aclose(self) -> None:
         self.closed = True
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         self.gone = True
 
     def close_reason(self) -> str | None:
         return "it ended with exit code 3"
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         return len(self.sent)
 
 
@@ -60,16 +60,16 @@ async def test_what_a_wrapper_does_not_change_passes_through(wrap: Wrap) -> None
     assert outer.half_open
     assert outer.read_ahead == (7, 700)
     assert outer.close_reason() == "it ended with exit code 3"
-    assert outer.taken() == 0
+    assert outer.write_progress() == 0
     outer.holding = Budget().holding("somebody")
     assert inner.holding is outer.holding, "else what is counted below would be nobody's"
     await outer.send([Outgoing(b'{"jsonrpc":"2.0","method":"m"}', Kind.NOTIFICATION)])
-    assert outer.taken() == len(inner.sent) == 1
+    assert outer.write_progress() == len(inner.sent) == 1
     inner.too_slow = True
     assert outer.too_slow
     with pytest.raises(trio.EndOfChannel):
         await outer.receive()
-    await outer.hung_up()
+    await outer.wait_peer_closed()
     assert inner.gone
     await outer.aclose()
     assert inner.closed

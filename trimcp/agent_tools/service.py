@@ -529,8 +529,8 @@ class AgentCall(Sink):
         if translated is not None:
             self._out.post_latest((self._id, key), translated)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        self._out.settle_latest((self._id, key), keep=keep)
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
+        self._out.finish_latest((self._id, key), keep=keep)
 
     def unanswered(self, request_id: RequestId) -> None:
         if self._session is not None:

@@ -169,7 +169,7 @@ class FrameGate:
     def _keep(self, text: bytes) -> None:
         """Keep a whole message. Called only if this gate keeps messages."""
 
-    def taken(self, size: int) -> None:
+    def consumed(self, size: int) -> None:
         """Note that the consumer took a message of this many bytes."""
         self.messages -= 1
         self.weight -= size + _EACH

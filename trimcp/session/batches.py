@@ -76,8 +76,8 @@ class BatchSink(Sink):
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         self.below.post_latest(key, outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        self.below.settle_latest(key, keep=keep)
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
+        self.below.finish_latest(key, keep=keep)
 
     def withdraw(self, request_id: RequestId) -> bool:
         return self.below.withdraw(request_id)

@@ -233,7 +233,7 @@ class Context(Admitted, Generic[StateT]):
             under_way = request.state is Inbound.UNDER_WAY
             if reports.latest_queued:  # it was smaller, so it is sent first
                 reports.latest_queued = False
-                sink.settle_latest(("progress", request.id), keep=under_way)
+                sink.finish_latest(("progress", request.id), keep=under_way)
             if under_way:
                 sink.post(Outgoing(data, Kind.NOTIFICATION, request.id, job.origin))
 

@@ -289,7 +289,7 @@ class _ChannelDriver:
         session = self.session
 
         async def watch() -> None:
-            await self.channel.hung_up()
+            await self.channel.wait_peer_closed()
             nursery.cancel_scope.cancel(reason="the peer no longer reads")
 
         async with trio.open_nursery() as nursery:
@@ -304,7 +304,7 @@ class _ChannelDriver:
         try:
             while True:
                 if session.paused:
-                    channel.settle()
+                    channel.count_received()
                     await self._readable()
                 session.deliver(await channel.receive())
         except trio.EndOfChannel:
@@ -324,7 +324,7 @@ class _ChannelDriver:
             raise trio.EndOfChannel("the peer has left")
 
     async def _hung_up(self) -> bool:
-        await self.channel.hung_up()
+        await self.channel.wait_peer_closed()
         return True
 
     def _lose(self, why: str) -> None:
@@ -381,7 +381,7 @@ class _ChannelDriver:
         return not wait
 
     def _taken(self) -> Hashable:
-        return self.outbox.batches, self.channel.taken()
+        return self.outbox.batches, self.channel.write_progress()
 
     def _report_stalled(self) -> None:
         """Log a peer that was dropped because it took nothing, and stop its handlers for that reason."""

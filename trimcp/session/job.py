@@ -467,7 +467,7 @@ class Job:
         admitted = session.jobs.by_id.pop(id, None) is not None  # else it was refused
         wanted = session.engine.answered(id)
         if self.reports is not None and self.reports.latest_queued:
-            sink.settle_latest(("progress", id), keep=wanted)
+            sink.finish_latest(("progress", id), keep=wanted)
         if session.on_finished is not None:
             self._report(reply if wanted else None)
         if session.counts.untold and wanted and admitted:

@@ -60,7 +60,7 @@ class WrittenOutbox(Outbox):
             super().post_latest(key, outgoing)
             self.writer.write_later()
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
         outgoing = self._latest.pop(key, None)
         if outgoing is not None and keep and not self._closed:
             super().post(outgoing)  # and is written with what is posted next
@@ -257,9 +257,9 @@ class PushedConnection(Pushed):
     def unsent(self) -> bool:
         return len(self._outbox) > 0
 
-    async def readable(self, hung_up: Callable[[], Awaitable[bool]]) -> bool:
+    async def readable(self, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until the reader may read on; see `readable_or_left`."""
-        return await readable_or_left(self.session, hung_up)
+        return await readable_or_left(self.session, wait_peer_closed)
 
     def writable(self) -> None:
         """Write what was kept while the peer did not read."""

@@ -292,7 +292,7 @@ class Outbox(Sink, trio.abc.SendChannel[Outgoing], trio.abc.ReceiveChannel[Seque
         if self._waiting_writer.lot:
             self._waiting_writer.unpark()
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
         outgoing = self._latest.pop(key, None)
         if outgoing is not None and keep:
             self.post(outgoing)

@@ -13,12 +13,12 @@ from trimcp.session.session import Session
 _SHORT: Final = 0.02  # seconds without reading after which the session checks whether the peer is still connected
 
 
-async def readable_or_left(session: Session, hung_up: Callable[[], Awaitable[bool]]) -> bool:
+async def readable_or_left(session: Session, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
     """Wait until the session may read on. Most such waits are short; during a long one the peer is watched.
 
     Args:
         session: may be closed meanwhile, which ends the wait.
-        hung_up: waits until the peer has left, and returns True; or False if there is something else to do.
+        wait_peer_closed: waits until the peer has left, and returns True; or False if there is something else to do.
 
     Returns:
         Whether the peer has left, so that nobody would read the answers to what is still unread.
@@ -31,7 +31,7 @@ async def readable_or_left(session: Session, hung_up: Callable[[], Awaitable[boo
 
     async def watch() -> None:
         nonlocal left
-        left = await hung_up()
+        left = await wait_peer_closed()
         nursery.cancel_scope.cancel(reason="the peer has left, or the transport has something else to do")
 
     async with trio.open_nursery() as nursery:

@@ -31,13 +31,13 @@ PIECE: Final = 65536
 def progress_of(stream: object) -> Hashable:
     """Return a value that changes while the peer reads what was written to a Trio stream; None if that is unknown.
 
-    Our own streams have `taken`. For a socket, also under TLS, it is the number of bytes in the system's send buffer.
-    That number can be equal again after the buffer was read and refilled, so senders of large messages also count
-    pieces.
+    Our own streams have `write_progress`. For a socket, also under TLS, it is the number of bytes in the system's send
+    buffer. That number can be equal again after the buffer was read and refilled, so senders of large messages also
+    count pieces.
     """
-    taken = getattr(stream, "taken", None)
-    if taken is not None:
-        progress: Hashable = taken()
+    write_progress = getattr(stream, "write_progress", None)
+    if write_progress is not None:
+        progress: Hashable = write_progress()
         return progress
     if isinstance(stream, trio.StapledStream):
         stream = stream.send_stream
@@ -52,7 +52,7 @@ def socket_under(stream: object) -> trio.socket.SocketType | None:
     return stream.socket if isinstance(stream, trio.SocketStream) else None
 
 
-async def hung_up(sock: AnySocket | None) -> int:
+async def wait_peer_closed(sock: AnySocket | None) -> int:
     """Wait until a socket's peer has sent its last byte or the connection is broken, without reading.
 
     A read would report this only after all unread bytes. Linux reports it at once (epoll(7), EPOLLRDHUP) if those bytes
@@ -97,11 +97,11 @@ async def _wait_epoll(fd: int, events: int) -> None:
     await trio.sleep_forever()
 
 
-async def over_or_hung_up(over: trio.Event, sock: AnySocket | None) -> None:
-    """Wait until the reading task sets `over`, or until `hung_up` returns."""
+async def over_or_peer_closed(over: trio.Event, sock: AnySocket | None) -> None:
+    """Wait until the reading task sets `over`, or until `wait_peer_closed` returns."""
 
     async def watch() -> None:
-        await hung_up(sock)
+        await wait_peer_closed(sock)
         nursery.cancel_scope.cancel(reason="the peer has hung up")
 
     async with trio.open_nursery() as nursery:

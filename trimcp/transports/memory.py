@@ -94,7 +94,7 @@ class _PipeSender(trio.abc.SendStream):
             await self._chunks.send(whole[start : start + _CHUNK_SIZE])
             self._sent += 1
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         return self._sent
 
     async def wait_send_all_might_not_block(self) -> None:

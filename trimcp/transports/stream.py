@@ -96,8 +96,8 @@ class StreamChannel(MessageChannel):
         self._decoder.max_size = size
 
     async def _send_large(self, data: bytes) -> None:
-        """Write in pieces, so that `taken` shows progress during the write."""
-        if hasattr(self._sender, "taken"):
+        """Write in pieces, so that `write_progress` shows progress during the write."""
+        if hasattr(self._sender, "write_progress"):
             await self._sender.send_all(data)
             return
         with memoryview(data) as view:
@@ -106,11 +106,11 @@ class StreamChannel(MessageChannel):
                     await self._sender.send_all(piece)
                 self._pieces += 1
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         """Wait until the peer no longer reads; a peer that has only closed its sending side may still read."""
         await wait_peer_stops_reading(self._sender)
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         return self._pieces, progress_of(self._sender)
 
     async def receive(self) -> Sequence[Incoming]:
@@ -127,7 +127,7 @@ class StreamChannel(MessageChannel):
         self._receiving = True
         try:
             await trio.lowlevel.checkpoint_if_cancelled()
-            self.settle()
+            self.count_received()
             decoder = self._decoder
             while True:
                 if self._closed:
@@ -160,7 +160,7 @@ class StreamChannel(MessageChannel):
         finally:
             self._receiving = False
 
-    def settle(self) -> None:
+    def count_received(self) -> None:
         if self._unfinished.counted:
             self._unfinished.set(self._decoder.held)
 

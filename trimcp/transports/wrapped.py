@@ -32,8 +32,8 @@ class WrappedChannel(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         return await self.channel.receive()
 
-    def settle(self) -> None:
-        self.channel.settle()
+    def count_received(self) -> None:
+        self.channel.count_received()
 
     def set_max_message(self, size: int) -> None:
         self.channel.set_max_message(size)
@@ -44,8 +44,8 @@ class WrappedChannel(MessageChannel):
     async def aclose(self) -> None:
         await self.channel.aclose()
 
-    async def hung_up(self) -> None:
-        await self.channel.hung_up()
+    async def wait_peer_closed(self) -> None:
+        await self.channel.wait_peer_closed()
 
     def close_reason(self) -> str | None:
         return self.channel.close_reason()
@@ -53,8 +53,8 @@ class WrappedChannel(MessageChannel):
     def http_statistics(self) -> HttpClientStatistics | None:
         return self.channel.http_statistics()
 
-    def taken(self) -> Hashable:
-        return self.channel.taken()
+    def write_progress(self) -> Hashable:
+        return self.channel.write_progress()
 
     @property
     def half_open(self) -> bool:  # type: ignore[override]  # depends on how the peer ends its side, as over gRPC

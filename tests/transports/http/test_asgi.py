@@ -283,10 +283,10 @@ async def test_room_comes_before_everything_was_taken() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wait)
         await wait_all_tasks_blocked()
-        reply.taken(len(reply.take()) - 101)
+        reply.consumed(len(reply.take()) - 101)
         await wait_all_tasks_blocked()
         assert not woken.is_set()
-        reply.taken(1)
+        reply.consumed(1)
         await woken.wait()
     assert reply.waiting == 1000
 
@@ -299,7 +299,7 @@ async def test_what_waits_counts_until_it_is_free_again_and_nothing_of_it_stays_
     reply = AsgiReply(1000, Amount(holding))
     reply.send(HttpResponse(200, TEXT, body))
     for _ in range(15):
-        reply.taken(len(reply.take()))
+        reply.consumed(len(reply.take()))
     assert holding.held == 1_000_000, "it is one piece of memory, whatever was taken of it"
     reply.evict("somebody had to")
     assert sys.getrefcount(body) == references

@@ -129,7 +129,7 @@ async def test_that_the_peer_is_gone_is_known_before_all_was_received_where_the_
 
     async def serve(channel: MessageChannel) -> None:
         with scope:
-            await channel.hung_up()
+            await channel.wait_peer_closed()
             known.set()
             await trio.sleep_forever()
 
@@ -151,7 +151,7 @@ async def test_that_the_peer_is_gone_is_known_once_it_is_received() -> None:
     known = trio.Event()
 
     async def serve(channel: MessageChannel) -> None:
-        await channel.hung_up()
+        await channel.wait_peer_closed()
         known.set()
 
     async with connected(serve) as (call, _):

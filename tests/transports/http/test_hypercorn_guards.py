@@ -301,7 +301,7 @@ async def test_a_websocket_peer_that_leaves_unread_is_noticed_by_who_asks(
 
     async def serve(channel: MessageChannel) -> None:
         with scope:
-            await channel.hung_up()
+            await channel.wait_peer_closed()
             known.set()
             await trio.sleep_forever()
 

@@ -282,7 +282,7 @@ async def test_a_peer_that_leaves_before_it_was_read_is_noticed(
         gone = trio.Event()
 
         async def listen() -> None:
-            await server.hung_up()
+            await server.wait_peer_closed()
             gone.set()
 
         nursery.start_soon(listen)
@@ -298,7 +298,7 @@ async def test_a_peer_that_leaves_before_it_was_read_is_noticed(
             await trio.aclose_forcefully(raw.stream)
         with trio.fail_after(5):
             await gone.wait()
-            await server.hung_up()
+            await server.wait_peer_closed()
         if how != "a reset":  # whoever wants it all the same has it
             arrived: list[Incoming] = []
             while len(arrived) < count:
@@ -322,7 +322,7 @@ async def test_a_peer_whose_end_finds_no_room_is_noticed_when_we_speak_next(auto
         gone = trio.Event()
 
         async def listen() -> None:
-            await server.hung_up()
+            await server.wait_peer_closed()
             gone.set()
 
         async with trio.open_nursery() as nursery:

@@ -702,7 +702,7 @@ async def test_an_outbox_without_a_writer_task() -> None:
     outbox.post_latest("k", said("1"))
     outbox.post_latest("k", said("2"))
     assert (line.written, line.later) == ([b"a"], 2)
-    outbox.settle_latest("k", keep=True)
+    outbox.finish_latest("k", keep=True)
     assert line.written == [b"a"], "it leaves with what comes next"
     outbox.post(said("reply", Kind.REPLY, 1))
     assert line.written == [b"a", b"2", b"reply"]

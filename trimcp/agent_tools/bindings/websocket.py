@@ -102,7 +102,7 @@ class AgentChannel(WrappedChannel):
             self._take(unread.popleft())
         if unread or self._batch or session.paused:
             self._count_unread()
-            self.channel.settle()
+            self.channel.count_received()
         return ()
 
     def _count_unread(self) -> None:

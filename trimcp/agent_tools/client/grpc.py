@@ -305,8 +305,8 @@ class GrpcProviderStream(ProviderStream):
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         self._outbox.post_latest(key, outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        self._outbox.settle_latest(key, keep=keep)
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
+        self._outbox.finish_latest(key, keep=keep)
 
 
 def _from_provider(text: bytes) -> bytes:

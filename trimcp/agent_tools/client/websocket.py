@@ -514,5 +514,5 @@ class WebSocketProviderStream(ProviderStream):
     def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
         self._outbox.post_latest(key, outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
-        self._outbox.settle_latest(key, keep=keep)
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
+        self._outbox.finish_latest(key, keep=keep)

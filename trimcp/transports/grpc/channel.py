@@ -122,13 +122,13 @@ class GrpcChannel(MessageChannel):
                 raise
             self._broken = False
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         return self._stream.progress()
 
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
             await trio.lowlevel.checkpoint_if_cancelled()
-            self.settle()
+            self.count_received()
             decoder = self._decoder
             while True:
                 self._check_open()
@@ -193,14 +193,14 @@ class GrpcChannel(MessageChannel):
         self._stream.finish(status_trailers(status, why))
         return trio.BrokenResourceError(self._why)
 
-    def settle(self) -> None:
+    def count_received(self) -> None:
         if self._unfinished.counted:
             self._unfinished.set(self._decoder.held)
 
     def set_max_message(self, size: int) -> None:
         self._decoder.max_size = size
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         await self._stream.gone.wait()
 
     async def aclose(self) -> None:

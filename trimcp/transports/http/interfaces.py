@@ -473,11 +473,11 @@ class ConnectedSession(Protocol):
     def deliver(self, batch: Sequence[Incoming]) -> None:
         """Accept received messages. Never waits, and never raises because of a message's contents."""
 
-    async def readable(self, hung_up: Callable[[], Awaitable[bool]]) -> bool:
+    async def readable(self, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until the transport may read on, or has something else to do. Returns True once the peer has left.
 
         Args:
-            hung_up: waits until the peer has left, see `Wire.hung_up`. Called only if this takes long.
+            wait_peer_closed: see `Wire.wait_peer_closed`. Called only if this takes long.
         """
         ...
 

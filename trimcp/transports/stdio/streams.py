@@ -202,7 +202,7 @@ class FdSender(_FdStream, trio.abc.SendStream):
         if self._broken:
             raise trio.BrokenResourceError("the peer is gone")
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         """Return a value that changes when the system accepts more of the current write, or the peer reads."""
         return self._taken, unread_bytes(self._fd)
 
@@ -340,7 +340,7 @@ class ThreadSender(_ThreadStream, trio.abc.SendStream):
     def _report(self, error: OSError | None) -> None:
         self._error = error
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         """Return a value that changes when the system accepts more of the current write, or the peer reads."""
         return self._taken, 0 if self._closed else unread_bytes(self._fd)
 

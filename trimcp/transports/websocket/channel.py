@@ -27,7 +27,7 @@ from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.principal import Principal
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.transports.descriptors import READ_SIZE, over_or_hung_up, socket_under
+from trimcp.transports.descriptors import READ_SIZE, over_or_peer_closed, socket_under
 from trimcp.transports.http.interfaces import Head, Upgrade
 from trimcp.transports.websocket.endings import (
     CLOSED,
@@ -139,13 +139,13 @@ class WebSocketChannel(MessageChannel):
     def set_max_message(self, size: int) -> None:
         self._gate.max_message = size
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         return self._gated.progress()
 
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
             self._check_open()
-            self.settle()
+            self.count_received()
             try:
                 if self._arrived:
                     await trio.lowlevel.checkpoint()
@@ -170,16 +170,16 @@ class WebSocketChannel(MessageChannel):
 
     async def _next(self) -> Incoming:
         data = _encoded(await self._library.get_message())
-        self._gated.taken(len(data))
+        self._gated.consumed(len(data))
         message: Message = self._gate.oversized.pop(0) if not data and self._gate.oversized else self._read(data)
         return Incoming(message, len(data), None, self._headers, self._principal)
 
-    def settle(self) -> None:
+    def count_received(self) -> None:
         if self._gated.signs.amount.counted:
             self._gated.signs.count()
 
-    async def hung_up(self) -> None:
-        await over_or_hung_up(self._gated.over, socket_under(self._stream))
+    async def wait_peer_closed(self) -> None:
+        await over_or_peer_closed(self._gated.over, socket_under(self._stream))
 
     async def aclose(self) -> None:
         """Close the connection with a closing handshake, within a second; see `MessageChannel.aclose`.

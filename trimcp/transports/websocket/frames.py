@@ -271,9 +271,9 @@ class GatedStream(trio.abc.Stream):
         """Return a value that changes when the peer reads more of the current write."""
         return self._pieces, progress_of(self._stream)
 
-    def taken(self, size: int) -> None:
+    def consumed(self, size: int) -> None:
         """Note that a message of so many bytes was received by the channel."""
-        self._gate.taken(size)
+        self._gate.consumed(size)
         if self._gate.weight < WINDOW:
             self._room.set()
 

@@ -241,7 +241,7 @@ class ServedWebSocket:
                     holding = signs.amount.holding
                     if signs.amount.counted and holding is not None and not holding.may_grow:
                         signs.wait_for_room()
-                    if await session.readable(self._wire.hung_up):
+                    if await session.readable(self._wire.wait_peer_closed):
                         self._lose("the peer closed the connection")
                 elif gate.behind:
                     await trio.lowlevel.checkpoint()

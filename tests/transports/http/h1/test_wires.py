@@ -208,7 +208,7 @@ async def test_that_the_peer_hung_up_is_known_before_what_it_said_is_read(
     heard: list[bool] = []
 
     async def listen() -> None:
-        heard.append(await wire.hung_up())
+        heard.append(await wire.wait_peer_closed())
 
     gc.collect()  # what earlier tests left is not counted
     files = len(os.listdir("/proc/self/fd"))
@@ -227,7 +227,7 @@ async def test_that_the_peer_hung_up_is_known_before_what_it_said_is_read(
         while len(heard) < 2:
             await wait_all_tasks_blocked()
     assert heard == [False, True]
-    assert await wire.hung_up()
+    assert await wire.wait_peer_closed()
     assert await wire.read(100) == b"onetwo"
     assert await wire.read(100) == b""
     assert not wire.timed_out
@@ -244,9 +244,9 @@ async def test_a_wire_that_broke_while_nobody_read_says_whether_time_was_up(
     async def broke(sock: object) -> int:
         return errno.ETIMEDOUT
 
-    monkeypatch.setattr(wires, "hung_up", broke)
+    monkeypatch.setattr(wires, "wait_peer_closed", broke)
     wire, peer = make()
-    assert await wire.hung_up()
+    assert await wire.wait_peer_closed()
     assert wire.timed_out
     assert wire.error == errno.ETIMEDOUT
     await wire.close()
@@ -258,7 +258,7 @@ async def test_a_stream_without_a_socket_waits_to_be_woken(autojump_clock: MockC
     wire = StreamWire(ours)
     await theirs.aclose()
     with trio.move_on_after(100) as scope:
-        await wire.hung_up()
+        await wire.wait_peer_closed()
     assert scope.cancelled_caught
     await wire.close()
 

@@ -45,7 +45,7 @@ from trimcp.budget.turns import ReadTurns
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single
-from trimcp.transports.descriptors import hung_up, over_or_hung_up
+from trimcp.transports.descriptors import over_or_peer_closed, wait_peer_closed
 from trimcp.transports.http.asgi.request import CUT, HUNG_UP, MESSAGES
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
@@ -250,7 +250,7 @@ async def _spawn_app(
         if isinstance(stream, WSStream):
             scope["extensions"][MESSAGES] = partial(_bound_messages, stream)
         sock = None if connection is None else _socket_of(connection)
-        scope["extensions"][HUNG_UP] = lambda: over_or_hung_up(gone, sock)
+        scope["extensions"][HUNG_UP] = lambda: over_or_peer_closed(gone, sock)
         if isinstance(connection, _GuardedStream):
             scope["extensions"][CUT] = connection.cut
 
@@ -322,7 +322,7 @@ class _Pause(EventWrapper):
             try:
                 if len(self._protocol.connection.trailing_data[0]) < self._most:
                     return bytes(await stream.receive_some(PIECE))
-                await hung_up(_socket_of(stream))
+                await wait_peer_closed(_socket_of(stream))
                 return b""
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return b""

@@ -219,7 +219,7 @@ class HttpCall:
             if piece := reply.take():
                 if self.head.method != "HEAD" and not await self._body(piece):
                     return None
-                reply.taken(len(piece))
+                reply.consumed(len(piece))
             elif reply.finished:
                 return await self._end()
             if handler is not None and not reply.gone and not reply.waiting:
@@ -354,7 +354,7 @@ class AsgiReply:
             await self._pump.park()
 
     def take(self) -> bytes:
-        """Return the next bytes to send, of bounded size, or b"" if none wait. They are counted until `taken`."""
+        """Return the next bytes to send, of bounded size, or b"" if none wait. They are counted until `consumed`."""
         if not self._chunks:
             return b""
         first, offset = self._chunks[0], self._offset
@@ -369,7 +369,7 @@ class AsgiReply:
             size += len(parts[-1])
         return b"".join(parts)
 
-    def taken(self, size: int) -> None:
+    def consumed(self, size: int) -> None:
         """Note that the server has accepted this many bytes."""
         self.waiting = max(0, self.waiting - size)
         self._count()

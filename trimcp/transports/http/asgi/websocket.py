@@ -160,7 +160,7 @@ class AsgiWebSocket(MessageChannel):
                     raise trio.ClosedResourceError("this channel was closed") from None
                 raise trio.BrokenResourceError(self._failure) from None
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         """Return a new value: only the server sees a message's progress, and it drops peers that do not read."""
         return object()
 
@@ -173,7 +173,7 @@ class AsgiWebSocket(MessageChannel):
                     raise trio.BrokenResourceError(self._failure) from None
                 raise
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         await (self.over.wait if self.wait_hung_up is None else self.wait_hung_up)()
 
     def set_max_message(self, size: int) -> None:

@@ -137,15 +137,15 @@ class HttpChannel(MessageChannel):
             self._state.nursery.cancel_scope.cancel(reason="the channel was closed")
         await trio.lowlevel.checkpoint()
 
-    async def hung_up(self) -> None:
-        """Wait until the server has ended the stream of HTTP+SSE; see `MessageChannel.hung_up`."""
+    async def wait_peer_closed(self) -> None:
+        """Wait until the server has ended the stream of HTTP+SSE; see `MessageChannel.wait_peer_closed`."""
         if self._events is None:
             await trio.sleep_forever()
         else:
-            await self._events.hung_up()
+            await self._events.wait_peer_closed()
             self._state.last_failure = self._events.why or "the server ended its event stream"
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         """Return a new value: each request has time limits of its own (`Timeouts.write`, `Timeouts.notice`)."""
         return object()
 

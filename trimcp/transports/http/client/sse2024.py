@@ -20,7 +20,7 @@ from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
-from trimcp.transports.descriptors import over_or_hung_up
+from trimcp.transports.descriptors import over_or_peer_closed
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, OpenReply
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
@@ -73,9 +73,9 @@ class SseConnection:
             self.known.set()
             self._accepted.unpark_all()
 
-    async def hung_up(self) -> None:
+    async def wait_peer_closed(self) -> None:
         """Wait until the stream has ended, even while received bytes are still unread."""
-        await over_or_hung_up(self._over, None if self._reply is None else self._reply.socket)
+        await over_or_peer_closed(self._over, None if self._reply is None else self._reply.socket)
 
     async def _read(self) -> str:
         http = self._state.http

@@ -416,7 +416,7 @@ class H1Connection:
             elif self._half_closed:
                 await self._parked.park()
             elif parser.buffered >= self._limits.max_pipelined:
-                if await self._wire.hung_up():
+                if await self._wire.wait_peer_closed():
                     self._input_ended()
             elif data := await self._wire.read(_READ_SIZE, self._answer):
                 self._yielded = True

@@ -20,7 +20,7 @@ from typing import Final, NoReturn, TypeAlias
 
 import trio
 
-from trimcp.transports.descriptors import AnySocket, hung_up, progress_of, socket_under, unread_bytes
+from trimcp.transports.descriptors import AnySocket, progress_of, socket_under, unread_bytes, wait_peer_closed
 from trimcp.transports.http.h1.poller import Poller
 
 _PIECE: Final = 64 * 1024
@@ -64,21 +64,21 @@ class Wire(ABC):
     def is_quiet(self) -> bool:
         """Return whether nothing waits to be read, not even the peer's end, as far as that is known at once."""
 
-    async def hung_up(self) -> bool:
+    async def wait_peer_closed(self) -> bool:
         """Wait, without reading, until the peer is known to send no more: True. False after `wake`.
 
-        Not every wire can detect this; see `descriptors.hung_up`.
+        Not every wire can detect this; see `descriptors.wait_peer_closed`.
         """
         with trio.CancelScope() as self._scope:
             try:
-                self._note(await hung_up(self.socket))
+                self._note(await wait_peer_closed(self.socket))
                 return True
             finally:
                 self._scope = None
         return False
 
     def wake(self) -> None:
-        """Let the current `read` or `hung_up` return None or False; no effect if there is none."""
+        """Let the current `read` or `wait_peer_closed` return None or False; no effect if there is none."""
         if self._scope is not None:
             self._scope.cancel(reason="the connection has something else to do than to wait")
 
@@ -468,7 +468,7 @@ class PrefixedStream(trio.abc.Stream):
     async def wait_send_all_might_not_block(self) -> None:
         await self._stream.wait_send_all_might_not_block()
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         """Return a value that changes while the peer reads what was written."""
         return progress_of(self._stream)
 

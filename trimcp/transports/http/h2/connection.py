@@ -189,7 +189,7 @@ class H2Connection:
         elif self.hosting.draining and self._drained():
             return
         elif self.writer.waiting >= _UNREAD:
-            if await self._wire.hung_up():
+            if await self._wire.wait_peer_closed():
                 self._drop("left")
         else:
             if self._is_receiving_much:

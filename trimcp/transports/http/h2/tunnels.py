@@ -192,7 +192,7 @@ class TunnelAsStream(trio.abc.Stream):
         self._tunnel.credit(len(data))
         return data
 
-    def taken(self) -> Hashable:
+    def write_progress(self) -> Hashable:
         """Return a value that changes while the peer reads what was written."""
         return self._tunnel.progress()
 

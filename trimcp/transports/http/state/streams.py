@@ -242,7 +242,7 @@ class EventStream:
         kept, self.latest = self.latest, {}
         return list(kept.items())
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
         outgoing = self.latest.pop(key, None)
         if outgoing is not None and keep:
             self.post(outgoing)
@@ -306,10 +306,10 @@ class StreamSink(Sink):
         if self._stream is not None:
             self._stream.post_latest(key, outgoing)
 
-    def settle_latest(self, key: Hashable, *, keep: bool) -> None:
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
         stream = self._stream
         if stream is not None and stream.latest:
-            stream.settle_latest(key, keep=keep)
+            stream.finish_latest(key, keep=keep)
 
     def waiting(self) -> tuple[Sequence[Outgoing], int]:
         return ((), 0) if self._stream is None else self._stream.waiting()
