@@ -46,7 +46,7 @@ RECORDS: dict[type, tuple[Any, ...]] = {
     auth.Introspection: ("https://issuer.test/look", "us", "secret", "https://issuer.test"),
 }
 NO_SETTINGS = {
-    *("Arg", "ContextActor", "ContextUpdate", "CreateMessageParams", "Refused", "Registration", "ResourceLink"),
+    *("Applied", "Arg", "ContextUpdate", "CreateMessageParams", "Refused", "Registration", "ResourceLink"),
     *("Revision", "ToolProgress", "Tokens"),
 }
 """Public classes with numbers that may be left out, and may be any: what a schema, a peer or an author says."""
