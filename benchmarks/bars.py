@@ -10,10 +10,10 @@ from typing import Literal
 
 import attrs
 from cells import CELLS, UNDER_WAY
-from names import BEFORE, FASTMCP, FLOOR, GRPC_GO, GRPCIO, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, GRPC_GO, GRPCIO, HTTP1, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
 from results import Results, Spread, paired_ratio
 
-__all__ = ["BARS", "GRPC_BARS", "NOT_THERE", "Bar", "Verdict", "judge", "verdicts"]
+__all__ = ["BARS", "GRPC_BARS", "HTTP2_BARS", "NOT_THERE", "Bar", "Verdict", "judge", "verdicts"]
 
 NOT_THERE = "not in this run"
 PEERS = (MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT)
@@ -140,6 +140,8 @@ GRPC_BARS: list[Bar] = [
     ),
 ]
 
+HTTP2_BARS: list[Bar] = [Bar(f"tools/call, HTTP/2, {NEW}, JSON", "http2-json", "cpu", 1.7, (HTTP1,))]
+
 BARS: list[Bar] = [
     *_each(
         "tools/call by a client",
@@ -172,6 +174,7 @@ BARS: list[Bar] = [
         (f"Streamable HTTP {OLD}", "progress-http-2025", 0.25, PEERS),
         (f"Streamable HTTP {NEW}", "progress-http-2026", 0.3, PEERS),
     ),
+    *HTTP2_BARS,
     *GRPC_BARS,
     _holding_up("connections of Streamable HTTP", "http", 1.0, (FLOOR,)),
     _holding_up("connections of WebSocket", "connections", 0.9),

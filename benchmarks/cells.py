@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from names import BEFORE, FASTMCP, FLOOR, HYPERCORN, MCP, MCP_1, OF_GRPC, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, HTTP1, HYPERCORN, MCP, MCP_1, OF_GRPC, ORDER, OURS, TYPESCRIPT
 
 __all__ = ["CELLS", "COMPARED", "SECTIONS", "WINDOWS", "Cell", "Figure", "Section", "cell"]
 
@@ -19,7 +19,7 @@ WINDOWS = (1, 4, 16, 64, 256, 1024)
 COMPARED = (16, 256)
 REPORTS = 1000
 
-Kind = Literal["load", "client", "memory", "cold start", "sessions", "slow reader", "idle", "agent grpc"]
+Kind = Literal["load", "client", "memory", "cold start", "sessions", "slow reader", "idle", "agent grpc", "http2 cost"]
 Road = Literal["stdio", "http", "sse", "websocket"]
 
 # The quickest of them are known; one of a kind has nobody to stand in.
@@ -202,6 +202,14 @@ SECTIONS = (
         "Agent tools through gRPC, beside the same service written on grpcio's asyncio server and on grpc-go: `Call`,"
         " and `CallStream` with its progress. Whoever calls the servers is the same client; the clients call grpcio's.",
         (Figure("cpu", "CPU µs per call, or per message of a stream"),),
+    ),
+    Section(
+        "http2",
+        "HTTP/2",
+        "Our own listener over HTTP/2 beside itself over HTTP/1.1: `tools/call` with 64 under way, on one connection of"
+        " HTTP/2 and on 64 of HTTP/1.1; connections that were used once; and requests whose body does not come, 50 on"
+        " each connection of HTTP/2 and one on each of HTTP/1.1.",
+        (Figure("cpu", "CPU µs of the server per call"), Figure("memory", "memory of each, KiB")),
     ),
     Section(
         "windows",
@@ -523,6 +531,25 @@ _GRPC = [
     )
 ]
 
+_HTTP2 = [
+    Cell(
+        name,
+        title,
+        "http2",
+        kind="http2 cost",
+        road="http",
+        revision=MODERN,
+        peers=(OURS, HTTP1),
+        rivals=(OURS, HTTP1),
+        overhead=6.0,
+    )
+    for name, title in (
+        ("http2-json", "Streamable HTTP, 2026-07-28, JSON reply"),
+        ("http2-idle", "an idle connection"),
+        ("http2-idle-stream", "a request whose body does not come"),
+    )
+]
+
 _OTHERS = [
     Cell(
         "cold-start",
@@ -570,7 +597,20 @@ _OTHERS = [
 
 # What bars are about comes first: where time runs short, it is the end that gets fewer rounds.
 CELLS: list[Cell] = sorted(
-    [*_CALLS, *_CLIENTS, *_MEMORY, *_PROGRESS, *_GRPC, *_WINDOWS, *_WORKERS, *_SESSIONS, *_LISTS, *_PAYLOADS, *_OTHERS],
+    [
+        *_CALLS,
+        *_CLIENTS,
+        *_MEMORY,
+        *_PROGRESS,
+        *_HTTP2,
+        *_GRPC,
+        *_WINDOWS,
+        *_WORKERS,
+        *_SESSIONS,
+        *_LISTS,
+        *_PAYLOADS,
+        *_OTHERS,
+    ],
     key=lambda cell: cell.rounds < 3,
 )
 

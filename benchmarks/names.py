@@ -8,11 +8,13 @@ __all__ = [
     "FLOOR",
     "GRPCIO",
     "GRPC_GO",
+    "HTTP1",
     "HYPERCORN",
     "LOW_LEVEL",
     "MCP",
     "MCP_1",
     "OF_GRPC",
+    "ONLY_THERE",
     "ORDER",
     "OURS",
     "TYPESCRIPT",
@@ -31,5 +33,8 @@ GRPCIO = "grpcio 1.85, asyncio"
 GRPC_GO = "grpc-go 1.78"
 OF_GRPC = (GRPCIO, GRPC_GO)
 """Which are only measured beside our gRPC."""
+HTTP1 = "trimcp over HTTP/1.1"
+ONLY_THERE = (*OF_GRPC, HTTP1)
+"""Which are measured in a few cells of their own."""
 
 ORDER = (OURS, BEFORE, HYPERCORN, MCP, LOW_LEVEL, FASTMCP, MCP_1, TYPESCRIPT, FLOOR)

@@ -23,11 +23,12 @@ from names import (
     FLOOR,
     GRPC_GO,
     GRPCIO,
+    HTTP1,
     HYPERCORN,
     LOW_LEVEL,
     MCP,
     MCP_1,
-    OF_GRPC,
+    ONLY_THERE,
     ORDER,
     OURS,
     TYPESCRIPT,
@@ -48,9 +49,10 @@ COLOURS = {
     FLOOR: "#b0b0b0",
     GRPCIO: "#8e6bbf",
     GRPC_GO: "#5dade2",
+    HTTP1: "#c5cae9",
 }
 # An earlier trimcp is in the tables, for whoever works on it.
-SHOWN = tuple(peer for peer in (*ORDER, *OF_GRPC) if peer != BEFORE)
+SHOWN = tuple(peer for peer in (*ORDER, *ONLY_THERE) if peer != BEFORE)
 IN_SHORT = ("stdio-2025", "http-2025-json")
 WIDTH = 10.0
 MOST = 10.0

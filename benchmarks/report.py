@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bars import NOT_THERE, Verdict, verdicts
 from cells import CELLS, SECTIONS, Cell, Figure, Section
-from names import BEFORE, FLOOR, HYPERCORN, MCP, OF_GRPC, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FLOOR, HYPERCORN, MCP, ONLY_THERE, ORDER, OURS, TYPESCRIPT
 from results import BUSY, Results, Spread, paired_ratio
 
 __all__ = ["full_tables", "number", "page", "tables", "write"]
@@ -153,7 +153,7 @@ def figure_table(figure: Figure, cells: Sequence[Cell], results: Results) -> str
     """Return one figure of all cells, with a column for each implementation that has any."""
     there = {peer for cell in cells for peer in results.peers(cell.name, figure.name)}
     tried = {one.peer for one in results.failures if one.cell in {cell.name for cell in cells}} if there else set()
-    peers = [peer for peer in (*ORDER, *OF_GRPC) if peer in there | tried]
+    peers = [peer for peer in (*ORDER, *ONLY_THERE) if peer in there | tried]
     if not there:
         return ""
     compared = figure.compared and OURS in peers and any(peer not in NOT_PEERS for peer in peers)
@@ -269,6 +269,7 @@ def page(results: Results) -> str:
         command=str(made.get("command", "")),
         minutes=f"{minutes:.0f}",
         # It should not be taken for more than it is.
+        parts=parts(results),
         part=" **Only a part was measured, or for a short time: these figures are preliminary.**" * (not whole),
         sentences=in_short(results),
         first=_plot("in-short", "CPU time per call, beside the other implementations", "performance/"),
@@ -279,6 +280,17 @@ def page(results: Results) -> str:
         summary=summary(results),
         plots=plots(results),
     )
+
+
+def parts(results: Results) -> str:
+    """Return what was measured in runs of its own, a line for each."""
+    lines = []
+    for part in results.made.get("parts", []):
+        rows = ", ".join(f"`{name}`" for name in part["cells"])
+        loads = [number(one) for one in part.get("load_average", [])]
+        load = f", at a load average of {loads[0]} before and {loads[-1]} after" if loads else ""
+        lines.append(f"Of a run of their own, `{part['command']}` on {part['date']}{load}: {rows}.")
+    return "\n".join(lines)
 
 
 def full_tables(results: Results) -> str:

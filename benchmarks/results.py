@@ -139,6 +139,24 @@ class Results:
         busy = self.values(cell, BUSY, peer)
         return bool(busy) and statistics.median(busy) > SATURATED
 
+    def put_into(self, other: Results) -> Results:
+        """Return another run's results with those of this one in the cells that this one is about.
+
+        What they tell of the run as a whole is the other's; of this one it is noted when it was made, by which
+        command, for which cells, and the load of the machine.
+        """
+        cells = list(dict.fromkeys([one.cell for one in (*self.series, *self.failures)]))
+        parts = [part for part in other.made.get("parts", []) if not set(part["cells"]) <= set(cells)]
+        told = ("date", "command", "load_average", "stolen", "seconds")
+        part = {**{name: self.made[name] for name in told if name in self.made}, "cells": cells}
+        return Results(
+            {**other.made, "parts": [*parts, part]},
+            other.machine,
+            {**self.versions, **other.versions},
+            [*(one for one in other.series if one.cell not in cells), *self.series],
+            [*(one for one in other.failures if one.cell not in cells), *self.failures],
+        )
+
     # As a file
 
     def to_json(self) -> str:

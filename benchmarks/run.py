@@ -1,12 +1,12 @@
 """Measures every implementation in every cell, and writes the page about it: `nox -s bench`.
 
     python benchmarks/run.py [--quick] [--bars] [--only CELL]... [--peers NAME]... [--rounds N] [--minutes M]
-        [--out FOLDER]
+        [--keep] [--out FOLDER]
 
 In a round every implementation has its turn. Servers over a network are started once for a cell, and live through its
 rounds; servers over stdio are started for each turn, as is the load generator, and so it is with clients under
 measurement. `--out` is the folder of the page; without it a whole run writes into docs/, and any other into
-build/bench/.
+build/bench/. With `--keep` a part is put into the page that is there, which says so.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from cells import CELLS, Cell
 from clients import Calling, calling
 from environments import ROOT, Peer, find_before, find_peers
 from machine import Stolen, load_average, machine, pulse_ms
-from names import BEFORE, FLOOR, OF_GRPC, ORDER, OURS
+from names import BEFORE, FLOOR, ONLY_THERE, ORDER, OURS
 from results import BUSY, Results
 from servers import Failed, Serving, ask, command_of, floor, serving
 
 __all__ = ["Budget", "Run", "main"]
 
-ELSEWHERE = ("memory", "cold start", "sessions", "agent grpc")  # modules of their own
+ELSEWHERE = ("memory", "cold start", "sessions", "agent grpc", "http2 cost")  # modules of their own
 MINUTES, QUICK_MINUTES = 29.0, 4.8
 QUICK_TIME = 0.4  # of the seconds of a whole run
 IDLE_SECONDS = 5.0
@@ -353,7 +353,7 @@ class Run:
 
     def _found(self, cell: Cell) -> str:
         lines = []
-        for peer in (*ORDER, *OF_GRPC):
+        for peer in (*ORDER, *ONLY_THERE):
             values = [
                 f"{one.figure} {report.number(one.spread.median)}"
                 for one in self.results.series
@@ -438,6 +438,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="how often each has its turn")
     parser.add_argument("--minutes", type=float, help=f"all there is ({MINUTES:g}; {QUICK_MINUTES:g} with --quick)")
     parser.add_argument("--out", type=Path, help="where to write the page (docs, or build/bench for a part)")
+    parser.add_argument("--keep", action="store_true", help="keep the page's figures of all other cells")
     parser.add_argument("--list", action="store_true", help="print the cells and end")
     options = parser.parse_args()
     cells = [
@@ -470,8 +471,10 @@ def main() -> None:
     results.made["whole"] = whole
     words = [word for word in sys.argv[1:] if options.out is None or word not in ("--out", str(options.out))]
     results.made["command"] = " ".join(["nox -s bench", *(["--", shlex.join(words)] if words else [])])
-    out = options.out or (ROOT / "docs" if whole else ROOT / "build" / "bench")
+    out = options.out or (ROOT / "docs" if whole or options.keep else ROOT / "build" / "bench")
     print(f"\n{report.tables(results)}\n")
+    if options.keep:
+        results = results.put_into(Results.read(out / "performance" / report.RESULTS))
     for file in report.write(results, out):
         print(file)
     if any(one.peer == OURS for one in results.failures):

@@ -25,7 +25,7 @@ from rows import Rows, command_line
 
 from trimcp.bench.cost import cpu_seconds, memory_of
 
-__all__ = ["CELLS", "Cell", "measure"]
+__all__ = ["CELLS", "Cell", "measure", "open_files"]
 
 UNDER_WAY = 32
 WARM = 5
@@ -213,7 +213,7 @@ def measure(
         if name not in (cells if cells is not None else set(CELLS) - {"sessions-5000"}):
             continue
         able = [peer for peer in peers if peer.can(cell.mode)]
-        with kept_on(LOAD_CORE), _open_files(cell.sessions + 500):
+        with kept_on(LOAD_CORE), open_files(cell.sessions + 500):
             limit = QUICK_SETTLE_LIMIT if quick else SETTLE_LIMIT
             found = trio.run(rounds_of, able, cell, rounds, limit)
         for peer, results in found.items():
@@ -242,7 +242,7 @@ def _add(rows: Rows, cell: str, peer: str, rounds: list[Round], sessions: int) -
 
 
 @contextmanager
-def _open_files(wanted: int) -> Iterator[None]:
+def open_files(wanted: int) -> Iterator[None]:
     """Let this process, and the servers that inherit it, have so many files open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < wanted:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cells import CELLS, SECTIONS, WINDOWS, cell
-from names import BEFORE, FASTMCP, FLOOR, OF_GRPC, ORDER, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, ONLY_THERE, ORDER, OURS, TYPESCRIPT
 
 
 def test_names_are_unique() -> None:
@@ -17,7 +17,7 @@ def test_every_cell_is_shown_somewhere_and_every_section_has_some() -> None:
 def test_we_take_part_everywhere() -> None:
     for one in CELLS:
         assert OURS in one.peers
-        assert set(one.peers) <= {*ORDER, *OF_GRPC}
+        assert set(one.peers) <= {*ORDER, *ONLY_THERE}
         assert BEFORE not in one.peers
         assert {OURS, BEFORE} <= set(one.beside_before().peers)
         assert one.beside_before().rounds_of(BEFORE, 5) == 5
