@@ -283,14 +283,14 @@ def page(results: Results) -> str:
 
 
 def parts(results: Results) -> str:
-    """Return what was measured in runs of its own, a line for each."""
+    """Return what was measured in runs of its own, a paragraph for each."""
     lines = []
     for part in results.made.get("parts", []):
         rows = ", ".join(f"`{name}`" for name in part["cells"])
         loads = [number(one) for one in part.get("load_average", [])]
         load = f", at a load average of {loads[0]} before and {loads[-1]} after" if loads else ""
-        lines.append(f"Of a run of their own, `{part['command']}` on {part['date']}{load}: {rows}.")
-    return "\n".join(lines)
+        lines.append(f"\n\nOf a run of their own, `{part['command']}` on {part['date']}{load}: {rows}.")
+    return "".join(lines)
 
 
 def full_tables(results: Results) -> str:

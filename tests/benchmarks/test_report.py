@@ -191,3 +191,9 @@ def test_the_pages_in_the_documentation_are_made_from_the_results(made: Callable
     assert made(results) == file.read_text("utf-8"), "run: python benchmarks/report.py"
     for link in re.findall(r"\(([\w/-]+\.(?:svg|png|md|json))\)", made(results)):
         assert (file.parent / link).exists()
+
+
+def test_the_page_says_what_was_measured_in_a_run_of_its_own() -> None:
+    part = {"date": "tuesday", "command": "nox -s bench -- --keep", "load_average": [7.25, 8], "cells": ["a", "b"]}
+    text = page(Results({"whole": True, "parts": [part]}))
+    assert "`nox -s bench -- --keep` on tuesday, at a load average of 7.25 before and 8 after: `a`, `b`." in text

@@ -93,3 +93,18 @@ def test_another_format_is_refused() -> None:
 
 def test_a_series_knows_its_spread() -> None:
     assert Series("a", "b", "c", "ms", [1.0, 3.0]).spread.median == 2.0
+
+
+def test_a_part_is_put_into_a_whole_run() -> None:
+    whole = Results({"whole": True, "date": "monday", "load_average": [1]}, {"cores": "2"}, {"mcp": "1", "trio": "1"})
+    whole.add("a", "cpu", "us", "µs", [1, 2])
+    whole.add("b", "cpu", "us", "µs", [3])
+    whole.fail("b", "them", "fell")
+    part = Results({"date": "tuesday", "command": "x --only b", "load_average": [7]}, {}, {"trio": "2", "grpcio": "3"})
+    part.add("b", "cpu", "us", "µs", [5])
+    both = part.put_into(part.put_into(whole))
+    assert (both.values("a", "cpu", "us"), both.values("b", "cpu", "us"), both.failures) == ([1, 2], [5], [])
+    assert both.versions == {"mcp": "1", "trio": "1", "grpcio": "3"}
+    assert (both.made["date"], both.made["whole"], both.machine) == ("monday", True, {"cores": "2"})
+    assert both.made["parts"] == [{"date": "tuesday", "command": "x --only b", "load_average": [7], "cells": ["b"]}]
+    assert Results.from_json(both.to_json()) == both
