@@ -24,6 +24,7 @@ from check_far_end import (
     MODERN,
     OLDEST,
     Http,
+    Http2,
     Peer,
     call_agent,
     cancel,
@@ -40,6 +41,7 @@ from check_far_end import (
 from floor.minimal import serve_connection
 
 import trimcp
+from trimcp.transports.http.h2.heads import write_block
 from trimcp.transports.stdio.streams import FdReceiver, FdSender
 from trimcp.transports.stream import StreamChannel
 
@@ -226,6 +228,26 @@ async def calls_over_http(revision: str, number: int, text: str = "", **settings
                 check(reply, {id: wanted})
 
         yield work
+
+
+@asynccontextmanager
+async def calls_over_http2(number: int) -> AsyncIterator[Work]:
+    fields = [
+        *((":method", "POST"), (":scheme", "http"), (":authority", "localhost"), (":path", "/mcp")),
+        *(("accept", "application/json, text/event-stream"), ("content-type", "application/json")),
+        *(("mcp-protocol-version", MODERN), ("mcp-method", "tools/call"), ("mcp-name", "echo")),
+    ]
+    async with listening() as path:
+        http = Http2(dial(path), write_block(fields))
+        await http.start()
+
+        async def work() -> None:
+            for _ in range(number):
+                id, wanted, data = echo(MODERN)
+                check(await http.post(data), {id: wanted})
+
+        yield work
+        http.peer.close()
 
 
 @asynccontextmanager
@@ -509,6 +531,7 @@ CELLS: dict[str, Cell] = {
     "stdio, list of 1,000 tools": Cell(8, partial(list_over_stdio, MODERN, 8, 1_000)),
     "HTTP 2025-11-25, JSON": Cell(128, partial(calls_over_http, LEGACY, 128)),
     "HTTP 2026-07-28, JSON": Cell(128, partial(calls_over_http, MODERN, 128)),
+    "HTTP/2 2026-07-28, JSON": Cell(128, partial(calls_over_http2, 128)),
     "HTTP 2025-11-25, SSE": Cell(128, partial(calls_over_http, LEGACY, 128, reply="sse")),
     "HTTP 2026-07-28, SSE": Cell(128, partial(calls_over_http, MODERN, 128, reply="sse")),
     "HTTP 2025-11-25, progress": Cell(256, partial(progress_over_http, LEGACY, 256)),
