@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.support.cleaning import one_line
+from trimcp.support.databases import OwnedDatabase, is_database
 from trimcp.support.files import UnusableFile, WrongFile, claim_file
 from trimcp.wire.jsonrpc import encode, parse_value
 
@@ -114,19 +114,12 @@ class _ContextsFile:
         import sqlite3
 
         self._path, self._damage = path, sqlite3.DatabaseError
-        self._lock = _claim(path)
+        lock = _claim(path)
         try:
-            self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False, isolation_level=None)
-            try:
-                self._prepare()
-            except BaseException:  # an interrupt too: the connection has the file open
-                self._connection.close()
-                raise
+            self._database = OwnedDatabase(path, lock, self._prepare, isolation_level=None)
         except ValueError as error:
-            os.close(self._lock)
             raise WrongFile(f"{str(path)!r} is no store of contexts: {error}; name another file") from None
         except sqlite3.Error as error:
-            os.close(self._lock)
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> UnusableFile:
@@ -135,7 +128,8 @@ class _ContextsFile:
         todo = f"move it away with {name}-wal to begin anew" if damaged else "check the disk"
         return UnusableFile(f"cannot keep contexts in {str(self._path)!r}: {one_line(str(error))}; {todo}")
 
-    def _prepare(self) -> None:
+    def _prepare(self, connection: Any) -> None:
+        self._connection = connection
         # No other process may use it: each would have an actor for the same context.
         self._ask("PRAGMA locking_mode = EXCLUSIVE")
         mark, form = self._ask("PRAGMA application_id"), self._ask("PRAGMA user_version")
@@ -231,8 +225,7 @@ class _ContextsFile:
         return [((principal, agent), id) for _, principal, agent, id in rows]
 
     def close(self) -> None:
-        self._connection.close()
-        os.close(self._lock)
+        self._database.close()
 
 
 class _Transaction:
@@ -267,13 +260,10 @@ def _read(text: bytes, kind: type[T]) -> T:
 
 
 def _claim(path: Path) -> int:
-    """Open the file for this process alone, making it if need be; return a descriptor that holds the lock.
-
-    The lock is not SQLite's: a process loses that one when it closes any other descriptor of the file.
-    """
+    """Open the file for this process alone, making it if need be; return a descriptor that holds the lock."""
     return claim_file(
         path,
-        fits=lambda head: not head or head.startswith(b"SQLite format 3\0"),
+        fits=is_database,
         wrong=f"{str(path)!r} is no store of contexts: it is no database; name another file",
         busy=f"the contexts in {str(path)!r} are in use by another process or table",
     )

@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
 from trimcp.support.cleaning import log_crash, one_line
+from trimcp.support.databases import OwnedDatabase, is_database
 from trimcp.support.files import UnusableFile, claim_file
 from trimcp.transports.http.state.events import OVERHEAD, BoundedEvents, Entry
 
@@ -109,20 +110,14 @@ class _File:
 
         self._path = path
         self.errors: type[Exception] = sqlite3.Error
-        self._lock = _claim(path, self.MARK)
         try:
-            self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False)
-            try:
-                self._prepare()
-            except BaseException:  # an interrupt too: the file would stay locked
-                self._connection.close()
-                raise
+            self._database = OwnedDatabase(path, _claim(path, self.MARK), self._prepare)
         except sqlite3.Error as error:
-            os.close(self._lock)
             why = f"{one_line(str(error))}; check the disk and what lies beside it ({path.name}-wal)"
             raise UnusableFile(f"cannot keep events in {str(path)!r}: {why}") from error
 
-    def _prepare(self) -> None:
+    def _prepare(self, connection: Any) -> None:
+        self._connection = connection
         for pragma in (
             f"application_id = {self.MARK}",
             # No other process reads it, so no shared-memory file is needed.
@@ -133,8 +128,8 @@ class _File:
             "journal_size_limit = 1048576",
             "cache_size = -256",
         ):
-            self._connection.execute(f"PRAGMA {pragma}").fetchall()
-        self._connection.execute("CREATE TABLE events (row INTEGER PRIMARY KEY, data BLOB NOT NULL)")
+            connection.execute(f"PRAGMA {pragma}").fetchall()
+        connection.execute("CREATE TABLE events (row INTEGER PRIMARY KEY, data BLOB NOT NULL)")
 
     def write(self, rows: list[tuple[int, bytes]], unwanted: list[int]) -> None:
         """Delete and insert in one transaction."""
@@ -148,25 +143,22 @@ class _File:
         return None if found is None else bytes(found[0])
 
     def close(self) -> None:
-        self._connection.close()
+        self._database.close(self._remove)
+
+    def _remove(self) -> None:
         # On a full disk the write-ahead log may be left over.
         for path in (Path(f"{self._path}-wal"), self._path):
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
                 log_crash(log, error, "could not remove %r", str(path), level=logging.WARNING)
-        os.close(self._lock)
 
 
 def _claim(path: Path, mark: int) -> int:
     """Empty or create the file, for this process alone; return a descriptor that holds the lock until it is closed."""
-
-    def fits(head: bytes) -> bool:
-        return not head or (head.startswith(b"SQLite format 3\0") and head[68:72] == mark.to_bytes(4, "big"))
-
     wrong = f"{str(path)!r} is no event store; name a file that may be overwritten"
     busy = f"another process keeps its events in {str(path)!r}; each needs a file of its own"
-    descriptor = claim_file(path, fits=fits, wrong=wrong, busy=busy)
+    descriptor = claim_file(path, fits=lambda head: is_database(head, mark), wrong=wrong, busy=busy)
     # SQLite discards the log beside an empty file.
     os.ftruncate(descriptor, 0)
     return descriptor
