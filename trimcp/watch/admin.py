@@ -163,17 +163,18 @@ async def _answer(observation: Observation, line: bytes) -> bytes:
         request = orjson.loads(line)
         act = _ACTS[request.pop("do")]
     except (ValueError, TypeError, KeyError, AttributeError):
-        return _line({"error": f"a request is a JSON object whose `do` is one of {', '.join(_ACTS)}"})
+        return answer_line({"error": f"a request is a JSON object whose `do` is one of {', '.join(_ACTS)}"})
     try:
         found = act(observation, **request)
-        return _line({"done": await found if hasattr(found, "__await__") else found})
+        return answer_line({"done": await found if hasattr(found, "__await__") else found})
     except TypeError:
-        return _line({"error": "these members do not belong to this request, or have the wrong type"})
+        return answer_line({"error": "these members do not belong to this request, or have the wrong type"})
     except (LocalError, ValueError) as error:
-        return _line({"error": str(error)})
+        return answer_line({"error": str(error)})
 
 
-def _line(answer: Mapping[str, Any]) -> bytes:
+def answer_line(answer: Mapping[str, Any]) -> bytes:
+    """Return an answer as it is sent."""
     return orjson.dumps({"version": VERSION, **answer}, default=_plain) + b"\n"
 
 

@@ -41,6 +41,7 @@ class Observation:
         self._who = who
         self._ended: deque[EndedRequest] = deque(maxlen=_KEPT)
         self._taken = -interval
+        self._room = _KEPT
 
     def __aiter__(self) -> AsyncIterator[Picture]:
         return self
@@ -53,6 +54,7 @@ class Observation:
 
     def picture(self) -> Picture:
         """Return a picture of now at once."""
+        self._room = _KEPT
         return take_picture(self._server, self._ended)
 
     # What an operator does; each is logged as a warning of the logger "trimcp.admin".
@@ -110,5 +112,7 @@ class Observation:
         log.warning("%s %s: %s", self._who, what, in_quotes(reason))
 
     def finished(self, job: Job, reply: bytes | None) -> None:
-        """Keep how a request ended."""
-        self._ended.append(ended_request(job, reply))
+        """Keep how a request ended. Between two pictures no more that went well are kept than one shows."""
+        if self._room or job.error is not None or job.cancelled is not None:
+            self._room = max(0, self._room - 1)
+            self._ended.append(ended_request(job, reply))
