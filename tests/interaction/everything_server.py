@@ -20,7 +20,6 @@ from typing import Annotated, Any, Literal
 import attrs
 import orjson
 import trio
-import trio.testing
 
 from trimcp.errors import ErrorReply, ResourceNotFound, ToolError
 from trimcp.run import run_stdio
@@ -150,8 +149,10 @@ def _add_plain_tools(server: Server[Journal], journal: Journal) -> None:
 
     @server.tool
     async def statistics(ctx: Context[Journal]) -> dict[str, int]:
+        from trio.testing import wait_all_tasks_blocked  # imports pytest, for a third of what a child takes to start
+
         session, _ = ctx.internals
-        await trio.testing.wait_all_tasks_blocked()  # what was cancelled just before has unwound
+        await wait_all_tasks_blocked()  # what was cancelled just before has unwound
         return {
             name: count for name, count in attrs.asdict(session.statistics()).items() if name not in ("lanes", "http")
         }
