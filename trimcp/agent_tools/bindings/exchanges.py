@@ -20,6 +20,7 @@ from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
 from trimcp.budget.owners import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.security import security_event
+from trimcp.support.addresses import is_loopback_address
 from trimcp.support.containment import server_ends
 from trimcp.transports.http.interfaces import Handler, Head, HttpReply
 from trimcp.transports.http.state.sessions import Shared
@@ -80,7 +81,7 @@ class AgentPort:
 
 def is_local(head: Head) -> bool:
     """Return whether a request was sent from this machine, as far as its head and its connection tell."""
-    here = head.peer == "unix" or head.peer.startswith(("127.", "::1", "[::1]", "::ffff:127.", "[::ffff:127."))
+    here = head.peer == "unix" or is_loopback_address(head.peer.rpartition(":")[0]) is True
     return here and head.loopback and _PROXIED.isdisjoint(head.headers)
 
 
