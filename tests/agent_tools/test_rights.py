@@ -54,13 +54,13 @@ async def call(run: AgentRun, caller: AgentCaller, tool: str = "guarded") -> Non
 
 def sending(message: Any) -> Ask:
     async def send(run: AgentRun, caller: AgentCaller) -> None:
-        await run.answer(message, caller)
+        await run.answers.answer(message, caller)
 
     return send
 
 
 async def watch(run: AgentRun, caller: AgentCaller) -> None:
-    async with run.watch("ctx", caller):
+    async with run.answers.watch("ctx", caller):
         raise AssertionError("it is watched")
 
 
@@ -112,8 +112,8 @@ async def running() -> AsyncIterator[tuple[World, AgentRun]]:
     world = make_world()
     async with world.server.running() as served:
         run = world.agent_tools.run_of(served)
-        await run.answer(RegisterTool(tool=WEATHER), OWNER)
-        await run.answer(ContextCreate(context_id="ctx", state={"notes": "mine"}), OWNER)
+        await run.answers.answer(RegisterTool(tool=WEATHER), OWNER)
+        await run.answers.answer(ContextCreate(context_id="ctx", state={"notes": "mine"}), OWNER)
         context = run.context_now(OWNER, "ctx")
         call = ToolRequest(tool_name="wait", request_id="under way", arguments={})
         run.begin(call, OWNER, context, NOWHERE, lambda *_: None)
@@ -137,5 +137,5 @@ async def test_who_lacks_a_right_is_refused(kind: str, who: str) -> None:
 async def test_who_lacks_scopes_finds_no_such_tool_among_all() -> None:
     async with running() as (_, run):
         for caller, sees in ((OWNER, True), (WEAK, False)):
-            listed: Any = await run.answer(ListTools(), caller)
+            listed: Any = await run.answers.answer(ListTools(), caller)
             assert ("guarded" in [tool["name"] for tool in listed.tools]) is sees

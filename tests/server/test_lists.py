@@ -267,7 +267,7 @@ async def test_agents_do_not_see_it_either() -> None:
         run = agent_tools.run_of(running)
         for who, sees in ((STAFF, True), (GUEST, False)):
             caller = AgentCaller(who, "a")
-            listed: Any = await run.answer(ListTools(), caller)
+            listed: Any = await run.answers.answer(ListTools(), caller)
             assert bool(listed.tools) is sees
             if not sees:
                 with pytest.raises(UnknownTool):

@@ -8,15 +8,14 @@ where the session sends what belongs to the call, and translates it.
 from __future__ import annotations
 
 import logging
-import secrets
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
+from trimcp.agent_tools.answering import Answering
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import shown, version_of
@@ -32,19 +31,18 @@ from trimcp.schema.convert import without_root
 from trimcp.security import security_event
 from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
-from trimcp.session.agent_context import AgentContext, ContextEvent
+from trimcp.session.agent_context import AgentContext
 from trimcp.session.push import Pushed
 from trimcp.session.session import Session
 from trimcp.support.bounds import checked
-from trimcp.support.cleaning import digest, harmless, log_crash
-from trimcp.support.containment import contained
+from trimcp.support.cleaning import digest
 from trimcp.transports.http.peers.shares import Places
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    pass
 
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
@@ -72,6 +70,7 @@ class AgentRun:
         anonymous_anywhere: whether callers without a token are served who are not on this machine.
         max_calls: calls under way, over all callers.
         calls: those under way, by the account of their callers.
+        answers: answers messages that are no calls.
     """
 
     server: Running
@@ -83,10 +82,12 @@ class AgentRun:
     bind_permissions: bool = True
     anonymous_anywhere: bool = False
     calls: Places[AgentCall] = attrs.field(init=False)
+    answers: Answering = attrs.field(init=False)
     _ids: Iterator[int] = attrs.field(init=False, factory=lambda: count(1))
 
     def __attrs_post_init__(self) -> None:
         self.calls = Places(self.max_calls, "call")
+        self.answers = Answering(self.contexts, self.catalog)
 
     def caller(self, principal: Any, address: str | None, said: str | None = None, *, loopback: bool) -> AgentCaller:
         """Return who sends a request.
@@ -126,9 +127,7 @@ class AgentRun:
         Raises:
             UnknownContext, ContextGone, TooMuch: it cannot be used, or there are too many.
         """
-        return await self.contexts.find_or_make(
-            caller.owner, id, permissions=_permissions(caller), address=caller.address
-        )
+        return await self.answers.context(caller, id)
 
     def begin(
         self,
@@ -250,79 +249,6 @@ class AgentRun:
             context.end_call(call.request.request_id)
             context.record(self._remembered(call, status), call.asked, answer)
 
-    async def answer(self, message: messages.AgentMessage, caller: AgentCaller) -> messages.AgentMessage:
-        """Carry out a message that is no call and opens no stream, and return the answer to it.
-
-        Raises:
-            AgentToolsError: it cannot be carried out.
-        """
-        carry_out = _CARRY_OUT.get(type(message))
-        if carry_out is None:
-            raise errors.MalformedMessage(f"`{message.type}` is no request here")
-        # It may call functions of the user's: what decides on a registration, a store.
-        answer: messages.AgentMessage = await contained(carry_out, self, message, caller)
-        answer.request_id = message.request_id
-        return answer
-
-    async def _list(self, message: messages.ListTools, caller: AgentCaller) -> messages.AgentMessage:
-        found = self.catalog.manifests(message.name, message.version, caller.principal)
-        if message.name is not None and not found:
-            of = "" if message.version is None else f" of version {harmless(message.version, 64)}"
-            raise errors.UnknownTool(f"there is no tool named {harmless(message.name, 100)}{of}")
-        return messages.ToolList(tools=[manifest.to_json() for manifest in found])
-
-    async def _register(self, message: messages.RegisterTool, caller: AgentCaller) -> messages.AgentMessage:
-        registered = await self.catalog.register(message.tool, caller)
-        return messages.ToolsRegistered(tools=[registered.to_json()])
-
-    async def _remove(self, message: messages.RemoveTool, caller: AgentCaller) -> messages.AgentMessage:
-        await self.catalog.remove(message.name, caller, message.version)
-        return messages.ToolRemoved(name=message.name, version=message.version)
-
-    async def _create(self, message: messages.ContextCreate, caller: AgentCaller) -> messages.AgentMessage:
-        context = await self.contexts.create(
-            caller.owner,
-            message.context_id,
-            message.state,
-            message.ttl,
-            session=message.session_id,
-            permissions=_permissions(caller),
-            address=caller.address,
-        )
-        return messages.ContextState(context_id=context.id, version=context.version, state=context.snapshot())
-
-    async def _read(self, message: messages.ContextRead, caller: AgentCaller) -> messages.AgentMessage:
-        context = await self.contexts.find(caller.owner, message.context_id, address=caller.address)
-        context.used()
-        return messages.ContextState(context_id=context.id, version=context.version, state=context.snapshot())
-
-    async def _update(self, message: messages.ContextUpdate, caller: AgentCaller) -> messages.AgentMessage:
-        # An update of a version that is there begins no context.
-        found = (
-            self.contexts.find(caller.owner, message.context_id, address=caller.address) if message.version else None
-        )
-        context = await (self.context(caller, message.context_id) if found is None else found)
-        applied = await context.update(message.updates, message.version)
-        return messages.ContextUpdate(context_id=context.id, updates=dict(applied.updates), version=applied.version)
-
-    async def _destroy(self, message: messages.ContextDestroy, caller: AgentCaller) -> messages.AgentMessage:
-        id, session, contexts = message.context_id, message.session_id, self.contexts
-        reason = message.reason or "the agent ended the context"
-        if (id is None) == (session is None):
-            raise errors.MalformedMessage("context_destroy: it has `context_id` or `session_id`")
-        if id is not None:
-            await (await contexts.find(caller.owner, id, address=caller.address)).destroy(reason)
-        elif session is not None:
-            await contexts.end_session(caller.owner, session, reason, address=caller.address)
-        return messages.ContextDestroyed(context_id=id, session_id=session, reason=reason)
-
-    @asynccontextmanager
-    async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[messages.AgentMessage]]:
-        """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
-        context = await self.contexts.find(caller.owner, id, address=caller.address)
-        async with context.watch() as events:
-            yield _EventMessages(events)
-
     @staticmethod
     def _remembered(call: AgentCall, status: str) -> dict[str, Any]:
         request = call.request
@@ -348,53 +274,6 @@ class AgentRun:
         for call in self.calls:
             if call.agent_actor is None:
                 call.cancel(errors.ENDS)
-
-
-def crashed(error: Exception, message: object) -> errors.ToolCrashed:
-    """Log what carrying out a message raised, and return the error that answers it."""
-    incident = secrets.token_hex(6)
-    kind = message.get("type") if isinstance(message, dict) else getattr(message, "type", None)
-    log_crash(log, error, "carrying out a message (%.40r) crashed; incident %s", kind, incident)
-    return errors.ToolCrashed("internal error", {"incident": incident})
-
-
-def _permissions(caller: AgentCaller) -> Sequence[str]:
-    """Return the `permissions` of a new context: the scopes of the token that makes it."""
-    scopes = None if caller.principal is None else caller.principal.scopes
-    return () if scopes is None else sorted(scopes)
-
-
-@attrs.frozen(eq=False)
-class _EventMessages(AsyncIterator[messages.AgentMessage]):
-    """The events of a context as messages. No generator, because it may be left before its end."""
-
-    _events: AsyncIterator[ContextEvent]
-
-    async def __anext__(self) -> messages.AgentMessage:
-        return message_of(await self._events.__anext__())
-
-
-def message_of(event: ContextEvent) -> messages.AgentMessage:
-    """Return what a watcher is told as a message."""
-    content = {} if event.content is None else dict(event.content)
-    if event.kind == "state":
-        return messages.ContextState(context_id=event.context_id, version=event.version, state=content)
-    if event.kind == "update":
-        return messages.ContextUpdate(context_id=event.context_id, version=event.version, updates=content)
-    return messages.ContextDestroyed(context_id=event.context_id, reason=event.reason)
-
-
-_CARRY_OUT: Final[
-    dict[type[messages.AgentMessage], Callable[[AgentRun, Any, AgentCaller], Awaitable[messages.AgentMessage]]]
-] = {
-    messages.ListTools: AgentRun._list,
-    messages.RegisterTool: AgentRun._register,
-    messages.RemoveTool: AgentRun._remove,
-    messages.ContextCreate: AgentRun._create,
-    messages.ContextRead: AgentRun._read,
-    messages.ContextUpdate: AgentRun._update,
-    messages.ContextDestroy: AgentRun._destroy,
-}
 
 
 def _cancelled(id: int, reason: str) -> Notification:

@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Final
 import attrs
 import trio
 
+from trimcp.agent_tools.answering import crashed
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
-from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.budget.owners import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.security import security_event
@@ -28,8 +29,6 @@ from trimcp.transports.http.state.streams import EventStream, StreamSink
 
 AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""
-
-ENDS: Final = "the server is shutting down"
 
 _PROXIED: Final = frozenset(("forwarded", "x-forwarded-for", "x-real-ip", "via"))
 """Headers of a request that came through a proxy, so that its client may be anywhere."""
@@ -169,8 +168,8 @@ class AgentExchange(Handler, StreamSink):
         if stream is not None:
             stream.end()
         else:
-            self.fail(errors.Draining(ENDS))
-        self._cancel(ENDS)
+            self.fail(errors.draining())
+        self._cancel(errors.ENDS)
 
     def _cancel(self, why: str, *, slow: bool = False) -> None:
         self._reply = None
@@ -215,7 +214,7 @@ class AgentExchange(Handler, StreamSink):
         """
         port = self.port
         if port.shared.draining:
-            raise errors.Draining(ENDS, errors.NOT_STARTED)
+            raise errors.draining(started=False)
         caller = self.caller or port.caller(self.head)
         if isinstance(message, ToolRequest):
             context = port.run.context_now(caller, message.context_id)
@@ -281,7 +280,7 @@ class AgentExchange(Handler, StreamSink):
                 elif isinstance(message, ContextWatch):
                     await self._watch(message, caller)
                 else:
-                    await self.send(message, await port.run.answer(message, caller))
+                    await self.send(message, await port.run.answers.answer(message, caller))
             if scope.cancelled_caught and trio.current_time() >= self.deadline:
                 self.fail(errors.DeadlinePassed("the time of the call is over"))
         except errors.AgentToolsError as error:
@@ -292,7 +291,7 @@ class AgentExchange(Handler, StreamSink):
             port.closed(self)
 
     async def _watch(self, message: ContextWatch, caller: AgentCaller) -> None:
-        async with self.port.run.watch(message.context_id, caller) as events:
+        async with self.port.run.answers.watch(message.context_id, caller) as events:
             reply = self._reply
             if reply is None:
                 return

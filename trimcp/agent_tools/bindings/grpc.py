@@ -20,12 +20,13 @@ import attrs
 import orjson
 import trio
 
-from trimcp.agent_tools.bindings.exchanges import ENDS, AgentExchange, AgentPort, refusal_error
+from trimcp.agent_tools.answering import crashed
+from trimcp.agent_tools.bindings.exchanges import AgentExchange, AgentPort, refusal_error
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import shown
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.answers import CallAnswer
-from trimcp.agent_tools.messages.errors import NOT_STARTED, AgentToolsError, Draining, MalformedMessage, ToolFailed
+from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed, draining
 from trimcp.agent_tools.messages.protobuf import (
     ERROR_TRAILER,
     METHODS,
@@ -42,7 +43,7 @@ from trimcp.agent_tools.messages.protobuf import (
     wants_both,
 )
 from trimcp.agent_tools.messages.struct_values import MEMBER, Steps, at_once, in_turns, write_any
-from trimcp.agent_tools.service import AgentCall, crashed
+from trimcp.agent_tools.service import AgentCall
 from trimcp.budget.accounts import LARGE
 from trimcp.channel import MessageChannel, Outgoing
 from trimcp.framing.grpc import (
@@ -172,7 +173,7 @@ class RpcExchange(AgentExchange):
         try:
             message = self._asked = decode(asked, payload)
             if self.port.shared.draining:
-                raise Draining(ENDS, NOT_STARTED)
+                raise draining(started=False)
             timeout = timeout_of(head) if "grpc-timeout" in headers else math.inf
             if cls is messages.ToolRequest:
                 self._take_call(message, len(payload), timeout)

@@ -29,7 +29,7 @@ from urllib.parse import parse_qs
 import attrs
 import trio
 
-from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, ENDS, AgentExchange, AgentPort, is_local, refusal_error
+from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, AgentExchange, AgentPort, is_local, refusal_error
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer
@@ -151,7 +151,7 @@ class AgentHttp(AgentPort):
         if not is_websocket_key(head.headers.get("sec-websocket-key")):
             raise errors.MalformedMessage("the header Sec-WebSocket-Key is no 16 bytes in base64")
         if self.shared.draining:
-            raise errors.Draining(ENDS)
+            raise errors.draining()
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
         serve, most = partial(self._serve, head, self.caller(head)), self.shared.service.max_message

@@ -12,11 +12,11 @@ from typing import Final, Protocol
 import attrs
 import trio
 
+from trimcp.agent_tools.answering import message_of
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooMuch
 from trimcp.agent_tools.messages.messages import encode_message
-from trimcp.agent_tools.service import message_of
 from trimcp.channel import Kind, Outgoing, Sink
 from trimcp.session.scopes import Background, guarded
 from trimcp.support.cleaning import log_crash

@@ -12,19 +12,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, TypeAlias
 
 import attrs
 import trio
 
+from trimcp.agent_tools.answering import Later, Overtaking, crashed
 from trimcp.agent_tools.bindings.watches import StreamWatches
-from trimcp.agent_tools.callers import AgentCaller, Owner
+from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.providers import StreamProvider
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.state import Applied
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
-from trimcp.agent_tools.service import AgentCall, AgentRun, crashed
+from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
@@ -39,7 +40,9 @@ SUBPROTOCOL: Final = "agent-tools"
 _MAX_UNSAVED: Final = 256  # updates of one connection that wait for a store, and their bytes
 _MAX_UNSAVED_BYTES: Final = 256 * 1024
 _MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval
-_DRAINING: Final = "the server is shutting down"
+
+
+_CarryOut: TypeAlias = Callable[[], Awaitable[None]]
 
 
 async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChannel, via: object = None) -> None:
@@ -70,12 +73,11 @@ class AgentChannel(WrappedChannel):
     run: AgentRun
     caller: AgentCaller
     session: Session
-    _owner: Owner = attrs.field(init=False)
     _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
     _batch: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
     _batch_bytes: int = attrs.field(init=False, default=0)  # and their memory
     _watches: StreamWatches = attrs.field(init=False)
-    _unsaved: deque[tuple[Applied, messages.ContextUpdate, int]] = attrs.field(init=False, factory=deque)
+    _unsaved: deque[tuple[messages.AgentMessage, _CarryOut, int]] = attrs.field(init=False, factory=deque)
     _unsaved_bytes: int = attrs.field(init=False, default=0)
     _held: bool = attrs.field(init=False, default=False)  # whether the next message waits for them
     _beside: int = attrs.field(init=False, default=0)
@@ -83,7 +85,6 @@ class AgentChannel(WrappedChannel):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        self._owner = self.caller.owner
         self._watches = StreamWatches(self.session)
 
     # The channel
@@ -136,16 +137,18 @@ class AgentChannel(WrappedChannel):
                 self._held = self.session.transport.busy = True  # until they are kept
                 return
             carry_out = _CARRY_OUT.get(type(message))
-            if carry_out is not None:
-                if message.asks and self.session.draining.is_set() and type(message) is not messages.ContextUnwatch:
-                    raise errors.Draining(_DRAINING, errors.NOT_STARTED)
-                carry_out(self, message, incoming)
-            elif not message.asks:
+            if carry_out is None and not message.asks:
                 raise errors.MalformedMessage(f"`{message.type}` is sent by services only")
-            elif self.session.draining.is_set():
-                raise errors.Draining(_DRAINING, errors.NOT_STARTED)
+            if message.asks and self.session.draining.is_set() and type(message) is not messages.ContextUnwatch:
+                raise errors.draining(started=False)
+            if carry_out is not None:
+                carry_out(self, message, incoming)
+                return
+            found = self.run.answers.take(message, self.caller)
+            if isinstance(found, Later):
+                self._later(found.while_waiting, message, partial(self._reply_later, found), incoming.size)
             else:
-                self._in_turn(self._answer, message)
+                self._reply(found)
         except errors.AgentToolsError as error:
             self._fail(value, error)
         except Exception as error:  # one message must not end the connection
@@ -154,7 +157,7 @@ class AgentChannel(WrappedChannel):
     def _call(self, request: messages.ToolRequest, incoming: Incoming) -> None:
         context = self.run.context_now(self.caller, request.context_id)
         if context is None and request.context_id is not None:
-            self._in_turn(self._call_in, request, incoming)
+            self._later("nothing", request, partial(self._call_in, request, incoming))
         else:
             self._begin(request, context, incoming)
 
@@ -186,22 +189,6 @@ class AgentChannel(WrappedChannel):
         if call is not None:
             call.cancel(message.reason or "cancelled by the agent")
 
-    def _update(self, message: messages.ContextUpdate, incoming: Incoming) -> None:
-        contexts = self.run.contexts
-        context = contexts.get(self._owner, message.context_id)
-        if context is None:
-            self._in_turn(self._answer, message)
-            return
-        applied = context.apply(message.updates, message.version)
-        if contexts.durable:
-            self._unsaved.append((applied, message, incoming.size))
-            self._unsaved_bytes += incoming.size
-            if len(self._unsaved) == 1:
-                self.session.background.start_soon(self._answer_unsaved)
-        else:
-            message.version = applied.version
-            self._reply(message)
-
     def _waits_for_updates(self, message: messages.AgentMessage) -> bool:
         """Return whether a message is carried out only once the store has the updates before it."""
         if type(message) is messages.ContextUpdate:
@@ -211,88 +198,30 @@ class AgentChannel(WrappedChannel):
     async def _answer_unsaved(self) -> None:
         """Answer updates in their order, each once the store has it. Then what waits for them goes on."""
         while self._unsaved:
-            applied, message, size = self._unsaved[0]
-            await self._carried_out(self._answer_kept, applied, message)
+            message, carry_out, size = self._unsaved[0]
+            await self._carried_out(message, carry_out)
             self._unsaved.popleft()
             self._unsaved_bytes -= size
         if self._held:
             self._held = False
             self._go_on()
 
-    async def _answer_kept(self, applied: Applied, message: messages.ContextUpdate) -> None:
-        message.version = (await applied.stored()).version
-        self._reply(message)
-
-    def _read(self, message: messages.ContextRead, incoming: Incoming) -> None:
-        context = self.run.contexts.get(self._owner, message.context_id)
-        if context is None:
-            self._in_turn(self._answer, message)
-        else:
-            state, id = context.snapshot(), message.request_id
-            self._reply(
-                messages.ContextState(request_id=id, context_id=context.id, version=context.version, state=state)
-            )
-
     def _watch(self, message: messages.ContextWatch, incoming: Incoming) -> None:
-        context = self.run.contexts.get(self._owner, message.context_id)
+        context = self.run.context_now(self.caller, message.context_id)
         if context is None:
-            self._in_turn(self._watch_found, message)
+            self._later("nothing", message, partial(self._watch_found, message))
         else:
             self._watches.open(context, message.request_id)
 
     async def _watch_found(self, message: messages.ContextWatch) -> None:
-        self._watches.open(await self._found(message.context_id), message.request_id)
+        self._watches.open(await self.run.answers.find(self.caller, message.context_id), message.request_id)
 
     def _unwatch(self, message: messages.ContextUnwatch, incoming: Incoming) -> None:
         self._watches.close(message.context_id)
 
-    def _destroy(self, message: messages.ContextDestroy, incoming: Incoming) -> None:
-        id = message.context_id
-        context = None if id is None else self.run.contexts.get(self._owner, id)
-        if id is None or message.session_id is not None:
-            self._in_turn(self._answer, message)
-        elif context is None:
-            self._in_turn(self._destroy_found, id, message)
-        else:
-            self._end(context, message)
-
-    async def _destroy_found(self, id: str, message: messages.ContextDestroy) -> None:
-        self._end(await self._found(id), message)
-
-    async def _found(self, id: str) -> ContextActor:
-        return await self.run.contexts.find(self._owner, id, address=self.caller.address)
-
-    def _end(self, context: ContextActor, message: messages.ContextDestroy) -> None:
-        if context.ended is not None:
-            raise errors.ContextGone("the context has ended", {"reason": context.ended})
-        message.reason = message.reason or "the agent ended the context"
-        context.end(message.reason)
-        self.session.background.start_soon(self._carried_out, self._ended, context, message)
-
-    async def _ended(self, context: ContextActor, message: messages.ContextDestroy) -> None:
-        await context.wait_over()
-        id, reason = message.request_id, message.reason
-        self._reply(messages.ContextDestroyed(request_id=id, context_id=context.id, reason=reason))
-
-    def _register(self, message: messages.RegisterTool, incoming: Incoming) -> None:
-        self._decide(self._answer, message, [message.tool])
-
     def _provide(self, message: messages.ProvideTools, incoming: Incoming) -> None:
-        self._decide(self._offer, message, message.tools)
-
-    def _decide(
-        self, carry_out: Callable[..., Awaitable[object]], message: messages.AgentMessage, tools: list[Any]
-    ) -> None:
-        """Carry out a registration; where it may take long, beside what comes after it."""
-        if self.run.catalog.rules.approve is None and not any(
-            "callback" in tool for tool in tools if type(tool) is dict
-        ):
-            self._in_turn(carry_out, message)
-            return
-        if self._beside >= _MAX_BESIDE:
-            raise errors.TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
-        self._beside += 1
-        self.session.background.start_soon(self._carried_out_beside, carry_out, message)
+        waits = self.run.catalog.may_wait(message.tools)
+        self._later("approvals" if waits else "nothing", message, partial(self._offer, message))
 
     async def _offer(self, message: messages.ProvideTools) -> None:
         if self.session.lost is not None:
@@ -311,14 +240,29 @@ class AgentChannel(WrappedChannel):
 
     # Messages that take time
 
-    def _in_turn(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
-        """Carry out a message, which is one of these, in a task, before those that come after it."""
-        self.session.transport.busy = True
-        self.session.background.start_soon(self._carried_out_in_turn, carry_out, *of)
+    def _later(
+        self, meanwhile: Overtaking, message: messages.AgentMessage, carry_out: _CarryOut, size: int = 0
+    ) -> None:
+        """Carry out a message in a task, and let those behind it overtake as far as they may."""
+        if meanwhile == "updates":
+            self._unsaved.append((message, carry_out, size))
+            self._unsaved_bytes += size
+            if len(self._unsaved) == 1:
+                self.session.background.start_soon(self._answer_unsaved)
+        elif meanwhile == "everything":
+            self.session.background.start_soon(self._carried_out, message, carry_out)
+        elif meanwhile == "approvals":
+            if self._beside >= _MAX_BESIDE:
+                raise errors.TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
+            self._beside += 1
+            self.session.background.start_soon(self._carried_out_beside, message, carry_out)
+        else:
+            self.session.transport.busy = True
+            self.session.background.start_soon(self._carried_out_in_turn, message, carry_out)
 
-    async def _carried_out_in_turn(self, *of: Any) -> None:
+    async def _carried_out_in_turn(self, message: messages.AgentMessage, carry_out: _CarryOut) -> None:
         try:
-            await self._carried_out(*of)
+            await self._carried_out(message, carry_out)
         finally:
             self._go_on()
 
@@ -326,26 +270,25 @@ class AgentChannel(WrappedChannel):
         self.session.transport.busy = False
         self.session.readers.unpark_all()
 
-    async def _carried_out_beside(self, *of: Any) -> None:
+    async def _carried_out_beside(self, message: messages.AgentMessage, carry_out: _CarryOut) -> None:
         try:
-            await self._carried_out(*of)
+            await self._carried_out(message, carry_out)
         finally:
             self._beside -= 1
 
-    async def _carried_out(self, carry_out: Callable[..., Awaitable[object]], *of: Any) -> None:
-        message: messages.AgentMessage = next(each for each in of if isinstance(each, messages.AgentMessage))
+    async def _carried_out(self, message: messages.AgentMessage, carry_out: _CarryOut) -> None:
         value = {"type": message.type, "request_id": message.request_id}
         if isinstance(message, messages.ToolRequest):
             value["statuses"] = message.statuses
         try:
-            await contained(carry_out, *of)
+            await contained(carry_out)
         except errors.AgentToolsError as error:
             self._fail(value, error)
         except Exception as error:  # a handler's, or ours: this message's answer
             self._fail(value, crashed(error, value))
 
-    async def _answer(self, message: messages.AgentMessage) -> None:
-        self._reply(await self.run.answer(message, self.caller))
+    async def _reply_later(self, later: Later) -> None:
+        self._reply(await later.answer())
 
     # The way down to the provider
 
@@ -392,12 +335,8 @@ _CARRY_OUT: Final[Mapping[type[messages.AgentMessage], Callable[[AgentChannel, A
     messages.ToolCancel: AgentChannel._cancel,
     messages.ToolResponse: AgentChannel._of_call_down,
     messages.ToolProgress: AgentChannel._of_call_down,
-    messages.ContextUpdate: AgentChannel._update,
-    messages.ContextRead: AgentChannel._read,
     messages.ContextWatch: AgentChannel._watch,
     messages.ContextUnwatch: AgentChannel._unwatch,
-    messages.ContextDestroy: AgentChannel._destroy,
-    messages.RegisterTool: AgentChannel._register,
     messages.ProvideTools: AgentChannel._provide,
 }
-"""How messages are carried out. The rest are answered in turn, or come from services only."""
+"""What belongs to a connection. Other messages are answered by `Answering`, or come from services only."""

@@ -162,6 +162,11 @@ class Catalog:
         (registered,) = await self.register_all((raw,), caller, by)
         return registered
 
+    def may_wait(self, raws: Sequence[Any]) -> bool:
+        """Return whether registering these may take long: somebody approves them, or a host has to be resolved."""
+        callbacks = any("callback" in raw for raw in raws if type(raw) is dict)
+        return callbacks or self.rules.approve is not None
+
     async def register_all(
         self, raws: Sequence[Any], caller: AgentCaller, by: Provider | None = None
     ) -> list[Registered]:
