@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 from hypothesis import given
+from trio.testing import wait_all_tasks_blocked
 
 from trimcp.budget.accounts import LITTLE, Amount, Budget, Holding
 
@@ -65,7 +66,9 @@ def test_little_fits_however_full_it_is() -> None:
     assert not holding.fits(LITTLE + 1)
 
 
-def test_who_holds_most_and_is_at_rest_gives_way_where_the_bound_is_passed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_who_holds_most_and_is_at_rest_gives_way_where_the_bound_is_passed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     budget = Budget(10 * MIB)
     small, large, busy = Someone(), Someone(), Someone(at_rest=False)
     one, two, three = budget.holding("a", small), budget.holding("b", large), budget.holding("c", busy)
@@ -73,6 +76,8 @@ def test_who_holds_most_and_is_at_rest_gives_way_where_the_bound_is_passed(caplo
     two.add(3 * MIB)
     with caplog.at_level(logging.WARNING, "trimcp.security"):
         three.add(5 * MIB + 1)
+    assert large.ended == []  # not in the frames of whoever holds the message
+    await wait_all_tasks_blocked()
     assert large.ended == ["it held 3145728 bytes when the memory for all peers was used up"]
     assert (small.ended, busy.ended) == ([], [])
     assert (budget.held, budget.ended) == (7 * MIB + 1, 1)
@@ -81,18 +86,41 @@ def test_who_holds_most_and_is_at_rest_gives_way_where_the_bound_is_passed(caplo
     assert budget.held == 7 * MIB + 1
 
 
-def test_the_owner_who_holds_most_gives_way_though_another_has_a_larger_holding() -> None:
+async def test_who_ended_by_itself_meanwhile_is_not_ended_again() -> None:
+    budget, someone = Budget(MIB), Someone()
+    holding = budget.holding("a", someone)
+    holding.add(2 * MIB)
+    holding.close()
+    await wait_all_tasks_blocked()
+    assert (someone.ended, budget.ended) == ([], 1)
+
+
+async def test_one_that_cannot_be_ended_is_told_of_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Someone):
+        def evict(self, why: str) -> None:
+            raise ValueError("no")
+
+    budget, next_one = Budget(MIB), Someone()
+    budget.holding("a", Broken()).add(2 * MIB)
+    budget.holding("b", next_one).add(2 * MIB)
+    await wait_all_tasks_blocked()
+    assert len(next_one.ended) == 1
+    assert "ending a peer that held most crashed" in caplog.text
+
+
+async def test_the_owner_who_holds_most_gives_way_though_another_has_a_larger_holding() -> None:
     budget = Budget(10 * MIB)
     many = [Someone() for _ in range(6)]
     for someone in many:
         budget.holding("many", someone).add(MIB)
     one = Someone()
     budget.holding("one", one).add(4 * MIB + 1)
+    await wait_all_tasks_blocked()
     assert one.ended == []
     assert sum(len(someone.ended) for someone in many) == 1
 
 
-def test_who_is_at_work_gives_way_only_far_beyond_the_bound() -> None:
+async def test_who_is_at_work_gives_way_only_far_beyond_the_bound() -> None:
     budget = Budget(8 * MIB)
     busy = [Someone(at_rest=False) for _ in range(3)]
     holdings = [budget.holding("a", someone) for someone in busy]
@@ -101,6 +129,7 @@ def test_who_is_at_work_gives_way_only_far_beyond_the_bound() -> None:
     assert [len(someone.ended) for someone in busy] == [0, 0, 0]
     assert budget.held > budget.bound
     holdings[0].add(MIB)
+    await wait_all_tasks_blocked()
     assert [len(someone.ended) for someone in busy] == [1, 0, 0]
 
 
@@ -206,26 +235,29 @@ Steps = st.lists(
 
 @given(Steps)
 def test_the_sums_are_right_whatever_happens(steps: list[tuple[int, str, int]]) -> None:
-    budget = Budget(20 * MIB)
-    holdings = [budget.holding(name, Someone(at_rest=name != "c")) for name in "aabbcc"]
-    for at, what, size in steps:
-        holding = holdings[at]
-        if what == "add":
-            holding.add(size)
-        elif what == "less":
-            holding.add(-min(size, holding.held))
-        elif what == "move":
-            holding.move("abc"[size % 3])
-        else:
-            holding.close()
-            if what == "new":
-                holdings[at] = budget.holding("abc"[size % 3], Someone())
-        live = [each for each in holdings if each.budget is budget]
-        assert budget.held == sum(each.held for each in live)
-        assert dict(budget.owners()) == {
-            name: held for name in "abc" if (held := sum(each.held for each in live if each.owner.name == name))
-        }
-        assert budget.held <= budget.bound + budget.bound // 8
+    async def main() -> None:
+        budget = Budget(20 * MIB)
+        holdings = [budget.holding(name, Someone(at_rest=name != "c")) for name in "aabbcc"]
+        for at, what, size in steps:
+            holding = holdings[at]
+            if what == "add":
+                holding.add(size)
+            elif what == "less":
+                holding.add(-min(size, holding.held))
+            elif what == "move":
+                holding.move("abc"[size % 3])
+            else:
+                holding.close()
+                if what == "new":
+                    holdings[at] = budget.holding("abc"[size % 3], Someone())
+            live = [each for each in holdings if each.budget is budget]
+            assert budget.held == sum(each.held for each in live)
+            assert dict(budget.owners()) == {
+                name: held for name in "abc" if (held := sum(each.held for each in live if each.owner.name == name))
+            }
+            assert budget.held <= budget.bound + budget.bound // 8
+
+    trio.run(main)
 
 
 def test_it_is_told_once_little_is_left_of_much() -> None:

@@ -114,6 +114,36 @@ async def test_agents_that_read_no_answers_keep_within_the_budget(servers: Serve
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("host", SOFTWARE)
+async def test_answers_that_come_all_at_once_keep_within_the_budget(servers: ServerPool, host: str) -> None:
+    """150 WebSockets, each of an address of its own, call for 4 MB each within one turn of the event loop.
+
+    Beside the budget comes one result of each while its handler makes it: who holds most can only be ended after that.
+    Hypercorn takes a message as text, and so makes a copy.
+    """
+    many, copies = 150, {"own": 1, "hypercorn": 2}[host]
+    bound = (DEFAULT_MEMORY * 3 / 2 + many * copies * 4_000_000) / MIB
+    asked = message(b'{"type":"tool_request","tool_name":"big","request_id":"1","arguments":{"size":4000000}}')
+    async with servers(host, agent_tools={}, fresh=True) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with AsyncExitStack() as stack:
+            sockets = []
+            for number in range(many):
+                wire = await stack.enter_async_context(server.wire(receive_buffer=4_096, source=f"127.0.1.{number}"))
+                sockets.append(await upgrade(wire, path="/agent"))
+            for socket in sockets:
+                await socket.say(asked)
+            assert await _echoes(server, "X-Nobody: 1", 20) == 20
+            await trio.sleep(0.5)
+            spent = (server.peak - base) / MIB
+        server.log.seek(0)
+        server.log.truncate()  # who gave way is told there
+    what = f"memory for {many} unread answers of 4 MB that come at once"
+    assert figure(17, what, spent, bound, "MiB", host) <= bound
+
+
+@pytest.mark.alone
 async def test_providers_that_come_and_go_hold_up_nobody(servers: ServerPool) -> None:
     """Three bring ten tools each, of 500 members, leave and come again; beside them somebody calls."""
     members = b",".join(b'"member%d":{"type":"string","maxLength":%d}' % (n, n + 1) for n in range(500))

@@ -11,6 +11,7 @@ Results cannot be refused like that. When they exceed the bound, the largest hol
 
 from __future__ import annotations
 
+import logging
 import math
 import sys
 from collections.abc import Callable
@@ -19,6 +20,9 @@ from typing import Final, Protocol
 import trio
 
 from trimcp.budget.turns import ReadTurns
+from trimcp.support.cleaning import log_crash
+
+_log = logging.getLogger("trimcp.budget")
 
 DEFAULT_MEMORY: Final = 256 * 1024 * 1024
 """Default bound, in bytes, on the memory that the peers of one server may use."""
@@ -210,9 +214,22 @@ class Budget:
         size, name, holder = holding.held, holding.owner.name, holding.holder
         self.ended += 1
         holding.close()
+        holding.holder = holder  # until it has been evicted, or has ended by itself
         security_event("memory_reclaimed", owner=name, bytes=size, bound=self.bound)
+        # Not here: a cancelled task keeps the frames of whoever cancelled it until it has ended, and they hold the
+        # message for which there was no room. Many of them in one turn came to four times the bound.
+        why = f"it held {size} bytes when the memory for all peers was used up"
+        trio.lowlevel.current_trio_token().run_sync_soon(_evict, holding, why)
+
+
+def _evict(holding: Holding, why: str) -> None:
+    """End a holder, unless it has ended by itself. Never raises."""
+    holder, holding.holder = holding.holder, None
+    try:
         if holder is not None:
-            holder.evict(f"it held {size} bytes when the memory for all peers was used up")
+            holder.evict(why)
+    except Exception as error:  # of any transport: an error here would end the whole program
+        log_crash(_log, error, "ending a peer that held most crashed")
 
 
 class Holding:
@@ -314,6 +331,7 @@ class Holding:
         """Hold nothing and count nothing any more. May be called twice."""
         budget, owner = self.budget, self.owner
         if budget is _NONE:
+            self.holder = None
             return
         if self.held or budget._waiting:
             self.add(-self.held)

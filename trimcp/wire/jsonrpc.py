@@ -378,7 +378,9 @@ def sendable(value: Any) -> Any:
 # Plain JSON values only: orjson could write other types, which would be different when read back.
 _OPTIONS: Final = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _FINITE: Final = frozenset((str, int, bool, type(None)))
-_ROOMY: Final = 32 * 1024  # bytes; larger results are in memory pages of their own, where unused room costs nothing
+_OWN_PAGES: Final = 4 * 1024 * 1024
+"""Bytes of a text whose buffer is always in pages of its own, where unused room costs nothing: it is over 32 MiB large.
+Smaller ones the C library puts where others were before, and all that was written there once stays in memory."""
 
 
 def encode(value: JSON) -> bytes:
@@ -397,8 +399,8 @@ def encode(value: JSON) -> bytes:
         raise Unencodable("JSON cannot carry this value: NaN and Infinity are not numbers in JSON")
     if _NEWLINE in data:  # from a Fragment, as white space between tokens; it would end the message
         data = data.replace(b"\n", b" ")
-    # orjson returns its whole buffer, truncated: if kept, a text of 50 bytes would occupy 4 KiB of the heap.
-    return b"%b" % data if len(data) < _ROOMY else data
+    # orjson returns its whole buffer, eight times a text and at least 1 KiB, truncated. What is kept is a copy.
+    return b"%b" % data if len(data) < _OWN_PAGES else data
 
 
 def _has_nonfinite(value: Any) -> bool:
