@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
@@ -20,17 +20,15 @@ from trimcp.agent_tools.client.wire import (
     AgentTarget,
     NotSent,
     Progressed,
-    ProviderStream,
+    QueuedProviderStream,
     answer_in,
     event_in,
     response_in,
 )
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.struct_values import at_once
-from trimcp.channel import Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
-from trimcp.session.queues import Outbox
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import PIECE
 from trimcp.transports.grpc.calls import CallFailed, Http2Call
@@ -44,9 +42,6 @@ try:
 except ImportError as _error:
     raise LocalError("agent tools through gRPC need another package: pip install protobuf") from _error
 
-_OUTBOX_MESSAGES: Final = 1_024
-_OUTBOX_BYTES: Final = 1024 * 1024
-
 
 @asynccontextmanager
 async def open_grpc_wire(target: AgentTarget) -> AsyncIterator[GrpcWire]:
@@ -55,8 +50,7 @@ async def open_grpc_wire(target: AgentTarget) -> AsyncIterator[GrpcWire]:
     Raises:
         ConnectionLost: connecting failed; the text says why.
     """
-    if target.auth is not None or target.client is not None:
-        raise LocalError("`auth` and `client` are for HTTP; give a token")
+    target.check_no_auth()
     url = urlsplit(target.url)._replace(query="", fragment="").geturl()
     server = GrpcServer(url, target.all_headers(), target.uds, target.ssl_context, timeout=target.timeout)
     async with server.open() as connection:
@@ -132,7 +126,7 @@ class GrpcWire:
         """See `AgentWire.providing`. The tools are withdrawn when the block is left."""
         try:
             async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
-                stream = GrpcProviderStream(self, call, GrpcDecoder(self._max_message))
+                stream = GrpcProviderStream(wire=self, call=call, decoder=GrpcDecoder(self._max_message))
                 await stream.offer(offer)
                 async with open_service_nursery() as nursery:
                     nursery.start_soon(stream.write)
@@ -227,14 +221,12 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
 
 @attrs.define(eq=False, repr=False)
-class GrpcProviderStream(ProviderStream):
+class GrpcProviderStream(QueuedProviderStream):
     """A `ProviderStream` on a call. What is not received makes the service wait."""
 
-    _wire: GrpcWire
-    _call: Http2Call
-    _decoder: GrpcDecoder
-    registered: messages.ToolsRegistered = attrs.field(init=False)
-    _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
+    _wire: GrpcWire = attrs.field(kw_only=True, alias="wire")
+    _call: Http2Call = attrs.field(kw_only=True, alias="call")
+    _decoder: GrpcDecoder = attrs.field(kw_only=True, alias="decoder")
 
     async def offer(self, offer: messages.ProvideTools) -> None:
         """Offer the tools, and wait for what the service makes of it.
@@ -289,24 +281,6 @@ class GrpcProviderStream(ProviderStream):
                 await self._call.send(bytes(gathered))
         except (CallFailed, trio.EndOfChannel):
             self._outbox.abandon()  # the reader says why
-
-    # The sink
-
-    @property
-    def full(self) -> bool:
-        return self._outbox.full
-
-    async def room(self) -> None:
-        await self._outbox.room()
-
-    def post(self, outgoing: Outgoing) -> None:
-        self._outbox.post(outgoing)
-
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        self._outbox.post_latest(key, outgoing)
-
-    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
-        self._outbox.finish_latest(key, keep=keep)
 
 
 def _from_provider(text: bytes) -> bytes:

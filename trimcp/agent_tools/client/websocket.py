@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Final
@@ -22,9 +22,10 @@ from trimcp.agent_tools.client.wire import (
     AgentTarget,
     NotSent,
     Progressed,
-    ProviderStream,
+    QueuedProviderStream,
     answer_in,
     event_in,
+    new_outbox,
     response_in,
 )
 from trimcp.agent_tools.messages import errors, messages
@@ -45,8 +46,6 @@ SUBPROTOCOL: Final = "agent-tools"
 PATH: Final = "/agent"
 """Where a service has its WebSocket, for a URL without a path."""
 
-_OUTBOX_MESSAGES: Final = 1_024
-_OUTBOX_BYTES: Final = 1024 * 1024
 _WATCH_EVENTS: Final = 256  # events and bytes that wait for a watcher, before it gets a state instead
 _WATCH_BYTES: Final = 1024 * 1024
 _REQUESTS: Final = 1_024  # tool requests and bytes of them that wait for a provider, before more are refused
@@ -73,8 +72,7 @@ async def open_agent_channel(
         ConnectionLost: connecting failed; the text says why.
         AgentToolsError: the service refused the connection.
     """
-    if target.auth is not None or target.client is not None:
-        raise LocalError("`auth` and `client` are for HTTP; give a token")
+    target.check_no_auth()
     parts = urlsplit(target.url)
     path = PATH if parts.path in ("", "/") else parts.path
     server = WebSocketServer(
@@ -153,7 +151,7 @@ class WebSocketWire:
     _channel: WebSocketChannel
     lost: str | None = attrs.field(init=False, default=None)  # why the connection is no more, or None while it is
     _ended: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
+    _outbox: Outbox = attrs.field(init=False, factory=new_outbox)
     _asked: dict[str, _PendingMessage] = attrs.field(init=False, factory=dict)
     _watches: dict[str, list[WebSocketWatch]] = attrs.field(init=False, factory=dict)
     _stream: WebSocketProviderStream | None = attrs.field(init=False, default=None)
@@ -452,11 +450,9 @@ class WebSocketWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
 
 @attrs.define(eq=False, repr=False)
-class WebSocketProviderStream(ProviderStream):
+class WebSocketProviderStream(QueuedProviderStream):
     """A `ProviderStream` over the connection. Requests beyond 1,024 that wait, or 16 MiB of them, are refused."""
 
-    _outbox: Outbox
-    registered: messages.ToolsRegistered = attrs.field(init=False)
     _requests: deque[tuple[messages.ToolRequest | messages.ToolCancel, int]] = attrs.field(init=False, factory=deque)
     _bytes: int = attrs.field(init=False, default=0)
     _end: Exception | None = attrs.field(init=False, default=None)
@@ -498,21 +494,3 @@ class WebSocketProviderStream(ProviderStream):
         self._bytes -= size
         await trio.lowlevel.cancel_shielded_checkpoint()
         return message, size
-
-    # The sink
-
-    @property
-    def full(self) -> bool:
-        return self._outbox.full
-
-    async def room(self) -> None:
-        await self._outbox.room()
-
-    def post(self, outgoing: Outgoing) -> None:
-        self._outbox.post(outgoing)
-
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        self._outbox.post_latest(key, outgoing)
-
-    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
-        self._outbox.finish_latest(key, keep=keep)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ssl
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -18,8 +18,9 @@ import trio
 
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
-from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
+from trimcp.channel import CLIENT_MAX_MESSAGE, Outgoing, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
+from trimcp.session.queues import Outbox
 from trimcp.support.bounds import checked
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     import httpx2
 
     from trimcp.transports.http.client.exchanges import ClientAuth
+
+_OUTBOX_MESSAGES: Final = 1_024
+_OUTBOX_BYTES: Final = 1024 * 1024
 
 SCHEMES: Final = ("http", "https", "http+unix", "ws", "wss", "ws+unix", "grpc", "grpcs")
 """Of the URL of a service."""
@@ -107,6 +111,35 @@ class ProviderStream(Sink):
         """
 
 
+def new_outbox() -> Outbox:
+    """Return the queue of what is sent over one connection, or one stream of a provider."""
+    return Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES)
+
+
+@attrs.define(eq=False, repr=False)
+class QueuedProviderStream(ProviderStream):
+    """A `ProviderStream` whose messages are queued in an outbox."""
+
+    _outbox: Outbox = attrs.field(factory=new_outbox)
+    registered: messages.ToolsRegistered = attrs.field(init=False)
+
+    @property
+    def full(self) -> bool:
+        return self._outbox.full
+
+    async def room(self) -> None:
+        await self._outbox.room()
+
+    def post(self, outgoing: Outgoing) -> None:
+        self._outbox.post(outgoing)
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        self._outbox.post_latest(key, outgoing)
+
+    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
+        self._outbox.finish_latest(key, keep=keep)
+
+
 def _check_url(instance: object, attribute: Any, url: str) -> None:
     needed = "a service's URL begins with http://, ws:// or grpc:// (https, wss, grpcs with TLS) and names a host"
     checked_url(url, SCHEMES, needed)
@@ -161,6 +194,11 @@ class AgentTarget:
     def socket(self) -> str | None:
         """The path of the Unix socket to connect to, or None for TCP."""
         return socket_path(self.url, self.uds)
+
+    def check_no_auth(self) -> None:
+        """Raise LocalError if it has options that only HTTP takes."""
+        if self.auth is not None or self.client is not None:
+            raise LocalError("`auth` and `client` are for HTTP; give a token")
 
     def all_headers(self) -> dict[str, str]:
         """Return the headers to send, with the token."""
