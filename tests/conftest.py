@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -36,6 +37,14 @@ NOTES: Final = os.environ.get("TRIMCP_NOTES", "")
 def _fresh_security_events() -> None:
     """What earlier tests left out of the log is told in no later one's, a minute after."""
     security._bounds.end_all()
+
+
+@pytest.fixture
+def children_hear_sigint() -> Iterator[None]:
+    """A shell that runs us in its background has us and all our children ignore it; a handler is not inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

@@ -632,14 +632,6 @@ async def test_the_dashboard_streams_over_http(
             assert job["state"] == "finished"
 
 
-@pytest.fixture
-def children_hear_sigint() -> Iterator[None]:
-    """A shell that runs us in its background has us and all our children ignore it; a handler is not inherited."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("children_hear_sigint")
 def test_the_dashboard_and_its_client_are_programs() -> None:

@@ -106,6 +106,7 @@ async def test_what_the_provider_brings_is_a_tool_of_the_server_while_it_runs() 
                 assert {tool.name for tool in await session.list_tools()} == own
 
 
+@pytest.mark.usefixtures("children_hear_sigint")
 async def test_the_provider_ends_quietly_when_it_is_interrupted() -> None:
     async with serving("--agent-tools", "--port", "0", server=SERVER) as served:
         url = await served.url()
