@@ -195,11 +195,14 @@ class Strange:
     odd: bool = True
 
 
-@pytest.mark.parametrize("extra", [object(), int, Unit("m"), Strange()])
-def test_what_is_not_read_is_refused_by_name(extra: Any) -> None:
-    name = extra.__name__ if isinstance(extra, type) else re.escape(repr(extra)[:20])
-    with pytest.raises(UnreadableHint, match=f"{name}.* in its Annotated is nothing that can be read"):
-        readable(["words", extra])
+@pytest.mark.parametrize("extra", [object(), int, Unit("m"), {"unit": "m"}, 7])
+def test_what_says_nothing_known_is_left_out(extra: Any) -> None:
+    assert readable(["words", extra]) == (["words"], [])
+
+
+def test_what_is_read_in_part_is_refused_by_name() -> None:
+    with pytest.raises(UnreadableHint, match=r"Strange\(ge=1, odd=True\) in its Annotated can be read in part only"):
+        readable(["words", Strange()])
 
 
 def test_what_says_nothing_is_left_out_and_groups_come_as_their_members() -> None:

@@ -30,7 +30,7 @@ ABSENT_DEFAULT: Final[Any] = inspect.Parameter.empty
 
 
 class UnreadableHint(TypeError):
-    """An extra of an `Annotated` is unknown, so it would never be checked. The text names it."""
+    """An extra of an `Annotated` is known in part, so the rest would never be checked. The text names it."""
 
 
 @attrs.frozen
@@ -314,8 +314,9 @@ class Arg:
     """Describes and bounds an argument: `days: Annotated[int, Arg("How many days", ge=1, le=14)]`.
 
     All attributes are part of the JSON Schema, and bounds are checked before the function is called. Objects of
-    `annotated-types`, Pydantic's `Field` and `typing.Doc` also work, and a plain string is a description. Any other
-    extra is an error when the function is registered.
+    `annotated-types`, Pydantic's `Field` and `typing.Doc` also work, and a plain string is a description. Other
+    extras are ignored; one with such an attribute beside others that are unknown is an error when the function is
+    registered.
 
     Attributes:
         description: the meaning of the argument, for the model.
@@ -364,8 +365,8 @@ _NUMERIC: Final = frozenset({"integer", "number"})
 def readable(extras: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Split the extras of an `Annotated` into (read by trimcp, read only by Pydantic).
 
-    Groups are replaced by their members, and a Pydantic `Field` by its texts and bounds. Raises UnreadableHint for an
-    extra that neither reads, because it would never be checked.
+    Groups are replaced by their members, and a Pydantic `Field` by its texts and bounds. What neither can read is left
+    out (PEP 593). Raises UnreadableHint for an extra that is read in part: the rest would never be checked.
     """
     ours: list[Any] = []
     theirs: list[Any] = []
@@ -377,9 +378,9 @@ def readable(extras: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             theirs.append(extra)
         elif known:
             ours.append(extra)
-        else:
+        elif not isinstance(extra, type) and any(getattr(extra, name, None) is not None for name in _KNOWN):
             raise UnreadableHint(
-                f"{_shown(extra)} in its Annotated is nothing that can be read; use trimcp.Arg, annotated_types,"
+                f"{_shown(extra)} in its Annotated can be read in part only; use trimcp.Arg, annotated_types,"
                 " Pydantic's Field, typing.Doc or a string"
             )
     return ours, theirs
