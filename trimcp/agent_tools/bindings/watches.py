@@ -7,7 +7,7 @@ whole state in place of the updates that it missed.
 from __future__ import annotations
 
 import logging
-from typing import Final, Protocol
+from typing import Final
 
 import attrs
 import trio
@@ -17,23 +17,15 @@ from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooMuch
 from trimcp.agent_tools.messages.messages import encode_message
-from trimcp.channel import Kind, Outgoing, Sink
-from trimcp.session.scopes import Background, guarded
+from trimcp.channel import Kind, Outgoing
+from trimcp.session.scopes import guarded
+from trimcp.session.session import Session
 from trimcp.support.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _MAX_WATCHES: Final = 1_000
 _MAX_KEPT: Final = 64  # late watches that keep the updates they missed; each may take 64 KiB
-
-
-class _WatchesOf(Protocol):
-    """What a connection has for its watches: a session."""
-
-    sink: Sink
-    background: Background
-
-    def weigh(self) -> None: ...
 
 
 @attrs.define(eq=False, repr=False)
@@ -52,7 +44,7 @@ class _StreamWatch(WatchChannel):
 class StreamWatches:
     """All watches of one connection. Their events are sent in the order in which each context had them."""
 
-    _session: _WatchesOf
+    _session: Session
     _open: dict[str, _StreamWatch] = attrs.field(init=False, factory=dict)
     _late: dict[_StreamWatch, None] = attrs.field(init=False, factory=dict)
     _waiting: bool = attrs.field(init=False, default=False)  # whether a task waits for room
