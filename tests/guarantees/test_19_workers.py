@@ -213,6 +213,13 @@ async def test_a_sandbox_with_a_context_may_tell_of_its_work_and_ask_nobody(revi
 
 
 @InBoth
+async def test_progress_of_a_worker_reaches_the_client_as_numbers(revision: trimcp.Revision) -> None:
+    async with victim(offering("process", tools.say_with_context), revision) as there:
+        await there.attack("say_with_context", [line(say="progress", values=[True, True, "done"])])
+        assert [(step.progress, step.total) for step in there.heard] == [(1, 1)]  # type: ignore[attr-defined]
+
+
+@InBoth
 async def test_what_a_sandbox_sends_instead_of_a_result_makes_a_client_do_nothing(revision: trimcp.Revision) -> None:
     codes: dict[str, object] = {}
     async with victim(offering("bwrap", tools.say), revision) as there:

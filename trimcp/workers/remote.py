@@ -128,7 +128,8 @@ class RemoteTool:
                     "say": "progress",
                     "values": [int() | float() as value, int() | float() | None as total, str() | None as text],
                 } if self.wants_context and self._is_short(text):
-                    await ctx.report_progress(value, total, text)
+                    # True is a number to Python, and none to JSON.
+                    await ctx.report_progress(+value, None if total is None else +total, text)
                 case {"say": "log", "level": str() as level, "data": data, "logger": str() | None as logger} if (
                     self.wants_context and level in SEVERITY and self._is_short(data, logger)
                 ):
