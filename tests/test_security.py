@@ -21,7 +21,7 @@ HOWTO = PACKAGE.parent / "docs" / "howto" / "audit.md"
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Time stands still until a test moves it, and nothing was logged yet."""
     now = [1_000.0]
-    monkeypatch.setattr(security, "_bounds", security._Bounds())
+    monkeypatch.setattr(security, "_bounds", security._EventCounts())
     monkeypatch.setattr(security, "_clock", lambda: now[0])
     return now
 

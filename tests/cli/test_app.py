@@ -22,7 +22,7 @@ import trio
 from click.testing import CliRunner, Result
 
 from trimcp.cli import conversation
-from trimcp.cli.app import _Command, app
+from trimcp.cli.app import _Subcommand, app
 from trimcp.cli.inspecting import describe, take_stock
 from trimcp.cli.loading import load_server
 from trimcp.client.client import Client
@@ -135,7 +135,7 @@ def test_one_name_of_an_option_means_one_thing() -> None:
 @pytest.mark.parametrize("command", ["run", "bench"])
 def test_many_options_stand_in_sections(command: str) -> None:
     found = COMMANDS[command]
-    assert isinstance(found, _Command)
+    assert isinstance(found, _Subcommand)
     named = [name for names in found.sections.values() for name in names]
     assert len(named) == len(set(named))
     assert max(map(len, found.sections.values())) < 20

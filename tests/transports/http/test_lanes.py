@@ -41,7 +41,7 @@ INFO = "io.modelcontextprotocol/logLevel"
 @pytest.fixture
 def events(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[dict[str, Any]]]:
     """The security events there were, and other warnings."""
-    monkeypatch.setattr(security, "_bounds", security._Bounds())  # so many a minute, and this is not the only test
+    monkeypatch.setattr(security, "_bounds", security._EventCounts())  # so many a minute, and this is not the only test
     caplog.set_level(logging.WARNING)
     return lambda: [vars(record) for record in caplog.records if record.levelno >= logging.WARNING]
 
