@@ -57,7 +57,7 @@ async def test_a_byte_more_than_four_mebibytes_is_refused_by_its_id(homes: Homes
             fits, too_large = large(peer, LIMIT), large(peer, LIMIT + 1)
             assert (len(fits), len(too_large)) == (LIMIT, LIMIT + 1)
             base = home.forget_peak()
-            if isinstance(peer, ChannelPeer):
+            if world.transport == "framed":
                 await pour(peer, too_large, b"\n")  # in pieces: a copy of ours is none of its memory
             else:
                 await peer.say(too_large)

@@ -63,19 +63,25 @@ class World:
     @property
     def half_open(self) -> bool:
         """Whether a peer that has said its last word may still listen, so that calls under way get `eof_grace`."""
-        return self.transport in ("stdio", "direct", "framed")
+        return self.transport in ("stdio", "direct", "framed", "grpc")
 
     def __str__(self) -> str:
         return " ".join([self.transport, *([self.host] if self.host else []), self.era])
 
 
 def _hosts(transport: str) -> tuple[str, ...]:
-    return ("own", "hypercorn") if transport in ("http", "sse", "websocket") else ("",)
+    return _HOSTS.get(transport, ("",))
 
 
+_HOSTS = {
+    "http": ("own", "hypercorn"),
+    "sse": ("own", "hypercorn"),
+    "websocket": ("own", "hypercorn"),
+    "grpc": ("own",),
+}
 WORLDS = [
     World(transport, host, modern)
-    for transport in ("stdio", "direct", "framed", "http", "sse", "websocket")
+    for transport in ("stdio", "direct", "framed", *_HOSTS)
     for host in _hosts(transport)
     for modern in ((False,) if transport == "sse" else (False, True))
 ]

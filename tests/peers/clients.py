@@ -23,6 +23,7 @@ from tests.peers.serving import Place
 from tests.peers.websockets import CLOSE, FIN, PING, PONG, TEXT, RawWebSocket, frame, message, upgrade
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.session.drive import DirectEnd
+from trimcp.transports.grpc.client import GrpcServer
 
 __all__ = [
     "ROADS",
@@ -506,7 +507,7 @@ async def over_the_network(
     """Yield a peer that is initialized; in the end its connections are closed without a closing handshake.
 
     Args:
-        transport: "http", "sse" or "websocket".
+        transport: "http", "sse", "websocket" or "grpc".
         server: where it connects to.
         lines: header lines of each request.
         modern: whether it speaks the newest revision.
@@ -531,6 +532,12 @@ async def over_the_network(
                     yield peer
                 finally:
                     await peer.leave()
+        elif transport == "grpc":
+            headers = dict(line.split(": ", 1) for line in lines)
+            async with GrpcServer(f"grpc://127.0.0.1:{server.port}", headers).connect() as channel:
+                tunnelled = ChannelPeer(modern, channel)
+                await tunnelled.meet()
+                yield tunnelled
         else:
             async with server.wire(receive_buffer=receive_buffer) as wire:
                 frames = WebSocketPeer(modern, await upgrade(wire, *lines))

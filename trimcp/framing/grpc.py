@@ -23,6 +23,7 @@ PREFIX: Final = 5
 
 _VARINT, _TEXT = 0, 2  # wire types
 _JSON_FIELD: Final = 1 << 3 | _TEXT
+_JSON_TAG: Final = bytes((_JSON_FIELD,))
 _OVERHEAD: Final = 16  # bytes of a JsonRpc beside its text, with room for a field or two of a later version
 _LENGTHS: Final = {1: 8, 5: 4}  # bytes of a value of a fixed length, by wire type
 _MOST_VARINT: Final = 10
@@ -323,7 +324,7 @@ class GrpcDecoder:
                     self._add(found, data[at : at + size])
                     at += size
                     continue
-                self._begin(size)
+                self._begin(size, data[at : at + 1 + _MOST_VARINT])
             else:
                 at = self._gather(found, data, at)
                 if self._message is not None:
@@ -333,12 +334,13 @@ class GrpcDecoder:
         self._rest = data[at:] if at else data
         return found
 
-    def _begin(self, size: int) -> None:
-        """Begin a message that is not there as a whole, or may be too large."""
+    def _begin(self, size: int, head: bytes) -> None:
+        """Begin a message that is not there as a whole, or may be too large, as what is there of its head may say."""
         limit = self.max_size + _OVERHEAD if self._tunnel else self.max_size
         if size > (PATIENCE * limit if self._tunnel and not self._compressed else limit):
             return self._fail(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {self.max_size:,} bytes")
-        self._message = Gathered() if size <= limit else IdScanner()
+        said = read_varint(head, 1)[0] if self._tunnel and not self._compressed and head[:1] == _JSON_TAG else 0
+        self._message = Gathered() if size <= limit and not self.max_size < said < size else IdScanner()
         self._left, self._head = size, b""
         return None
 
