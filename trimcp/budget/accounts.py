@@ -20,7 +20,6 @@ from typing import Final, Protocol
 import trio
 
 from trimcp.budget.turns import ReadTurns
-from trimcp.support.cleaning import log_crash
 
 _log = logging.getLogger("trimcp.budget")
 
@@ -229,6 +228,8 @@ def _evict(holding: Holding, why: str) -> None:
         if holder is not None:
             holder.evict(why)
     except Exception as error:  # of any transport: an error here would end the whole program
+        from trimcp.support.cleaning import log_crash  # only needed for errors
+
         log_crash(_log, error, "ending a peer that held most crashed")
 
 
