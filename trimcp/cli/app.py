@@ -514,14 +514,13 @@ def ps(as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Print it once, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print all there is once, as JSON.")
 def top(server: str | None, once: bool, as_json: bool) -> None:
-    """See what the servers of this user do, live: calls with their progress and the line where each waits.
+    """See live what servers do that run with --admin: calls with their progress and the line where each waits.
 
     SERVER is a process (trimcp ps has its number) or the path of its socket; without it all are shown. Keys select a
     call, open it, cancel it with a reason, close its session, and drain its server.
 
     \b
     Examples:
-      trimcp run weather.py --http --admin
       trimcp top
       trimcp top 4242 --once
       trimcp top --json /run/weather/admin.sock

@@ -147,7 +147,7 @@ class RunOptions:
         metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked."
     )
     admin: str | None = option(
-        metavar="[=SOCKET]", help="Let `trimcp top` look at it, and cancel calls: this user and root alone."
+        metavar="[=FILE]", help="Let `trimcp top` look at it, at a Unix socket: this user and root alone."
     )
     gc_threshold: int | None = option(
         metavar="N",
