@@ -179,7 +179,9 @@ def function_of(form: Form) -> Any:
     name = f"form_{next(_NUMBERS)}"
     module = types.ModuleType(name)
     sys.modules[name] = module
-    takes = f"def tool(value: {form.annotation}) -> str:\n    return repr(value)\n"
+    # The order of a set differs from run to run.
+    told = "'{%s}' % ', '.join(sorted(map(repr, value))) if type(value) is set and value else repr(value)"
+    takes = f"def tool(value: {form.annotation}) -> str:\n    return {told}\n"
     gives = f"def tool() -> {form.annotation}:\n    return {form.gives}\n"
     source = _HEAD + form.setup + (gives if form.gives else takes)
     exec(compile(source, name, "exec", dont_inherit=True), vars(module))

@@ -66,7 +66,7 @@ def test_one_round_says_nothing_of_growth() -> None:
 
 def test_files_may_be_open_while_they_are_needed() -> None:
     before = soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with sessions._open_files(10):
+    with sessions.open_files(10):
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
 
@@ -74,7 +74,7 @@ def test_files_may_be_open_while_they_are_needed() -> None:
 def test_more_files_than_the_system_allows_are_an_error() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 10**9 if hard == resource.RLIM_INFINITY else hard + 1
-    with pytest.raises((OSError, ValueError)), sessions._open_files(wanted):
+    with pytest.raises((OSError, ValueError)), sessions.open_files(wanted):
         raise AssertionError("they may not be open")
 
 

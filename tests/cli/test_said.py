@@ -70,6 +70,7 @@ OURS = {
     "conversation.py": "a timeout of our own",
     "loading.py": "the user's own program",
     "recording.py": "a journal of the user's, and the system's error",
+    "schemas.py": "what the user typed",
     "serving.py": "our own settings",
     "targets.py": "what the user typed, and files of theirs",
     "app.py": "what the user typed",

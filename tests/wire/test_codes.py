@@ -21,7 +21,13 @@ def test_reasons_are_unique_words() -> None:
 
 def test_our_own_codes_lie_outside_the_range_json_rpc_reserves() -> None:
     ours = {code for code in ERRORS if code > 0}
-    assert ours == {codes.OVERLOADED, codes.CANCELLED_BY_DRAIN, codes.TIMED_OUT, codes.FORBIDDEN}
+    assert ours == {
+        codes.OVERLOADED,
+        codes.CANCELLED_BY_DRAIN,
+        codes.TIMED_OUT,
+        codes.FORBIDDEN,
+        codes.CANCELLED_BY_OPERATOR,
+    }
 
 
 def test_reserved_codes_are_only_those_the_specification_defines() -> None:

@@ -70,7 +70,7 @@ def look(target: str | None, *, once: bool, as_json_text: bool) -> int:
             size = screen.out.width, max(24, 6 + sum(len(one["sessions"]) for one in pictures))
             lines = view(pictures, size, Shown())
             for line in lines[:-1]:  # without the keys
-                screen.out.print(line)
+                screen.show(line.plain, str(line.style))
         return 0
     return trio.run(_Top(sockets).run)
 
