@@ -48,7 +48,11 @@ _PASSING: Final = ("slow_down", "temporarily_unavailable", "server_error")
 
 @attrs.define(eq=False)
 class Login:
-    """The way to a token for one server."""
+    """The way to a token for one server.
+
+    It has more than 300 lines because each step of one login, from discovery to the token, needs what the steps
+    before it found.
+    """
 
     server: str  # the URL of the MCP server
     grant: Grant  # what the client has to show

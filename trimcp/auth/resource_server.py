@@ -110,6 +110,9 @@ class _IntrospectionRequest:
 class ResourceServer:
     """Takes the access tokens of authorization servers: `serve_http(server, auth=ResourceServer(...))`.
 
+    It has more than 20 fields and 300 lines because what may be set for it, and one check of one token by all of
+    that, belong together.
+
     Attributes:
         resource: the URL at which clients reach the server, with the path of its endpoint. It is what tokens have to
             be for, and what its metadata says.

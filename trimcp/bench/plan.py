@@ -140,7 +140,10 @@ def _as_mix(value: MixEntry | Iterable[MixEntry]) -> tuple[MixEntry, ...]:
 
 @attrs.frozen
 class Plan:
-    """One measurement. Each session is a connection of its own (Streamable HTTP: one for each concurrent call)."""
+    """One measurement. Each session is a connection of its own (Streamable HTTP: one for each concurrent call).
+
+    It has more than 20 fields because each is an option of one measurement.
+    """
 
     # the requests, chosen at random by weight; a single one is repeated
     mix: tuple[MixEntry, ...] = attrs.field(default=(), converter=_as_mix)

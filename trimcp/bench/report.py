@@ -114,6 +114,8 @@ class Report:
 
     A response after `seconds` is checked like any other, and a failure counts. A right one is not in `calls` nor in any
     rate, but its time is in `latency`, so that the slowest calls are not lost at the end.
+
+    It has more than 20 fields because each is a figure of one measurement.
     """
 
     target: str  # the measured server, without secrets

@@ -135,7 +135,10 @@ def _permissions(text: str) -> int:
 
 @attrs.frozen(kw_only=True)
 class RunOptions:
-    """How a server is to be served."""
+    """How a server is to be served.
+
+    It has more than 20 fields because each is an option of one command.
+    """
 
     grace: float = option(
         metavar="SECONDS",

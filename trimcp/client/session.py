@@ -62,6 +62,8 @@ class ClientSession:
     is gone, `LocalError` if the request cannot be sent, and `trio.TooSlowError` after the client's `request_timeout`
     or `max_request_time`.
 
+    It has more than 300 lines because each verb of the protocol is a documented method.
+
     Attributes:
         client: the client that connected.
         session: the session underneath, which sends and receives.

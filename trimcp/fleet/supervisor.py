@@ -44,7 +44,11 @@ _LEVELS: Final = {
 
 @attrs.define(eq=False, repr=False)
 class Supervisor:
-    """One upstream: its connection, its state, its counts. `run` is its task."""
+    """One upstream: its connection, its state, its counts. `run` is its task.
+
+    It has more than 300 lines because one task opens, watches, gives up and opens again one connection, and counts
+    it.
+    """
 
     client: Client
     target: Connectable

@@ -59,7 +59,11 @@ class _FrameKind(Enum):
 
 @attrs.define(eq=False, repr=False)
 class FrameGate:
-    """Checks and passes on the frames of one direction of one connection."""
+    """Checks and passes on the frames of one direction of one connection.
+
+    It has more than 20 fields because each is a bound, or a count that one of them is held against, of one pass
+    over the bytes.
+    """
 
     _keeps_messages: ClassVar[bool] = False  # instead of passing them on
 

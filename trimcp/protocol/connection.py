@@ -91,7 +91,10 @@ class OutboundRequest:
 
 @slotted
 class Connection:
-    """One side of one connection."""
+    """One side of one connection.
+
+    It has more than 300 lines because both directions share ids, revision and the two eras.
+    """
 
     role: Role  # which side this is
     profile: Profile  # what we send about ourselves

@@ -19,6 +19,8 @@ from trimcp.workers.pool import cores
 class CommandOptions(ListedOptions, total=False):
     """The options of a command, each with a default, beside those of `ListedOptions`.
 
+    It has more than 20 fields because each is an option of one tool.
+
     Attributes:
         isolation: "command" (a process with little environment, and the rights of the server), or "bwrap" (Linux: in a
             sandbox of bubblewrap, without network and without files but the system's).

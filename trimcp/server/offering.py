@@ -72,7 +72,11 @@ class Notice(Admitted):
 
 
 class Offering:
-    """A server's tools, resources, prompts and extensions, and the capabilities it declares for them."""
+    """A server's tools, resources, prompts and extensions, and the capabilities it declares for them.
+
+    It has more than 300 lines because each kind of thing that is offered is added, removed and found by documented
+    methods.
+    """
 
     limits: Limits
     budget: Budget

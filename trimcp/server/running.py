@@ -70,6 +70,9 @@ _SLACK = 0.05
 class Running:
     """One run of a server, from entering its lifespan to leaving it.
 
+    It has more than 300 lines because handlers, sessions and their end share one nursery and one state, and a call
+    passes as few modules as it can.
+
     Attributes:
         server: the server that runs.
         state: the value that the lifespan yielded.

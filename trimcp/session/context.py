@@ -85,6 +85,8 @@ class RequestScope:
 class Context(Admitted, Generic[StateT]):
     """One request, for its handler. Valid until the handler returns.
 
+    It has more than 300 lines because all that a handler may ask for is a documented method of one object.
+
     Attributes:
         admission: who asks, in which revision, with which capabilities.
         state: the value yielded by the server's lifespan, or None.

@@ -162,7 +162,10 @@ class Extras:
 
 @slotted
 class Job:
-    """One request of the peer in progress."""
+    """One request of the peer in progress.
+
+    It has more than 300 lines because running, failing, cancelling and answering decide about the same reply.
+    """
 
     session: Owner
     request: RequestReceived  # the engine's record of it

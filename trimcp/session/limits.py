@@ -45,6 +45,8 @@ _ANY = Quota()
 class Limits:
     """How much one session may hold, and how long it waits. Sizes are in bytes, times in seconds.
 
+    It has more than 20 fields because each is a setting.
+
     Attributes:
         max_message: the largest message accepted, over every transport; None for 4 MiB in a server and 64 MiB in a
             client. A larger request is answered with an error; a larger answer fails its call.

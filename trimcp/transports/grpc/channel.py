@@ -34,6 +34,8 @@ class GrpcChannel(MessageChannel):
     A message over the limit is received as `Malformed` and is not kept in memory. What is no `JsonRpc`, or
     one of sixteen times the limit, ends the call, as does one that is not whole in time.
 
+    It has more than 20 fields because both directions of one call keep what they have begun.
+
     Args:
         principal, headers: set on every received message.
     """

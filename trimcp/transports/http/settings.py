@@ -46,6 +46,8 @@ class Companion(Protocol):
 class HttpSettings:
     """All settings of a face. Sizes are bytes, times are seconds.
 
+    It has more than 20 fields because each is a setting.
+
     Attributes:
         path: where Streamable HTTP is served; None disables it.
         sse_path, messages_path: where HTTP+SSE of 2024-11-05 is served; None for the first disables it.

@@ -79,7 +79,10 @@ async def push_websocket(
 
 
 class ServedWebSocket:
-    """One connection and its session. A `MessageWriter` to the session, the owner of its writer, a `Holder`."""
+    """One connection and its session. A `MessageWriter` to the session, the owner of its writer, a `Holder`.
+
+    It has more than 300 lines because reading, writing and closing share the state of one connection.
+    """
 
     __slots__ = (
         *("_alarm", "_answer", "_connection", "_controls", "_gate", "_head", "_keep_alive", "_lost", "_parked"),

@@ -112,6 +112,8 @@ class AsgiWebSocket(MessageChannel):
     """One JSON-RPC message per text message. (docs/design/websocket.md)
 
     A cancelled send has sent whole messages only, in an unknown number, and the channel stays usable.
+
+    It has more than 20 fields because both directions of one connection keep what they have begun.
     """
 
     half_open = False

@@ -33,6 +33,8 @@ _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 class H1Connection:
     """Serves one client. `run` is its task.
 
+    It has more than 300 lines because one task reads, judges and answers the requests of a connection in turn.
+
     Args:
         hosting: shared with the other connections.
         wire: closed when `run` ends.

@@ -33,6 +33,8 @@ _STREAM_BITS: Final = 0x7FFF_FFFF
 class Engine:
     """One side of one connection.
 
+    It has more than 300 lines because there is one method for each kind of frame (RFC 9113, section 6).
+
     Args:
         user: told what happens to the connection.
         reader: reads heads.

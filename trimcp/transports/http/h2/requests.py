@@ -46,7 +46,10 @@ class TunnelEnd(Protocol):
 
 
 class RequestStream(ReplyStream):
-    """One request. A `Holder` to the budget."""
+    """One request. A `Holder` to the budget.
+
+    It has more than 300 lines because the head, the body and the end of a request decide about the same response.
+    """
 
     __slots__ = ("_body", "_dropping", "_first", "_judged", "_started", "_tunnel", "due")
 
