@@ -23,7 +23,7 @@ def _strictly(kind: type[Any]) -> Callable[[Any, Any], Any]:
             raise TypeError
         if kind is str and not is_text(value):
             raise ValueError
-        if kind is float and not abs(value) < _LATEST:  # no infinity, and no number that is none
+        if isinstance(value, int | float) and not abs(value) < _LATEST:  # no infinity, and no number that is none
             raise ValueError
         return kind(value)
 

@@ -99,8 +99,8 @@ class TypeResolver:
     """Reads annotations, those of one document: a record that is met twice is read once."""
 
     def __init__(self, *, output: bool = False) -> None:
-        self.output = output  # they describe results
-        self.foreign = False  # what only Pydantic reads was met in an `Annotated`
+        self.output: bool = output  # they describe results
+        self.foreign: bool = False  # what only Pydantic reads was met in an `Annotated`
         self._known: dict[Any, ResolvedType] = {}
 
     def resolve(self, hint: Any) -> ResolvedType:

@@ -25,7 +25,7 @@ class OwnedDatabase:
         try:
             import sqlite3  # some builds of Python lack it
 
-            self.connection = sqlite3.connect(path, timeout=0, check_same_thread=False, **options)
+            self.connection: sqlite3.Connection = sqlite3.connect(path, timeout=0, check_same_thread=False, **options)
             try:
                 prepare(self.connection)
             except BaseException:  # an interrupt too: the connection has the file open

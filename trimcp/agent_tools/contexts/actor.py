@@ -284,7 +284,8 @@ class ContextActor(StoredState):
             reason: why it ends.
             last: what its watchers are told; None if it goes on in the store.
         """
-        self.ended, self._over, self._kept_on = reason, trio.Event(), last is None
+        self.ended: str | None = reason
+        self._over, self._kept_on = trio.Event(), last is None
         self._deadline.close()
         if last is not None:
             self._fail_unsaved(self._gone)

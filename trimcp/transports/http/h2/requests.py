@@ -77,7 +77,7 @@ class RequestStream(ReplyStream):
                 known = known.with_headers(fields.headers)
             handler = again(known)
             if handler is not None:
-                self.head = known
+                self.head: Head | None = known
                 self._take(handler)
                 return
         head = self._read_head(connection)
