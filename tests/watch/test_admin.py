@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 import trimcp
 import trimcp.testing
@@ -195,3 +196,55 @@ async def test_where_nobody_listens_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConnectionLost, match=r"cannot connect to .*nobody"):
         async with connect_admin(tmp_path / "nobody"):
             pass
+
+
+async def test_odd_progress_of_a_handler_blinds_no_viewer() -> None:
+    server = trimcp.Server("odd")
+
+    @server.tool
+    async def odd(*, ctx: trimcp.Context) -> str:
+        await ctx.report_progress(1, total=2**70, message="half \ud800 a pair" + "x" * 10_000)
+        await trio.sleep_forever()
+        return ""
+
+    async with (
+        trimcp.testing.connected(server) as session,
+        serve_admin(server) as path,
+        connect_admin(path) as viewer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(session.call_tool, "odd")
+        await wait_all_tasks_blocked()
+        (shown,) = (await viewer.ask("picture"))["sessions"][0]["requests"]
+        nursery.cancel_scope.cancel()
+    assert (shown["progress"], shown["total"]) == (1, None)
+    assert shown["message"].startswith("half ")
+    assert len(shown["message"]) <= 500
+
+
+async def test_a_fault_of_ours_ends_a_viewer_and_not_the_server(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    async with trimcp.testing.connected(server) as session, serve_admin(server) as path:
+        with monkeypatch.context() as broken:
+            broken.setattr("trimcp.watch.observing.take_picture", crash)
+            assert await said(path, b'{"do":"picture"}\n') == []
+        await session.ping()
+        assert (await said(path, b'{"do":"picture"}\n'))[0]["done"]["server"] == "index"
+    assert "a viewer's request crashed" in caplog.text
+
+
+async def test_there_are_so_many_viewers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = make_server()
+    monkeypatch.setattr(admin, "_MOST", 1)
+    async with trimcp.testing.connected(server), serve_admin(server) as path, connect_admin(path) as viewer:
+        assert (await viewer.ask("picture"))["server"] == "index"
+        async with connect_admin(path) as another:
+            with pytest.raises(ConnectionLost):
+                await another.ask("picture")
+        assert (await viewer.ask("picture"))["server"] == "index"

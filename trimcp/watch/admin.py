@@ -13,6 +13,7 @@ import struct
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,9 +24,10 @@ import trio
 from trimcp.channel import require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.security import security_event
+from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h1.sockets import open_unix
-from trimcp.watch.observing import Observation
+from trimcp.watch.observing import Observation, log
 from trimcp.watch.picture import Observed
 
 VERSION: Final = 1
@@ -77,7 +79,9 @@ async def serve_admin(server: Observed, path: str | os.PathLike[str] | None = No
     place = announced if path is None else Path(path)
     with open_unix(place, backlog=_MOST) as sock, _announced(announced, place):
         async with open_service_nursery() as nursery:
-            nursery.start_soon(_accept, trio.SocketListener(trio.socket.from_stdlib_socket(sock)), server)
+            listener = trio.SocketListener(trio.socket.from_stdlib_socket(sock))
+            viewer = partial(_serve, server, trio.Semaphore(_MOST))
+            nursery.start_soon(trio.serve_listeners, viewer, [listener])  # which outlives a want of descriptors
             yield place
             nursery.cancel_scope.cancel()
 
@@ -95,17 +99,13 @@ def _announced(link: Path, place: Path) -> Iterator[None]:
         link.unlink(missing_ok=True)
 
 
-async def _accept(listener: trio.SocketListener, server: Observed) -> None:
-    places = trio.Semaphore(_MOST)
-    async with trio.open_nursery() as nursery:
-        while True:
-            await places.acquire()
-            nursery.start_soon(_serve, await listener.accept(), server, places)
-
-
-async def _serve(stream: trio.SocketStream, server: Observed, places: trio.Semaphore) -> None:
-    try:
-        async with stream:
+async def _serve(server: Observed, places: trio.Semaphore, stream: trio.SocketStream) -> None:
+    async with stream:
+        try:
+            places.acquire_nowait()
+        except trio.WouldBlock:
+            return  # there are as many viewers as there may be
+        try:
             who = _who(stream.socket)
             if who is None:
                 return
@@ -116,10 +116,12 @@ async def _serve(stream: trio.SocketStream, server: Observed, places: trio.Semap
                     answer = await _answer(observation, line)
                     with trio.fail_after(_PATIENCE):
                         await stream.send_all(answer)
-    except (trio.BrokenResourceError, trio.TooSlowError, ConnectionLost):
-        pass  # the viewer is gone, or reads nothing
-    finally:
-        places.release()
+        except (trio.BrokenResourceError, trio.TooSlowError, ConnectionLost):
+            pass  # the viewer is gone, or reads nothing
+        except Exception as error:  # a bug here must not end the server that is looked at
+            log_crash(log, error, "a viewer's request crashed")
+        finally:
+            places.release()
 
 
 def _who(sock: trio.socket.SocketType) -> str | None:
@@ -166,11 +168,12 @@ async def _answer(observation: Observation, line: bytes) -> bytes:
         return answer_line({"error": f"a request is a JSON object whose `do` is one of {', '.join(_ACTS)}"})
     try:
         found = act(observation, **request)
-        return answer_line({"done": await found if hasattr(found, "__await__") else found})
+        done = await found if hasattr(found, "__await__") else found
     except TypeError:
         return answer_line({"error": "these members do not belong to this request, or have the wrong type"})
     except (LocalError, ValueError) as error:
         return answer_line({"error": str(error)})
+    return answer_line({"done": done})
 
 
 def answer_line(answer: Mapping[str, Any]) -> bytes:

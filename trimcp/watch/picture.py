@@ -17,6 +17,7 @@ import trio
 
 from trimcp.session.job import Extras, Finished, Job
 from trimcp.session.session import Session
+from trimcp.support.cleaning import one_line
 from trimcp.support.values import valued
 from trimcp.watch.tree import waiting_places
 from trimcp.wire.common import Implementation
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 MOST_SESSIONS: Final = 200
 MOST_REQUESTS: Final = 500
 _MOST_LINES: Final = 20  # of where one request waits
+_LONGEST: Final = 500  # characters of a progress message
 
 
 @attrs.frozen
@@ -215,12 +217,17 @@ def _request(job: Job, places: Mapping[int, list[str]], now: float) -> RequestPi
         seconds=age,
         left=None if deadline == math.inf else deadline - now,
         progress=progress,
-        total=None if reports is None else reports.total or reports.told[0],
-        message=None if reports is None else reports.told[1],
+        total=None if reports is None else _number(reports.total or reports.told[0]),
+        message=None if reports is None or reports.told[1] is None else one_line(str(reports.told[1]), _LONGEST),
         per_second=None if progress is None or ran <= 0 else progress / ran,
         reason=None if job.reason is None else _why(job),
         waits=tuple(places.get(id(job), ())),
     )
+
+
+def _number(value: object) -> float | None:
+    """Return what a handler reported, if it is a number that JSON has."""
+    return value if isinstance(value, int | float) and abs(value) < 2**63 else None
 
 
 def _why(job: Job) -> str:
