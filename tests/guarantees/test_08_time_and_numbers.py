@@ -105,7 +105,12 @@ async def test_what_never_ends_has_its_time_over_sockets(homes: Homes, host: str
             if begun:
                 await wire.send(begun)
                 nursery.start_soon(_drip, wire.stream, 0.1)
-            said = await wire.stream.receive_some(65_536)
+            try:
+                said = await wire.stream.receive_some(65_536)
+            except trio.BrokenResourceError:
+                # Hypercorn closes without a word, which is a reset where a byte of the head was still unread.
+                assert (part, host) == ("head", "hypercorn")
+                said = b""
             told[part].append(time.monotonic() - clock.began)
             own[part].append(clock.took())
             # Hypercorn has no words for a head.
