@@ -194,6 +194,21 @@ def proto(session: nox.Session) -> None:
     session.run("python", "-m", "grpc_tools.protoc", "-I", ".", "--python_out=.", source)
 
 
+@nox.session(default=False)
+def vendored(session: nox.Session) -> None:
+    """Compare the libraries of the pages with what npm has of them."""
+    folder = Path("trimcp/cli/web/page/vendor")
+    for line in (folder / "README.md").read_text("utf-8").splitlines():
+        name, _, source = line.strip("| ").partition(" | ")
+        package, colon, path = source.partition(" | ")[0].partition(":")
+        if not colon or "@" not in package:
+            continue
+        published = install_from_npm(session, package) / package.rpartition("@")[0] / path
+        if published.read_bytes() != (folder / name).read_bytes():
+            session.error(f"{folder / name} is not {path} of {package}")
+        session.log(f"{name} is {path} of {package}")
+
+
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build the documentation; a broken link or reference is an error."""

@@ -43,7 +43,8 @@ async def build(n: int, *, ctx: trimcp.Context) -> str:
 
 async def picture_of(server: trimcp.Server[None]) -> dict[str, Any]:
     """Return a picture as a viewer gets it."""
-    found: dict[str, Any] = orjson.loads(admin.answer_line({"done": take_picture(server)}))["done"]
+    found: dict[str, Any] = {"source": "a socket"}
+    found |= orjson.loads(admin.answer_line({"done": take_picture(server)}))["done"]
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import shlex
@@ -33,7 +32,7 @@ from trimcp.cli.exits import (
     say,
 )
 from trimcp.cli.inspecting import describe, find_tool, list_tools, offer_json, take_stock
-from trimcp.cli.loading import Loaded, load_program, trace_of
+from trimcp.cli.loading import load_to_run
 from trimcp.cli.options import (
     POSITIVE,
     RUN_SECTIONS,
@@ -41,6 +40,7 @@ from trimcp.cli.options import (
     HeaderOptions,
     RunOptions,
     check_network,
+    web_options,
     with_options,
 )
 from trimcp.cli.schemas import read_json, read_words
@@ -50,7 +50,6 @@ from trimcp.cli.text import Line, as_json, describe_content, describe_resource, 
 from trimcp.client.session import ClientSession
 from trimcp.errors import LocalError
 from trimcp.run import run_stdio
-from trimcp.support.files import UnusableFile
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
 
@@ -195,7 +194,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     sys.argv = [server, *arguments]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
-    load = partial(_load, server, options)
+    load = partial(load_to_run, server, options)
     if over_network:
         from trimcp.cli.serving import serve  # not needed on standard input and output
 
@@ -207,27 +206,6 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
         run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
     except LocalError as error:
         raise Failure(str(error)) from None
-
-
-def _load(name: str, options: RunOptions) -> Loaded:
-    try:
-        loaded = load_program(name)
-    except Failure:
-        raise
-    except UnusableFile as error:
-        raise Failure(str(error)) from None
-    except Exception as error:  # the user's module may raise anything
-        raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
-    if options.admin is not None:
-        from trimcp.watch.admin import serve_admin
-
-        path = None if options.admin == "-" else options.admin
-        loaded.server.parts.append(lambda running: serve_admin(loaded.server, path))
-    if options.gc_threshold is not None:
-        gc.collect()
-        gc.freeze()  # the imported modules stay, so they need no collection
-        gc.set_threshold(options.gc_threshold, 20, 100)
-    return loaded
 
 
 @app.command(cls=_Subcommand, epilog=LOGIN_EXIT_CODES, short_help="Log in to a server that wants an access token.")
@@ -513,7 +491,8 @@ def ps(as_json: bool) -> None:
 @click.argument("server", required=False)
 @click.option("--once", is_flag=True, help="Print it once, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print all there is once, as JSON.")
-def top(server: str | None, once: bool, as_json: bool) -> None:
+@web_options
+def top(server: str | None, once: bool, as_json: bool, web: bool, port: int) -> None:
     """See live what servers do that run with --admin: calls with their progress and the line where each waits.
 
     SERVER is a process (trimcp ps has its number) or the path of its socket; without it all are shown. Keys select a
@@ -524,7 +503,12 @@ def top(server: str | None, once: bool, as_json: bool) -> None:
       trimcp top
       trimcp top 4242 --once
       trimcp top --json /run/weather/admin.sock
+      trimcp top --web
     """
+    if web:
+        from trimcp.cli.web.watching import watch_in_browser
+
+        sys.exit(watch_in_browser(server, port))
     from trimcp.cli.top import look
 
     sys.exit(look(server, once=once, as_json_text=as_json))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +18,9 @@ from typing import Any
 import attrs
 
 from trimcp.cli.exits import Failure
+from trimcp.cli.options import RunOptions
 from trimcp.server.server import Server
+from trimcp.support.files import UnusableFile
 
 _USUAL = ("server", "mcp", "app")
 
@@ -176,3 +179,25 @@ def _needs_arguments(function: Callable[..., object]) -> bool:
 def _others(module: ModuleType, place: str) -> str:
     names = [f"{place}:{name}" for name, value in vars(module).items() if isinstance(value, Server)]
     return f"; it has {', '.join(names)}" if names else ""
+
+
+def load_to_run(name: str, options: RunOptions) -> Loaded:
+    """Return what a module has to serve, made ready as the options say. Raises Failure: it cannot be loaded."""
+    try:
+        loaded = load_program(name)
+    except Failure:
+        raise
+    except UnusableFile as error:
+        raise Failure(str(error)) from None
+    except Exception as error:  # the user's module may raise anything
+        raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
+    if options.admin is not None:
+        from trimcp.watch.admin import serve_admin
+
+        path = None if options.admin == "-" else options.admin
+        loaded.server.parts.append(lambda running: serve_admin(loaded.server, path))
+    if options.gc_threshold is not None:
+        gc.collect()
+        gc.freeze()  # the imported modules stay, so they need no collection
+        gc.set_threshold(options.gc_threshold, 20, 100)
+    return loaded

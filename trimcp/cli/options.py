@@ -45,6 +45,16 @@ def with_options(
     return decorate
 
 
+def web_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of a page in a browser, `web` and `port`."""
+    port = click.IntRange(0, 65_535)
+    command = click.option("--port", metavar="PORT", type=port, default=0, help="Where; by default a free one.")(
+        command
+    )
+    told = "Show it in a browser: a page for this machine alone, at the address that is printed."
+    return click.option("--web", is_flag=True, help=told)(command)
+
+
 def _click_option(field: attrs.Attribute[Any]) -> Callable[[Any], Any]:
     flags = field.metadata["flags"] or ("--" + field.name.replace("_", "-"),)
     settings = field.metadata["settings"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
@@ -17,11 +16,11 @@ from rich.live import Live
 
 from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
 from trimcp.cli.screen import Screen
+from trimcp.cli.sources import act, connected, sockets_of
 from trimcp.cli.text import as_json, theirs
 from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.watch.admin import AdminClient, announced_sockets, connect_admin
 
 _PAUSE: Final = 0.5  # seconds between two pictures
 _REASON: Final = "cancelled in trimcp top"
@@ -31,7 +30,7 @@ _NONE: Final = "no server of this user can be looked at; start one with: trimcp 
 def list_servers(*, as_json_text: bool) -> int:
     """Print a line for each server of this user, and return the exit code."""
     screen = Screen()
-    pictures = trio.run(_pictures_of, _sockets(None))
+    pictures = trio.run(_pictures_of, None)
     if as_json_text:
         screen.show(as_json([_summary(one) for one in pictures]))
     else:
@@ -55,13 +54,13 @@ def look(target: str | None, *, once: bool, as_json_text: bool) -> int:
 
     Raises Failure: there is no such server.
     """
-    screen, sockets = Screen(), _sockets(target)
-    if not sockets:
+    screen = Screen()
+    if not sockets_of(target):
         raise Failure(
             _NONE if target is None else f"no server {theirs(target, 100)} can be looked at: trimcp ps", USAGE
         )
     if once or as_json_text or not sys.stdout.isatty() or not sys.stdin.isatty():
-        pictures = trio.run(_pictures_of, sockets)
+        pictures = trio.run(_pictures_of, target)
         if not pictures:
             raise Failure("the server is gone", NO_CONNECTION)
         if as_json_text:
@@ -72,54 +71,21 @@ def look(target: str | None, *, once: bool, as_json_text: bool) -> int:
             for line in lines[:-1]:  # without the keys
                 screen.show(line.plain, str(line.style))
         return 0
-    return trio.run(_Top(sockets).run)
+    return trio.run(_Top(target).run)
 
 
-def _sockets(target: str | None) -> list[Path]:
-    """Return the sockets that a target means: a path, a process, or every server."""
-    if target is not None and os.sep in target:
-        return [Path(target)]
-    found = announced_sockets()
-    return found if target is None else [path for path in found if path.name.partition(".")[0] == target]
-
-
-@asynccontextmanager
-async def _connected(sockets: Sequence[Path]) -> AsyncIterator[list[AdminClient]]:
-    """Connect to those that are there."""
-    async with AsyncExitStack() as stack:
-        clients = []
-        for path in sockets:
-            try:
-                clients.append(await stack.enter_async_context(connect_admin(path)))
-            except ConnectionLost:
-                continue  # it has ended meanwhile
-        yield clients
-
-
-async def _pictures_of(sockets: Sequence[Path]) -> list[dict[str, Any]]:
-    async with _connected(sockets) as clients:
-        return await _ask_all(clients)
-
-
-async def _ask_all(clients: list[AdminClient]) -> list[dict[str, Any]]:
-    """Return a picture of each server; those that are gone are taken out of the list."""
-    pictures = []
-    for client in list(clients):
-        try:
-            pictures.append(await client.ask("picture"))
-        except ConnectionLost:
-            clients.remove(client)
-    return pictures
+async def _pictures_of(target: str | None) -> list[dict[str, Any]]:
+    async with connected(target) as sources:
+        return await sources.pictures()
 
 
 @attrs.define(eq=False)
 class _Top:
     """The full screen."""
 
-    sockets: Sequence[Path]
+    target: str | None
     choice: Shown = attrs.field(init=False, factory=Shown)
     pictures: list[dict[str, Any]] = attrs.field(init=False, factory=list)
-    clients: list[AdminClient] = attrs.field(init=False, factory=list)
     screen: Screen = attrs.field(init=False, factory=Screen)
     live: Live = attrs.field(init=False)
     _then: Callable[[str], Any] | None = attrs.field(init=False, default=None)
@@ -128,19 +94,20 @@ class _Top:
     async def run(self) -> int:
         """Show pictures until the user or a signal ends it. The terminal is as before in every case."""
         self.live = Live(console=self.screen.out, screen=True, auto_refresh=False)
-        async with _connected(self.sockets) as self.clients:
-            if not self.clients:
+        async with connected(self.target) as sources:
+            self.pictures = await sources.pictures()
+            if not self.pictures:
                 raise Failure("the server is gone", NO_CONNECTION)
             with _keys_at_once() as again, self.live, self._quit:
                 async with open_service_nursery() as nursery:
                     nursery.start_soon(self._hear_signals, again)
                     nursery.start_soon(self._read_keys)
-                    while self.clients:
-                        self.pictures = await _ask_all(self.clients)
+                    while self.pictures:
                         self._show()
                         await trio.sleep(_PAUSE)
+                        self.pictures = await sources.pictures()
                     nursery.cancel_scope.cancel()
-        if not self.clients:
+        if not self.pictures:
             raise Failure("the server is gone", NO_CONNECTION)
         return 0
 
@@ -221,22 +188,21 @@ class _Top:
         elif len(key) == 1:
             choice.typed += key
 
-    def _client(self, row: RequestRow) -> AdminClient:
-        pids = [picture["pid"] for picture in self.pictures]
-        return self.clients[pids.index(row.picture["pid"])]
+    async def _act(self, row: RequestRow, do: str, **members: Any) -> None:
+        await act(self.target, row.picture["source"], do, **members)
 
     async def _cancel(self, row: RequestRow, typed: str) -> str:
-        await self._client(row).ask("cancel", request=row.request["key"], reason=typed or _REASON)
+        await self._act(row, "cancel", request=row.request["key"], reason=typed or _REASON)
         return f"{row.tool} is being cancelled"
 
     async def _close(self, row: RequestRow, typed: str) -> str:
-        await self._client(row).ask("close", session=row.session["key"], reason=typed or _REASON)
+        await self._act(row, "close", session=row.session["key"], reason=typed or _REASON)
         return "the session is closed"
 
     async def _drain(self, row: RequestRow, typed: str) -> str:
         if typed != "yes":
             return "nothing was drained"
-        await self._client(row).ask("drain", reason=_REASON)
+        await self._act(row, "drain", reason=_REASON)
         return "drained"
 
 

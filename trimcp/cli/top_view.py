@@ -28,9 +28,9 @@ class RequestRow:
     request: Json
 
     @property
-    def key(self) -> tuple[int, str]:
+    def key(self) -> tuple[str, str]:
         """Names it among all pictures."""
-        return self.picture["pid"], self.request["key"]
+        return self.picture["source"], self.request["key"]
 
     @property
     def tool(self) -> str:
@@ -47,7 +47,7 @@ class RequestRow:
 class Shown:
     """What the user has chosen."""
 
-    selected: tuple[int, str] | None = None
+    selected: tuple[str, str] | None = None
     opened: bool = False
     sort: str = SORTS[0]
     filter: str = ""
