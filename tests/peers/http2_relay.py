@@ -1,7 +1,10 @@
-"""A proxy that speaks HTTP/1.1 to clients and HTTP/2 to the server behind it, all requests over one connection.
+"""A proxy that speaks HTTP/1.1 to clients and HTTP/2 to the server behind it, as many requests over one connection as
+the server lets it have under way.
 
-So what is tested over HTTP/1.1 is tested over HTTP/2 by the same clients. Who leaves it while it is answered resets its
-stream, as proxies do; a stream that is reset closes the connection of its client.
+So what is tested over HTTP/1.1 is tested over HTTP/2 by the same clients. It passes on what both sides do: who leaves
+it while it is answered resets its stream, a stream that is reset cuts the connection of its client, who is answered
+before its request has ended is told that the connection closes, and who does not read or is not read fills a window.
+The connections to the server end with the last client.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_re
 from trimcp.transports.http.h2.interface import Http2Stream
 
 _WINDOW = 64 * 1024
+_LINGER = 8 * 1024 * 1024  # bytes of a request that are read after its answer: closing earlier might lose that
 _HOP_BY_HOP = (b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade")
 
 
@@ -68,7 +72,7 @@ class _Upstream:
     engine: Engine = attrs.field(init=False)
     ready: trio.Event = attrs.field(factory=trio.Event)
     gone: bool = False
-    slots: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)  # for a stream more
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
     _out: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -76,8 +80,27 @@ class _Upstream:
         settings = {Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: _WINDOW}
         self.engine = Engine(self, reader, client=True, settings=settings)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a stream may be opened."""
+        return not self.gone and len(self.engine.streams) < self.engine.peer_streams
+
+    def end(self) -> None:
+        """Close it, whatever is under way."""
+        self.gone = True
+        self.scope.cancel()
+
     async def run(self) -> None:
-        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
+        try:
+            with self.scope:
+                await self._exchange(await trio.open_tcp_stream("127.0.0.1", self.port))
+        except OSError:  # nobody listens there any more
+            pass
+        finally:
+            self.gone = True
+            self.ready.set()
+
+    async def _exchange(self, stream: trio.SocketStream) -> None:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._write, stream)
@@ -93,8 +116,6 @@ class _Upstream:
             self.gone = True
             for each in list(self.engine.streams.values()):
                 each.was_reset(0, "")
-            self.slots.unpark_all()
-            self.ready.set()
             await trio.aclose_forcefully(stream)
 
     async def _write(self, stream: trio.abc.Stream) -> None:
@@ -133,50 +154,60 @@ class _Upstream:
 
 @attrs.define(eq=False)
 class _Relay:
-    """Connections of clients, and one to the server, made anew when it has ended."""
+    """Connections of clients, and those to the server: one more where none has room for a stream."""
 
     port: int
     nursery: trio.Nursery
-    _upstream: _Upstream | None = None
-
-    async def upstream(self) -> _Upstream:
-        if self._upstream is None or self._upstream.gone:
-            self._upstream = _Upstream(self.port)
-            self.nursery.start_soon(self._run, self._upstream)
-        with trio.move_on_after(5):
-            await self._upstream.ready.wait()
-        return self._upstream
-
-    async def _run(self, upstream: _Upstream) -> None:
-        try:
-            await upstream.run()
-        except OSError:  # nobody listens there any more
-            upstream.gone = True
+    _clients: int = 0
+    _upstreams: list[_Upstream] = attrs.field(factory=list)
+    _opening: trio.Lock = attrs.field(factory=trio.Lock)
 
     async def serve(self, client: trio.SocketStream) -> None:
         wire = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
+        self._clients += 1
         try:
-            while await self._relay(client, wire):
-                wire.start_next_cycle()
+            try:
+                while await self._relay(client, wire):
+                    wire.start_next_cycle()
+            finally:
+                self._left()
+            await _linger(client)
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
             pass
         finally:
             await trio.aclose_forcefully(client)
 
+    def _left(self) -> None:
+        self._clients -= 1
+        if not self._clients:
+            for upstream in self._upstreams:
+                upstream.end()
+
+    async def _upstream(self) -> _Upstream:
+        """A connection with room for a stream. Raises `trio.BrokenResourceError` if there is no server."""
+        async with self._opening:
+            self._upstreams = [each for each in self._upstreams if not each.gone]
+            for upstream in self._upstreams:
+                if upstream.has_room:
+                    return upstream
+            upstream = _Upstream(self.port)
+            self._upstreams.append(upstream)
+            self.nursery.start_soon(upstream.run)
+            await upstream.ready.wait()
+            if not upstream.has_room:
+                raise trio.BrokenResourceError
+            return upstream
+
     async def _relay(self, client: trio.SocketStream, wire: h11.Connection) -> bool:
         request = await _event(client, wire)
         if not isinstance(request, h11.Request):
             return False
-        upstream = await self.upstream()
+        upstream = await self._upstream()
         headers = dict(request.headers)
         fields = [(":method", request.method.decode()), (":scheme", "http"), (":authority", headers[b"host"].decode())]
         fields.append((":path", request.target.decode()))
         fields += [(n.decode(), v.decode("latin-1")) for n, v in request.headers if n not in _HOP_BY_HOP]
         stream, engine, keeps = _Stream(), upstream.engine, False
-        while len(engine.streams) >= engine.peer_streams and not upstream.gone:
-            await upstream.slots.park()
-        if upstream.gone:
-            return False
         engine.open(stream, write_block(fields), end=False)
         upstream.flush()
         try:
@@ -187,7 +218,6 @@ class _Relay:
         finally:
             engine.reset(stream, Code.CANCEL)
             upstream.flush()
-            upstream.slots.unpark_all()
         return keeps
 
     async def _send_body(
@@ -198,11 +228,11 @@ class _Relay:
         stream: _Stream,
         scope: trio.CancelScope,
     ) -> None:
-        """Send the body, then look whether the client leaves."""
+        """Send the body as far as the server takes it, then look whether the client leaves."""
         try:
             while isinstance(event := await _event(client, wire), h11.Data):
                 data = bytes(event.data)
-                while data and not stream.broken:
+                while data and stream.sends:
                     taken = upstream.engine.send_data(stream, data, end=False)
                     data = data[taken:]
                     upstream.flush()
@@ -221,26 +251,38 @@ class _Relay:
     async def _answer(
         self, client: trio.SocketStream, wire: h11.Connection, upstream: _Upstream, stream: _Stream
     ) -> bool:
+        """Send the response; return whether the connection is kept. Raises `trio.BrokenResourceError`: it was cut."""
         while stream.head is None:
-            if stream.broken:
-                return False
-            await stream.news.park()
-        await client.send_all(
-            wire.send(h11.Response(status_code=stream.head.status, headers=list(stream.head.headers.items()))) or b""
-        )
+            await _news(stream)
+        headers = list(stream.head.headers.items())
+        if wire.their_state is h11.SEND_BODY:
+            headers.append(("connection", "close"))
+        await client.send_all(wire.send(h11.Response(status_code=stream.head.status, headers=headers)) or b"")
         while True:
             if stream.body:
                 data, stream.body = bytes(stream.body), bytearray()
                 await client.send_all(wire.send(h11.Data(data=data)) or b"")
                 upstream.engine.credit(stream, len(data))
                 upstream.flush()
-            elif stream.broken:
-                return False
             elif stream.ended:
                 await client.send_all(wire.send(h11.EndOfMessage()) or b"")
                 return wire.our_state is h11.DONE and wire.their_state is h11.DONE
             else:
-                await stream.news.park()
+                await _news(stream)
+
+
+async def _news(stream: _Stream) -> None:
+    if stream.broken:
+        raise trio.BrokenResourceError
+    await stream.news.park()
+
+
+async def _linger(client: trio.SocketStream) -> None:
+    """Say that nothing more is sent, and read until the client has seen that."""
+    await client.send_eof()
+    left = _LINGER
+    while left > 0 and (data := await client.receive_some(65536)):
+        left -= len(data)
 
 
 async def _event(client: trio.SocketStream, wire: h11.Connection) -> Any:

@@ -255,6 +255,32 @@ async def test_a_body_that_is_too_large_is_refused_and_the_connection_lives(
         assert [handler.body for handler in site.face.handlers if handler.body is not None] == [b"on"]
 
 
+@pytest.mark.parametrize("again", [True, False])
+async def test_what_is_too_large_is_refused_by_its_beginning_also_if_that_comes_behind_its_head(
+    again: bool, autojump_clock: MockClock
+) -> None:
+    async with memory(DummyFace(max_body=1_000, again=again)) as site:
+        peer = await site.connect_http2()
+        for n in (1, 2):
+            id = await peer.ask("/echo", None, headers=[("content-length", "60000")])
+            await wait_all_tasks_blocked()
+            await peer.send(h2.frame(h2.DATA, 0, id, b"its id"))
+            while not (answer := peer.streams.get(id)) or not answer.ended:
+                await peer.receive()
+            assert (answer.status, answer.body) == (413, b'"too large"')
+            assert [handler.beginning for handler in site.face.handlers] == [b"its id"] * n
+
+
+async def test_who_waits_for_leave_to_send_what_is_too_large_is_refused_at_once(autojump_clock: MockClock) -> None:
+    async with memory(DummyFace(max_body=1_000)) as site:
+        peer = await site.connect_http2()
+        began = trio.current_time()
+        id = await peer.ask("/echo", None, headers=[("content-length", "60000"), ("expect", "100-continue")])
+        while not (answer := peer.streams.get(id)) or not answer.ended:
+            await peer.receive()
+        assert (answer.status, trio.current_time()) == (413, began)
+
+
 async def test_a_body_that_goes_on_after_its_answer_is_dropped_for_a_while(autojump_clock: MockClock) -> None:
     async with memory() as site:
         peer = await site.connect_http2()

@@ -144,12 +144,14 @@ class RequestStream(ReplyStream):
         """Go on with a handler."""
         self._judged = True
         self.handler = handler
+        expects = self.receives and self.fields.headers.get("expect", "").lower() == "100-continue"
         if self._size + (self.left or 0) > handler.max_body:
-            self._refuse_body(handler)
+            if self._size or expects:  # else its beginning is waited for, which has the id of a message
+                self._refuse_body(handler)
         elif not self.receives:
             self._complete()
         else:
-            if self.fields.headers.get("expect", "").lower() == "100-continue":
+            if expects:
                 self._send_head(_CONTINUE, end=False)
             if data := self._taken():
                 self.arrived(data)  # what waited for the front's answer
@@ -180,7 +182,7 @@ class RequestStream(ReplyStream):
         if not self._judged:
             return  # it is not allowed again, so that no more than a window arrives
         handler = self.handler
-        if handler is not None and self._size > handler.max_body:
+        if handler is not None and self._size + (self.left or 0) > handler.max_body:
             self._refuse_body(handler)
         elif self.receives:
             self.due += size / connection.hosting.limits.body_rate
