@@ -10,7 +10,7 @@ import trimcp
 from tests.hostile.server_for_attack import make_server
 from tests.peers.http1 import http_request, post
 from tests.peers.messages import modern_request
-from tests.peers.serving import ServedHere, served
+from tests.peers.serving import HTTP2, ServedHere, served
 from tests.peers.websockets import handshake
 
 __all__ = ["BINDS", "doors", "near"]
@@ -32,12 +32,12 @@ def near(
     folder: Path | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[ServedHere]:
-    """Serve, by default the server under attack, by our own listener or Hypercorn; options are those of `served`."""
+    """Serve, by default the server under attack, on one of ON_EACH; options are those of `served`."""
     place = dict(BINDS[bind])
     if "uds" in place:
         assert folder is not None
         place["uds"] = folder / place["uds"]
-    transport = "http on hypercorn" if host == "hypercorn" else "http"
+    transport = {"hypercorn": "http on hypercorn", HTTP2: "http/2"}.get(host, "http")
     return served(server or make_server(), transport, **{"grace": 0.1, **place, **options})
 
 

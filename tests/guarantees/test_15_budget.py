@@ -17,7 +17,7 @@ from tests.peers.http2 import grpc_call
 from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
-from tests.peers.serving import SOFTWARE
+from tests.peers.serving import HTTP2, SOFTWARE
 from tests.peers.websockets import message, upgrade
 from trimcp.budget.accounts import DEFAULT_MEMORY
 from trimcp.framing.grpc import json_rpc_header
@@ -146,6 +146,8 @@ async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes:
     """They are larger here, because the system takes some megabytes of each into its own buffers."""
     size = 6 * MIB
     asked = post(modern_request(1, "tools/call", name="big", arguments={"size": size}))
+    # Over HTTP/2 one connection holds much of it, and has to wait with more.
+    answers = (200, 503) if world.host == HTTP2 else (200,)
     async with homes(world) as home:
         assert home.served is not None
         await home.warm()
@@ -155,7 +157,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_connections(homes:
                 wire = await unread(home.served, stack)
                 await wire.send(asked)
                 with suppress(trio.BrokenResourceError):  # it had to give way, as whoever holds most, before it looked
-                    assert (await wire.head()).status == 200
+                    assert (await wire.head()).status in answers
             await settled(home.pid)
             spent = home.peak - base
     most = DEFAULT_MEMORY + 64 * MIB

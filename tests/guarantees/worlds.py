@@ -20,11 +20,10 @@ import trio.testing
 from tests.fuzz.effort import PATIENCE
 from tests.guarantees import program
 from tests.peers.clients import ChannelPeer, DirectPeer, LinePeer, Peer, over_the_network
-from tests.peers.http2_relay import translated
 from tests.peers.messages import text_of
 from tests.peers.processes import ChildServer, Measured, child_server, forget_peak
 from tests.peers.servers import ServerPool, ServerProcess, more_than
-from tests.peers.serving import Place
+from tests.peers.serving import HTTP2
 from tests.stopwatch import Stopwatch
 from trimcp.server.running import Running
 from trimcp.session.drive import direct_ends, drive
@@ -75,8 +74,6 @@ def _hosts(transport: str) -> tuple[str, ...]:
     return _HOSTS.get(transport, ("",))
 
 
-HTTP2 = "own by HTTP/2"
-"""Our own listener, reached through a proxy that speaks HTTP/2 to it."""
 _HOSTS = {
     "http": ("own", "hypercorn", HTTP2),
     "sse": ("own", "hypercorn"),
@@ -133,13 +130,6 @@ class Journal:
         return found
 
 
-@attrs.define
-class _Translated(Place):
-    """Where requests become those of HTTP/2."""
-
-    url: str
-
-
 @attrs.define(eq=False)
 class Home(Measured):
     """A server somewhere, for peers by hand.
@@ -148,7 +138,6 @@ class Home(Measured):
         world: where it is.
         journal: what its handlers went through.
         served, target, running: the server, as a process on the network, as a child, or in this process.
-        place: where peers on the network reach it.
     """
 
     world: World
@@ -156,7 +145,6 @@ class Home(Measured):
     served: ServerProcess | None = None
     target: ChildServer | None = None
     running: Running[None] | None = None
-    place: Place | None = None
     _only: Peer | None = None
 
     @property
@@ -190,9 +178,9 @@ class Home(Measured):
     def peer(self, *, reading: bool = True) -> AbstractAsyncContextManager[Any]:
         """A client of it that has introduced itself; over stdio there is but one. One that reads little reads slowly,
         on HTTP nothing at all."""
-        if self.place is not None:
+        if self.served is not None:
             small = None if reading else 4096
-            return over_the_network(self.world.transport, self.place, modern=self.world.modern, receive_buffer=small)
+            return over_the_network(self.world.transport, self.served, modern=self.world.modern, receive_buffer=small)
         return self._alone() if self.target is not None else self._beside()
 
     @asynccontextmanager
@@ -268,14 +256,8 @@ class Homes:
     async def __call__(self, world: World, **options: Any) -> AsyncIterator[Home]:
         if world.host:
             more = {"alone": True} if world == ALONE else {}
-            software = "hypercorn" if world.host == "hypercorn" else "own"
-            async with self.pool(software, **more, **options) as served:
-                if world.host != HTTP2:
-                    yield Home(world, self.journal, served=served, place=served)
-                    return
-                async with translated(served.port) as port:
-                    place = _Translated(f"http://127.0.0.1:{port}/mcp")
-                    yield Home(world, self.journal, served=served, place=place)
+            async with self.pool("own" if world == ALONE else world.host, **more, **options) as served:
+                yield Home(world, self.journal, served=served)
         elif world.transport == "stdio":
             environment = {"MALLOC_MMAP_THRESHOLD_": "131072"}
             more = {"serve": "stdio", "journal": str(self.journal.path), **options}

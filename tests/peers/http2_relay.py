@@ -1,14 +1,15 @@
-"""A proxy that speaks HTTP/1.1 to clients and HTTP/2 to the server behind it, as many requests over one connection as
-the server lets it have under way.
+"""A proxy that speaks HTTP/1.1 to clients and HTTP/2 to the server, as many requests over one connection as it allows.
 
-So what is tested over HTTP/1.1 is tested over HTTP/2 by the same clients. It passes on what both sides do: who leaves
-it while it is answered resets its stream, a stream that is reset cuts the connection of its client, who is answered
-before its request has ended is told that the connection closes, and who does not read or is not read fills a window.
-The connections to the server end with the last client.
+So what is tested over HTTP/1.1 is tested over HTTP/2 by the same clients, WebSockets too (RFC 8441). It passes on what
+both sides do: who leaves it while it is answered resets its stream, a stream that is reset resets the connection of its
+client, who is answered before its request has ended is told that the connection closes, and who does not read or is not
+read fills a window. The connections to the server end with the last client.
 """
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import attrs
 import h11
 import trio
 
+from tests.peers.websockets import token
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
@@ -25,7 +27,8 @@ from trimcp.transports.http.h2.interface import Http2Stream
 
 _WINDOW = 64 * 1024
 _LINGER = 8 * 1024 * 1024  # bytes of a request that are read after its answer: closing earlier might lose that
-_HOP_BY_HOP = (b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade")
+_RESET = struct.pack("ii", 1, 0)
+_HOP_BY_HOP = (b"host", b"connection", b"transfer-encoding", b"keep-alive", b"upgrade", b"sec-websocket-key")
 
 
 class _Stream(Http2Stream):
@@ -66,9 +69,10 @@ class _Stream(Http2Stream):
 
 @attrs.define(eq=False)
 class _Upstream:
-    """The connection to the server."""
+    """A connection to the server, from the address of those it is for."""
 
     port: int
+    source: str
     engine: Engine = attrs.field(init=False)
     ready: trio.Event = attrs.field(factory=trio.Event)
     gone: bool = False
@@ -93,7 +97,10 @@ class _Upstream:
     async def run(self) -> None:
         try:
             with self.scope:
-                await self._exchange(await trio.open_tcp_stream("127.0.0.1", self.port))
+                sock = trio.socket.socket()
+                await sock.bind((self.source, 0))
+                await sock.connect(("127.0.0.1", self.port))
+                await self._exchange(trio.SocketStream(sock))
         except OSError:  # nobody listens there any more
             pass
         finally:
@@ -173,7 +180,7 @@ class _Relay:
                 self._left()
             await _linger(client)
         except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
-            pass
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         finally:
             await trio.aclose_forcefully(client)
 
@@ -183,14 +190,14 @@ class _Relay:
             for upstream in self._upstreams:
                 upstream.end()
 
-    async def _upstream(self) -> _Upstream:
-        """A connection with room for a stream. Raises `trio.BrokenResourceError` if there is no server."""
+    async def _upstream(self, source: str) -> _Upstream:
+        """A connection from this address with room for a stream. Raises `trio.BrokenResourceError`: there is none."""
         async with self._opening:
             self._upstreams = [each for each in self._upstreams if not each.gone]
             for upstream in self._upstreams:
-                if upstream.has_room:
+                if upstream.source == source and upstream.has_room:
                     return upstream
-            upstream = _Upstream(self.port)
+            upstream = _Upstream(self.port, source)
             self._upstreams.append(upstream)
             self.nursery.start_soon(upstream.run)
             await upstream.ready.wait()
@@ -202,18 +209,24 @@ class _Relay:
         request = await _event(client, wire)
         if not isinstance(request, h11.Request):
             return False
-        upstream = await self._upstream()
+        upstream = await self._upstream(client.socket.getpeername()[0])
         headers = dict(request.headers)
-        fields = [(":method", request.method.decode()), (":scheme", "http"), (":authority", headers[b"host"].decode())]
-        fields.append((":path", request.target.decode()))
+        upgrades = headers.get(b"upgrade") == b"websocket"
+        fields = [(":method", "CONNECT" if upgrades else request.method.decode())]
+        fields += [(":protocol", "websocket")] if upgrades else []
+        fields += [(":scheme", "http"), (":authority", headers[b"host"].decode()), (":path", request.target.decode())]
         fields += [(n.decode(), v.decode("latin-1")) for n, v in request.headers if n not in _HOP_BY_HOP]
         stream, engine, keeps = _Stream(), upstream.engine, False
         engine.open(stream, write_block(fields), end=False)
         upstream.flush()
         try:
             async with open_service_nursery() as nursery:
-                nursery.start_soon(self._send_body, client, wire, upstream, stream, nursery.cancel_scope)
-                keeps = await self._answer(client, wire, upstream, stream)
+                if upgrades and await _accepted(stream):
+                    key = headers[b"sec-websocket-key"].decode()
+                    await self._switch(client, wire, upstream, stream, key, nursery)
+                else:
+                    nursery.start_soon(self._send_body, client, wire, upstream, stream, nursery.cancel_scope)
+                    keeps = await self._answer(client, wire, upstream, stream)
                 nursery.cancel_scope.cancel()
         finally:
             engine.reset(stream, Code.CANCEL)
@@ -231,13 +244,7 @@ class _Relay:
         """Send the body as far as the server takes it, then look whether the client leaves."""
         try:
             while isinstance(event := await _event(client, wire), h11.Data):
-                data = bytes(event.data)
-                while data and stream.sends:
-                    taken = upstream.engine.send_data(stream, data, end=False)
-                    data = data[taken:]
-                    upstream.flush()
-                    if data:
-                        await stream.room.park()
+                await _pass_on(upstream, stream, bytes(event.data))
             if isinstance(event, h11.EndOfMessage) and stream.sends:
                 upstream.engine.send_data(stream, b"", end=True)
                 upstream.flush()
@@ -252,23 +259,81 @@ class _Relay:
         self, client: trio.SocketStream, wire: h11.Connection, upstream: _Upstream, stream: _Stream
     ) -> bool:
         """Send the response; return whether the connection is kept. Raises `trio.BrokenResourceError`: it was cut."""
-        while stream.head is None:
-            await _news(stream)
-        headers = list(stream.head.headers.items())
+        head = await _head(stream)
+        headers = list(head.headers.items())
         if wire.their_state is h11.SEND_BODY:
             headers.append(("connection", "close"))
-        await client.send_all(wire.send(h11.Response(status_code=stream.head.status, headers=headers)) or b"")
-        while True:
-            if stream.body:
-                data, stream.body = bytes(stream.body), bytearray()
-                await client.send_all(wire.send(h11.Data(data=data)) or b"")
-                upstream.engine.credit(stream, len(data))
+        await client.send_all(wire.send(h11.Response(status_code=head.status, headers=headers)) or b"")
+        while data := await _body(stream):
+            await client.send_all(wire.send(h11.Data(data=data)) or b"")
+            upstream.engine.credit(stream, len(data))
+            upstream.flush()
+        await client.send_all(wire.send(h11.EndOfMessage()) or b"")
+        return wire.our_state is h11.DONE and wire.their_state is h11.DONE
+
+    async def _switch(
+        self,
+        client: trio.SocketStream,
+        wire: h11.Connection,
+        upstream: _Upstream,
+        stream: _Stream,
+        key: str,
+        nursery: trio.Nursery,
+    ) -> None:
+        """Pass on the bytes of a WebSocket that was accepted, until the server ends it or either side cuts it."""
+        head = await _head(stream)
+        headers = [*head.headers.items(), ("Upgrade", "websocket"), ("Connection", "Upgrade")]
+        headers.append(("Sec-WebSocket-Accept", token(key)))
+        await _event(client, wire)  # the end of the request
+        await client.send_all(wire.send(h11.InformationalResponse(status_code=101, headers=headers)) or b"")
+        nursery.start_soon(self._listen, client, wire.trailing_data[0], upstream, stream, nursery.cancel_scope)
+        while data := await _body(stream):
+            await client.send_all(data)
+            upstream.engine.credit(stream, len(data))
+            upstream.flush()
+
+    async def _listen(
+        self, client: trio.SocketStream, data: bytes, upstream: _Upstream, stream: _Stream, scope: trio.CancelScope
+    ) -> None:
+        try:
+            await _pass_on(upstream, stream, data)
+            while data := bytes(await client.receive_some(65536)):
+                await _pass_on(upstream, stream, data)
+            if stream.sends:
+                upstream.engine.send_data(stream, b"", end=True)
                 upstream.flush()
-            elif stream.ended:
-                await client.send_all(wire.send(h11.EndOfMessage()) or b"")
-                return wire.our_state is h11.DONE and wire.their_state is h11.DONE
-            else:
-                await _news(stream)
+        except trio.BrokenResourceError:
+            scope.cancel()
+
+
+async def _pass_on(upstream: _Upstream, stream: _Stream, data: bytes) -> None:
+    """Send bytes of a client as far as the server takes them."""
+    while data and stream.sends:
+        taken = upstream.engine.send_data(stream, data, end=False)
+        data = data[taken:]
+        upstream.flush()
+        if data:
+            await stream.room.park()
+
+
+async def _head(stream: _Stream) -> ResponseFields:
+    while stream.head is None:
+        await _news(stream)
+    return stream.head
+
+
+async def _accepted(stream: _Stream) -> bool:
+    return (await _head(stream)).status == 200
+
+
+async def _body(stream: _Stream) -> bytes:
+    """What has arrived; b"" at the end."""
+    while not stream.body:
+        if stream.ended:
+            return b""
+        await _news(stream)
+    data, stream.body = bytes(stream.body), bytearray()
+    return data
 
 
 async def _news(stream: _Stream) -> None:

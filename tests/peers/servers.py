@@ -18,8 +18,9 @@ from tests.fuzz.effort import PATIENCE
 from tests.hostile import server_over_network
 from tests.peers.clients import ROADS, on
 from tests.peers.http1 import http_request
+from tests.peers.http2_relay import translated
 from tests.peers.processes import ENVIRONMENT, Measured
-from tests.peers.serving import Place
+from tests.peers.serving import HTTP2, At, Place
 
 __all__ = ["ServerPool", "ServerProcess", "more_than", "start_server", "stop_server"]
 
@@ -37,13 +38,14 @@ class ServerProcess(Place, Measured):
 
     Attributes:
         process: the process.
-        url: where it is served.
+        url: where it is reached: where it is served, or a proxy before that.
         log: what it wrote to its standard error.
-        software: what listens.
+        software: what listens, or `HTTP2`.
         base: what it counts of itself when nothing is under way.
         warmed: whether it has done a little of everything.
         lines: headers by which it knows whoever looks after it.
         roads: where it is reached, of ROADS.
+        itself: where it is served.
     """
 
     process: subprocess.Popen[str]
@@ -54,6 +56,10 @@ class ServerProcess(Place, Measured):
     warmed: bool = False
     lines: tuple[str, ...] = ()
     roads: tuple[str, ...] = ROADS
+    itself: At = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.itself = At(self.url)
 
     @property
     def pid(self) -> int:
@@ -65,16 +71,27 @@ class ServerProcess(Place, Measured):
         self.log.seek(0)
         return self.log.read()
 
+    @asynccontextmanager
+    async def by_http2(self) -> AsyncIterator[None]:
+        """Let it be reached through a proxy that speaks HTTP/2 to it, as long as the block runs."""
+        software, url = self.software, self.url
+        async with translated(self.port) as port:
+            self.software, self.url = HTTP2, url.replace(f":{self.port}/", f":{port}/")
+            try:
+                yield
+            finally:
+                self.software, self.url = software, url
+
     async def counts(self) -> dict[str, int]:
         """What it counts of itself, after a garbage collection."""
-        async with self.wire() as wire:
+        async with self.itself.wire() as wire:
             answer = await wire.ask(http_request("GET", "/statistics", "Connection: close", *self.lines))
             counts: dict[str, int] = answer.reply
             return counts
 
     async def objects(self) -> int:
         """How many objects its garbage collector knows."""
-        async with self.wire() as wire:
+        async with self.itself.wire() as wire:
             [count] = (
                 await wire.ask(http_request("GET", "/statistics?objects", "Connection: close", *self.lines))
             ).reply
@@ -82,7 +99,7 @@ class ServerProcess(Place, Measured):
 
     async def kept(self) -> int:
         """Bytes it has resident once garbage is collected and free memory is the system's again."""
-        async with self.wire() as wire:
+        async with self.itself.wire() as wire:
             await wire.ask(http_request("GET", "/statistics?kept", "Connection: close", *self.lines))
         return self.memory
 
@@ -122,7 +139,7 @@ class ServerProcess(Place, Measured):
 
 @attrs.define(eq=False)
 class ServerPool:
-    """Servers that tests share as long as they do no harm.
+    """Servers that tests share as long as they do no harm, reached as they are or by `HTTP2`.
 
     Attributes:
         program: what is run; it gets the options as JSON.
@@ -142,10 +159,11 @@ class ServerPool:
         if "tokens" in options:
             options["tokens"] = {**options["tokens"], "keeper-token": "keeper"}
             lines = ("Authorization: Bearer keeper-token",)
-        key = json.dumps({"software": software, **self.more, **options})
+        listens = "own" if software == HTTP2 else software
+        key = json.dumps({"software": listens, **self.more, **options})
         server = None if fresh else self._servers.pop(key, None)
         if server is None:
-            server = await trio.to_thread.run_sync(start_server, self._command(key), software)
+            server = await trio.to_thread.run_sync(start_server, self._command(key), listens)
             server.lines = lines
             server.roads = ROADS[-1:] if options.get("alone") else ROADS
         kept = False
@@ -153,7 +171,11 @@ class ServerPool:
             with trio.fail_after(PATIENCE):
                 if not server.base:
                     await server.settle()
-                yield server
+                if software == HTTP2:
+                    async with server.by_http2():
+                        yield server
+                else:
+                    yield server
                 await server.at_rest()
                 assert server.errors == b"", server.errors[-3000:].decode()
             kept = not fresh

@@ -20,9 +20,12 @@ from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.revisions import LATEST_LEGACY, OLDEST, Revision
 
 __all__ = [
+    "HTTP2",
     "IN_MEMORY",
     "NETWORK",
+    "ON_EACH",
     "SOFTWARE",
+    "At",
     "Place",
     "ServedHere",
     "answering",
@@ -36,6 +39,9 @@ IN_MEMORY = ("memory", "framed")
 NETWORK = ("http", "http/2", "http on hypercorn", "http+sse", "websocket", "websocket on hypercorn", "grpc")
 SOFTWARE = ("own", "hypercorn")
 """What listens: our own listener, or Hypercorn."""
+HTTP2 = "own by HTTP/2"
+"""Our own listener, reached through a proxy that speaks HTTP/2 to it."""
+ON_EACH = (*SOFTWARE, HTTP2)
 
 
 async def connect(port: int, *, receive_buffer: int | None = None, source: str = "") -> trio.SocketStream:
@@ -95,6 +101,13 @@ class Place:
                 await wire.send(request)
                 found.append((await wire.head()).status)
         return found
+
+
+@attrs.define
+class At(Place):
+    """An address."""
+
+    url: str
 
 
 @attrs.define(eq=False)

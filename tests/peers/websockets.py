@@ -27,6 +27,7 @@ __all__ = [
     "handshake",
     "message",
     "read_head",
+    "token",
     "upgrade",
 ]
 
@@ -133,12 +134,16 @@ async def accept(
         answer: what is said in place of the answer.
     """
     _, headers, rest = await read_head(stream)
-    key = headers["sec-websocket-key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-    token = base64.b64encode(hashlib.sha1(key.encode()).digest()).decode()
-    head = ["HTTP/1.1 101 X", "Upgrade: websocket", "Connection: Upgrade", f"Sec-WebSocket-Accept: {token}"]
+    accepted = f"Sec-WebSocket-Accept: {token(headers['sec-websocket-key'])}"
+    head = ["HTTP/1.1 101 X", "Upgrade: websocket", "Connection: Upgrade", accepted]
     right = "\r\n".join([*head, *lines, "", ""]).encode()
     await stream.send_all((right if answer is None else answer) + b"".join(frames))
     return RawWebSocket(stream, rest)
+
+
+def token(key: str) -> str:
+    """The Sec-WebSocket-Accept that answers a key (RFC 6455, section 4.2.2)."""
+    return base64.b64encode(hashlib.sha1(f"{key}258EAFA5-E914-47DA-95CA-C5AB0DC85B11".encode()).digest()).decode()
 
 
 async def read_head(stream: trio.abc.ReceiveStream) -> tuple[str, dict[str, str], bytes]:

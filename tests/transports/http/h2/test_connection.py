@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import tracemalloc
 import weakref
 from collections.abc import Iterable
 from functools import partial
@@ -269,6 +270,25 @@ async def test_what_is_too_large_is_refused_by_its_beginning_also_if_that_comes_
                 await peer.receive()
             assert (answer.status, answer.body) == (413, b'"too large"')
             assert [handler.beginning for handler in site.face.handlers] == [b"its id"] * n
+
+
+async def test_of_a_body_that_is_too_large_little_is_copied(autojump_clock: MockClock) -> None:
+    async with memory(DummyFace(max_body=LARGE)) as site:
+        peer = await site.connect_http2()
+        id, piece = await peer.ask("/echo", None), b"x" * h2.MAX_FRAME
+        for _ in range(LARGE // len(piece)):
+            await peer.send(h2.frame(h2.DATA, 0, id, piece))
+            await wait_all_tasks_blocked()
+        gc.collect()
+        tracemalloc.start()
+        try:
+            await peer.send(h2.frame(h2.DATA, 0, id, piece))
+            await wait_all_tasks_blocked()
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(site.face.handlers[0].beginning) == 64 * 1024
+        assert most < LARGE / 2
 
 
 async def test_who_waits_for_leave_to_send_what_is_too_large_is_refused_at_once(autojump_clock: MockClock) -> None:

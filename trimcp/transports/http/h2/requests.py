@@ -219,9 +219,12 @@ class RequestStream(ReplyStream):
     def _taken(self) -> bytes:
         """Return what has arrived of the body, and forget it."""
         first, body = self._first, self._body
+        self._forget_body()
+        return (first or b"") if body is None else body.take()
+
+    def _forget_body(self) -> None:
         self._first = self._body = None
         self._size = 0
-        return (first or b"") if body is None else body.take()
 
     def _complete(self) -> None:
         """Start the handler; a large body waits for its turn to be parsed."""
@@ -261,15 +264,16 @@ class RequestStream(ReplyStream):
                 self.send(HttpResponse(500))
 
     def _refuse_body(self, handler: Handler) -> None:
-        self.handler = None
-        self._refuse(handler.too_large(self._taken()[:_BEGINNING]))
+        self.handler, body = None, self._body
+        beginning = (self._first or b"")[:_BEGINNING] if body is None else body.beginning(_BEGINNING)
+        self._refuse(handler.too_large(beginning))
 
     def _refuse(self, response: HttpResponse) -> None:
         """Answer in place of the handler, and take nothing more."""
         handler, self.handler = self.handler, None
         if handler is not None:
             response = handler.refused(response)
-        self._taken()
+        self._forget_body()
         self._unweigh()
         self.send(response)
 
