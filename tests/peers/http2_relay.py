@@ -97,10 +97,8 @@ class _Upstream:
     async def run(self) -> None:
         try:
             with self.scope:
-                sock = trio.socket.socket()
-                await sock.bind((self.source, 0))
-                await sock.connect(("127.0.0.1", self.port))
-                await self._exchange(trio.SocketStream(sock))
+                stream = await trio.open_tcp_stream("127.0.0.1", self.port, local_address=self.source)
+                await self._exchange(stream)
         except OSError:  # nobody listens there any more
             pass
         finally:
