@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -34,6 +37,11 @@ def make_server(**options: Any) -> tuple[trimcp.Server[None], Metrics]:
     return server, Metrics(server, **options)
 
 
+def heavy() -> str:
+    """For a worker process, which finds it by its name."""
+    return "done"
+
+
 def read(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     families = list(text_string_to_metric_families(text))
     assert all(family.type != "unknown" and family.documentation for family in families)
@@ -42,6 +50,32 @@ def read(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 def key(name: str, /, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return f"trimcp_{name}", frozenset(labels.items())
+
+
+async def test_a_request_that_is_refused_took_no_time(autojump_clock: MockClock) -> None:
+    """Trio's clock begins anywhere, so an age since its zero is any number."""
+    server, metrics = make_server()
+    autojump_clock.jump(1_000)
+    async with trimcp.testing.connected(server) as session:
+        await session.call_tool("build", {"seconds": 5})
+        session.peer.draining.set()
+        with pytest.raises(trimcp.RemoteError):
+            await session.call_tool("build", {"seconds": 5})
+        found = read(metrics.text())
+    tool = {"method": "tools/call", "target": "build"}
+    assert found[key("requests_ended_total", **tool, outcome="error")] == 1
+    assert found[key("request_seconds_sum", **tool)] == pytest.approx(5)
+
+
+async def test_a_name_that_a_caller_makes_up_is_not_told_apart() -> None:
+    server, metrics = make_server()
+    async with trimcp.testing.connected(server) as session:
+        for number in range(3):
+            with pytest.raises(trimcp.RemoteError):
+                await session.call_tool(f"madeup{number}")
+    found = read(metrics.text())
+    assert found[key("requests_ended_total", method="tools/call", target="(others)", outcome="error")] == 3
+    assert "madeup" not in metrics.text()
 
 
 async def test_calls_are_counted_by_outcome_and_their_time_by_tool(autojump_clock: MockClock) -> None:
@@ -115,6 +149,28 @@ async def test_it_is_a_route_with_a_scope_of_its_own() -> None:
     found = read(told.text)
     assert found[key("hosts", what="connections")] >= 0
     assert found[key("loop_lag_seconds")] >= 0
+
+
+async def test_the_dashboard_asks_for_what_there_is() -> None:
+    """Each query of docs/howto/grafana.json names metrics and labels that a server has."""
+    dashboard = json.loads((Path(__file__).parents[2] / "docs/howto/grafana.json").read_text())
+    server, metrics = make_server()
+
+    server.add_tool(heavy, run="process", max_concurrent=1)
+    async with trimcp.asgi_app(server).lifespan(), trimcp.testing.connected(server) as session:
+        await session.call_tool("build", {"seconds": 0})
+        await session.call_tool("heavy")
+        text = metrics.text()
+    known = {"instance", *re.findall(r"(trimcp_\w+)", text), *re.findall(r'[{,](\w+)="', text)}
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [each["query"] for each in dashboard["templating"]["list"] if each["type"] == "query"]
+    assert len(queries) > 16
+    of_prometheus = {"sum", "by", "rate", "increase", "histogram_quantile", "topk", "max", "label_values"}
+    for query in queries:
+        names = re.sub(r'"[^"]*"|\[\w+\]|\b\d[\d.]*\b', "", query)
+        asked = set(re.findall(r"[a-z_]\w*", names)) - of_prometheus
+        assert asked <= known, query
+        assert any(name.startswith("trimcp_") for name in asked)
 
 
 def test_buckets_rise() -> None:

@@ -318,6 +318,10 @@ def _set_up_logging(options: RunOptions) -> None:
         handler = logging.StreamHandler()
         plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
         handler.setFormatter(JsonFormatter() if options.log_json else plain)
+        if options.log_json:
+            from trimcp.watch.log_ids import RequestIds
+
+            handler.addFilter(RequestIds())
         root.addHandler(handler)
     if options.access_log:
         logging.getLogger("trimcp.access").setLevel(logging.INFO)

@@ -220,6 +220,8 @@ async def connecting(
                 if limit.scope.cancel_called:
                     await trio.lowlevel.checkpoint()
                 client.sessions.add(session)
+                if client.on_session is not None:
+                    client.on_session(session.session, True)
                 actor, logs = session.session, session.logs
                 if logs is not None:
                     actor.nursery.start_soon(guarded, logs.run, (session,), name="logging handler")

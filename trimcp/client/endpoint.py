@@ -183,6 +183,8 @@ class ClientEndpoint:
     def closed(self, actor: Session) -> None:
         """Forget the connection."""
         self.client.sessions.discard(self.session)
+        if self.client.on_session is not None:
+            self.client.on_session(actor, False)
 
 
 def _approved(verdict: Any, value: Any, what: str) -> Any:

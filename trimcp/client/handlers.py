@@ -14,7 +14,9 @@ from typing import Any, Final, TypeAlias, TypeVar, overload
 import attrs
 
 from trimcp.protocol.profile import Profile
+from trimcp.session.calls import Rounds
 from trimcp.session.limits import Limits
+from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_number, check_truth
 from trimcp.support.containment import contained
 from trimcp.wire.capabilities import (
@@ -127,6 +129,8 @@ class ClientProgram:
         self.foreign: Final[set[str]] = set()  # methods of extensions that were called
         self.notification_handlers: Final[dict[str, list[Handler]]] = {}  # by the notification's name
         self.sessions: set[Any] = set()
+        self.make_rounds: Callable[..., Rounds] = Rounds  # makes each call
+        self.on_session: Callable[[Session, bool], object] | None = None  # told of each that begins (True) or has ended
         self.legacy_targets: Final[set[object]] = set()  # keys of targets that were found to be of the legacy era
         self.on_logging: Handler | None = None
         self.on_call: Handler | None = None

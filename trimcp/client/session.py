@@ -402,7 +402,7 @@ class ClientSession:
     def _rounds(self, name: str, params: Any, meta: Mapping[str, JSON] | None) -> Rounds:
         if self._log_level is not None and self.revision.logs_on_request:
             meta = {META_LOG_LEVEL: self._log_level, **(meta or {})}
-        return Rounds(self.session, self, name, params, self.client.max_rounds, meta)
+        return self.client.make_rounds(self.session, self, name, params, self.client.max_rounds, meta)
 
     def notified(self, event: Notified) -> None:
         """Queue a log message for its handler, and remove cached results that a notification makes stale."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimcp.server.running import CURRENT
+from trimcp.session.context import CURRENT
 from trimcp.wire.common import LoggingLevel
 
 if TYPE_CHECKING:

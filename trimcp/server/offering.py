@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from trimcp.server.commands import CommandOptions
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions
+    from trimcp.session.session import Session
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 EntryT = TypeVar("EntryT")
@@ -117,6 +118,8 @@ class Offering:
         self.completers: dict[tuple[str, str], Completer] = {}
         self.middlewares: list[Middleware] = []
         self._filters: list[AppliedFilter] = []
+        self.around: Callable[[Handler], Handler] | None = None  # goes around each handler, outermost
+        self.on_session: Callable[[Session, bool], object] | None = None  # told of each that begins (True) or has ended
         self._lifespans = 0
         self._declare()
 

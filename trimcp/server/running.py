@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -22,7 +21,7 @@ from trimcp.server.offering import Notice, Offering
 from trimcp.server.pools import Pools
 from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers
-from trimcp.session.context import Context
+from trimcp.session.context import CURRENT, Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason, Finished, Job
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
     from trimcp.watch.tree import Overdue
 
 log: logging.Logger = logging.getLogger("trimcp.server")
-
-CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)
-"""The context of the request being handled in this task or thread; for the logging bridge."""
 
 _OWNERS = 10  # owners of memory in a snapshot of statistics
 
@@ -131,6 +127,8 @@ class Running:
             for name, handler in handlers.items()
             if server.offers_method(name)
         }
+        if server.around is not None:
+            self._handlers = {name: server.around(handler) for name, handler in self._handlers.items()}
         self._noticed = server.wrap(self._call_notification_handlers)
 
     def statistics(self) -> ServerStatistics:
@@ -274,6 +272,8 @@ class Running:
         )
         session.on_finished = server.on_finished
         self.sessions.add(session)
+        if server.on_session is not None:
+            server.on_session(session, True)
         return session
 
     def tell_finished(self, hook: Finished | None) -> None:
@@ -284,6 +284,8 @@ class Running:
     def closed(self, session: Session) -> None:
         if session in self.sessions:  # may be called twice
             self.sessions.discard(session)
+            if self.server.on_session is not None:
+                self.server.on_session(session, False)
             counts = session.counts
             if counts.merged or counts.dropped:
                 self.counts.add(counts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import trio
@@ -499,3 +500,7 @@ def client_key(ctx: Context[Any]) -> Hashable:
     if not session.transport.single_request:
         return session
     return owner_of(ctx.principal, None if job.origin is None else job.origin.client)
+
+
+CURRENT: ContextVar[Context[Any] | None] = ContextVar("trimcp_request", default=None)
+"""The context of the request being handled in this task or thread; for what logs."""

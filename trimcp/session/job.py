@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
 import trio
@@ -62,6 +63,9 @@ class CancelReason(Enum):
     LIMIT = "limit"
     OPERATOR = "cancelled by the operator"
 
+
+_TRACE: Final = re.compile("[0-9a-f]{2}-([0-9a-f]{32})-")  # of `traceparent`, W3C Trace Context
+_LONGEST_ID: Final = 100  # characters; a peer chooses some of them
 
 # Reasons for which an error is sent, with its code. In the other cases the peer is gone or knows.
 _CANCELLED_CODES = {
@@ -180,7 +184,7 @@ class Job:
     cancelled: Cancellation | None = attrs.field(init=False, default=None)
     queued: float | None = attrs.field(init=False, default=None)  # when it began to wait for a slot, on Trio's clock
     started: bool = attrs.field(init=False, default=False)  # whether its handler has begun,
-    since: float = attrs.field(init=False, default=0.0)  # and when, on Trio's clock
+    since: float = attrs.field(init=False, default=math.inf)  # and when, on Trio's clock
     over: bool = attrs.field(init=False, default=False)  # whether its answer is queued
     # What its handler or one of its tasks raised, until it is answered
     failure: BaseException | None = attrs.field(init=False, default=None)
@@ -196,7 +200,7 @@ class Job:
 
     @property
     def arrived(self) -> float:
-        """When it was received, on Trio's clock; 0 if it was refused before that was recorded."""
+        """When it was received, on Trio's clock; infinite if it was refused at once."""
         return self.since if self.queued is None else self.queued
 
     @property
@@ -206,6 +210,16 @@ class Job:
         about = getattr(params, "ref", params)  # `ref` is a completion's
         name = getattr(about, "name", None) or getattr(about, "uri", None)
         return name if isinstance(name, str) else None
+
+    def log_ids(self) -> dict[str, str]:
+        """Return what names it in a log: attributes of the records about it."""
+        from trimcp.support.cleaning import one_line
+
+        ids = {"mcp_session": f"{id(self.session):x}", "mcp_request": f"{self.request.method.name} {self.request.id}"}
+        sent = (self.request.admission.meta or {}).get("traceparent")
+        if isinstance(sent, str) and (trace := _TRACE.match(sent)):
+            ids["trace_id"] = trace[1]
+        return {name: one_line(text, _LONGEST_ID) for name, text in ids.items()}
 
     @property
     def questions(self) -> Asked | None:
@@ -438,7 +452,7 @@ class Job:
 
             data = {"incident": secrets.token_hex(6)}
             about += f"; incident {data['incident']}"
-        log_crash(log, error, "the handler of %s crashed%s", self.request.method.name, about)
+        log_crash(log, error, "the handler of %s crashed%s", self.request.method.name, about, extra=self.log_ids())
         return ErrorReply(INTERNAL_ERROR, "internal error", data)
 
     # Ending

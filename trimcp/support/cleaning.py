@@ -183,19 +183,24 @@ def _quoted(text: str) -> str:
 
 
 def log_crash(
-    logger: logging.Logger, error: BaseException, message: str, *args: object, level: int = logging.ERROR
+    logger: logging.Logger,
+    error: BaseException,
+    message: str,
+    *args: object,
+    level: int = logging.ERROR,
+    extra: Mapping[str, object] | None = None,
 ) -> None:
     """Log an exception that ends here with its traceback, in which no text can imitate a log line.
 
     Every traceback in a log of this package is written by this: an exception's text may quote a peer.
 
-    `message`, `args`: what failed, as for `logger.log`.
+    `message`, `args`, `extra`: what failed, as for `logger.log`.
     """
     if not logger.isEnabledFor(level):
         return
     file, line, function, _ = logger.findCaller(stacklevel=2)
     told = (type(error), error, error.__traceback__)
-    record = logger.makeRecord(logger.name, level, file, line, message, args, told, function)
+    record = logger.makeRecord(logger.name, level, file, line, message, args, told, function, extra)
     record.exc_text = traceback_text(error)  # formatters use this instead of their own
     logger.handle(record)
 

@@ -7,9 +7,11 @@ _NAMES = {
     "trimcp.session.statistics": "Lane Lanes Statistics",
     "trimcp.session.turns": "TurnStatistics",
     "trimcp.watch.admin": "serve_admin",
+    "trimcp.watch.log_ids": "RequestIds",
     "trimcp.watch.metrics": "Metrics",
     "trimcp.watch.observing": "Observation",
     "trimcp.watch.picture": "EndedRequest Picture RequestPicture SessionPicture",
+    "trimcp.watch.telemetry": "instrument_client instrument_server",
     "trimcp.watch.statistics": "MemoryStatistics ServerStatistics",
     "trimcp.workers.pool": "ProcessStatistics",
 }

@@ -5,6 +5,7 @@ from trimcp.session.statistics import Lanes as Lanes
 from trimcp.session.statistics import Statistics as Statistics
 from trimcp.session.turns import TurnStatistics as TurnStatistics
 from trimcp.watch.admin import serve_admin as serve_admin
+from trimcp.watch.log_ids import RequestIds as RequestIds
 from trimcp.watch.metrics import Metrics as Metrics
 from trimcp.watch.observing import Observation as Observation
 from trimcp.watch.picture import EndedRequest as EndedRequest
@@ -13,6 +14,8 @@ from trimcp.watch.picture import RequestPicture as RequestPicture
 from trimcp.watch.picture import SessionPicture as SessionPicture
 from trimcp.watch.statistics import MemoryStatistics as MemoryStatistics
 from trimcp.watch.statistics import ServerStatistics as ServerStatistics
+from trimcp.watch.telemetry import instrument_client as instrument_client
+from trimcp.watch.telemetry import instrument_server as instrument_server
 from trimcp.workers.pool import ProcessStatistics as ProcessStatistics
 
 __all__ = [
@@ -24,10 +27,13 @@ __all__ = [
     "Observation",
     "Picture",
     "ProcessStatistics",
+    "RequestIds",
     "RequestPicture",
     "ServerStatistics",
     "SessionPicture",
     "Statistics",
     "TurnStatistics",
+    "instrument_client",
+    "instrument_server",
     "serve_admin",
 ]

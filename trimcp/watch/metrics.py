@@ -17,7 +17,7 @@ import trio
 from trimcp.channel import LANES
 from trimcp.session.job import Job
 from trimcp.transports.http.interfaces import Head, HttpResponse
-from trimcp.watch.picture import Observed, outcome_of
+from trimcp.watch.picture import Named, Observed, outcome_of, target_of
 
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
 """Upper bounds of the histogram of durations, in seconds."""
@@ -30,7 +30,7 @@ _NAMED: Final = frozenset({"tools/call", "prompts/get"})  # of which there are a
 Labels = tuple[tuple[str, str], ...]
 
 
-class Measured(Observed, Protocol):
+class Measured(Observed, Named, Protocol):
     """The part of `Server` that is measured."""
 
     parts: list[Any]
@@ -73,7 +73,7 @@ class Metrics:
 
     def _finished(self, job: Job, reply: bytes | None) -> None:
         method = job.request.method.name
-        target = (job.target or "") if method in _NAMED else ""
+        target = target_of(self._server, job) or (_OTHERS if method in _NAMED else "")
         if (method, target) not in self._durations and len(self._durations) >= _MOST_TARGETS:
             target = _OTHERS
         durations = self._durations.get((method, target))

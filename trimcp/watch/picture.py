@@ -128,6 +128,21 @@ class Drained(Protocol):
     async def drain(self, grace: float) -> None: ...
 
 
+class Offered(Protocol):
+    """The part of a registry that knows names."""
+
+    def get(self, key: str, /) -> object: ...
+
+
+class Named(Protocol):
+    """The part of `Server` that knows what has a name."""
+
+    @property
+    def tools(self) -> Offered: ...
+    @property
+    def prompts(self) -> Offered: ...
+
+
 class Observed(Protocol):
     """The part of `Server` that is looked at."""
 
@@ -166,7 +181,7 @@ def take_picture(server: Observed, ended: Iterable[EndedRequest] = ()) -> Pictur
 
 def session_key(session: Session) -> str:
     """Return what names a session while it lives."""
-    return f"{id(session):x}"
+    return f"{id(session):x}"  # as in `Job.log_ids`
 
 
 def request_key(job: Job) -> str:
@@ -220,7 +235,7 @@ def _request(job: Job, places: Mapping[int, list[str]], now: float) -> RequestPi
         total=None if reports is None else _number(reports.total or reports.told[0]),
         message=None if reports is None or reports.told[1] is None else one_line(str(reports.told[1]), _LONGEST),
         per_second=None if progress is None or ran <= 0 else progress / ran,
-        reason=None if job.reason is None else _why(job),
+        reason=None if job.reason is None else why_cancelled(job),
         waits=tuple(places.get(id(job), ())),
     )
 
@@ -230,10 +245,18 @@ def _number(value: object) -> float | None:
     return value if isinstance(value, int | float) and abs(value) < 2**63 else None
 
 
-def _why(job: Job) -> str:
+def why_cancelled(job: Job) -> str:
+    """Return why a request was cancelled, and what was said to it."""
     assert job.cancelled is not None
     reason, detail = job.cancelled.reason, job.cancelled.detail
     return reason.value if detail is None else f"{reason.value}: {detail}"
+
+
+def target_of(server: Named, job: Job) -> str | None:
+    """Return the tool or prompt that a request is for, if the server has it: what callers make up has no end."""
+    method, target = job.request.method.name, job.target
+    offered = server.tools if method == "tools/call" else server.prompts if method == "prompts/get" else None
+    return None if offered is None or target is None or offered.get(target) is None else target
 
 
 def outcome_of(job: Job, reply: bytes | None) -> str:
@@ -256,6 +279,6 @@ def ended_request(job: Job, reply: bytes | None) -> EndedRequest:
         None if principal is None else str(principal),
         max(0.0, trio.current_time() - job.arrived),
         outcome_of(job, reply),
-        _why(job) if job.cancelled is not None else None if job.error is None else str(job.error.code),
+        why_cancelled(job) if job.cancelled is not None else None if job.error is None else str(job.error.code),
         time.time(),
     )

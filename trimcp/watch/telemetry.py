@@ -1,0 +1,335 @@
+"""Spans and metrics of servers and clients for OpenTelemetry: docs/howto/tracing.md.
+
+They follow its "Semantic conventions for Model Context Protocol (MCP)". This takes the extra `otel`, which is the API
+of OpenTelemetry: what is recorded, and where it goes, is for the SDK that a program configures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, Final, Protocol, TypeAlias
+
+import attrs
+import trio
+from opentelemetry import context, metrics, propagate, trace
+from opentelemetry.metrics import Histogram, Meter, MeterProvider
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+
+from trimcp.errors import RemoteError
+from trimcp.session.calls import Rounds
+from trimcp.session.job import Job
+from trimcp.session.scopes import cancellation_text
+from trimcp.session.session import Session
+from trimcp.support.cleaning import one_line
+from trimcp.watch.picture import Named, Observed, outcome_of, target_of, why_cancelled
+
+BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+"""Upper bounds of the histograms, in seconds, as the conventions give them."""
+
+_LONGEST: Final = 200  # characters of a text that somebody else chose
+
+Attributes: TypeAlias = dict[str, str]
+_Handler: TypeAlias = Callable[[Any, Any], Any]
+
+
+class InstrumentedServer(Observed, Named, Protocol):
+    """The part of `Server` that is instrumented."""
+
+    parts: list[Any]
+    around: Any
+    on_session: Any
+
+
+class InstrumentedClient(Protocol):
+    """The part of `Client` that is instrumented."""
+
+    make_rounds: Any
+    on_session: Any
+
+
+def instrument_server(
+    server: InstrumentedServer,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Let OpenTelemetry know of each request of a server: a span of kind SERVER, and how long it took.
+
+    A span begins when the request arrives and ends with its reply. While the handler runs it is the current one; its
+    parent is the client's, from `_meta`, or else from the headers. Requests of the connection itself have no span.
+    Where no provider is configured when the server begins to run, nothing is done, and nothing is paid.
+
+    Args:
+        server: the server, which does not run yet.
+        tracer_provider, meter_provider: instead of the global ones.
+    """
+    telemetry = _ServerTelemetry(server, _Instruments("server", tracer_provider, meter_provider))
+    server.around, server.on_session = telemetry.around, telemetry.on_session
+    server.parts.append(telemetry.while_running)
+
+
+def instrument_client(
+    client: InstrumentedClient,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+) -> None:
+    """Let OpenTelemetry know of each request of a client: a span of kind CLIENT, and how long it took.
+
+    A call that a server answers with questions is one span. Its trace context goes to the server in `_meta`, unless the
+    caller gave one with `meta=`.
+
+    Args:
+        client: the client, which is not connected yet.
+        tracer_provider, meter_provider: instead of the global ones.
+    """
+    telemetry = _ClientTelemetry(_Instruments("client", tracer_provider, meter_provider))
+    client.make_rounds, client.on_session = telemetry.make_rounds, telemetry.on_session
+
+
+class _Instruments:
+    """Where spans and measurements go: each is None while nobody has configured a provider."""
+
+    def __init__(self, side: str, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
+        self._side = side
+        self._given = tracer_provider, meter_provider
+        self._known: tuple[object, object] | None = None
+        self.tracer: Tracer | None = None
+        self.operations: Histogram | None = None
+        self._sessions: Histogram | None = None
+        self._began: dict[int, float] = {}
+
+    def look(self) -> bool:
+        """Take the providers that are configured now; return whether there is one."""
+        tracers = self._given[0] or trace.get_tracer_provider()
+        meters = self._given[1] or metrics.get_meter_provider()
+        if self._known != (tracers, meters):
+            self._known = tracers, meters
+            if _records(tracers):
+                self.tracer = tracers.get_tracer("trimcp")
+            if _records(meters):
+                meter = meters.get_meter("trimcp")
+                self.operations = _histogram(meter, self._side, "operation", "How long a request took.")
+                self._sessions = _histogram(meter, self._side, "session", "How long a session lasted.")
+        return self.tracer is not None or self.operations is not None
+
+    def on_session(self, session: Session, opened: bool) -> None:
+        """Note that a session begins or has ended."""
+        if opened:
+            if self.look() and self._sessions is not None:
+                self._began[id(session)] = trio.current_time()
+            return
+        began = self._began.pop(id(session), None)
+        if began is not None and self._sessions is not None and not session.transport.single_request:
+            said = {} if session.revision is None else {"mcp.protocol.version": session.revision.name}
+            self._sessions.record(trio.current_time() - began, said)
+
+
+def _records(provider: object) -> bool:
+    """Return whether a provider is more than the stand-in of the API."""
+    return not type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
+
+
+def _histogram(meter: Meter, side: str, what: str, told: str) -> Histogram:
+    return meter.create_histogram(
+        f"mcp.{side}.{what}.duration", unit="s", description=told, explicit_bucket_boundaries_advisory=BUCKETS
+    )
+
+
+def _described(method: str, target: str | None) -> tuple[str, Attributes]:
+    """Return a span's name, and what is known of its request from the start."""
+    said = {"mcp.method.name": method}
+    if target is None or method not in ("tools/call", "prompts/get"):
+        return method, said
+    if method == "tools/call":
+        said["gen_ai.operation.name"] = "execute_tool"
+        said["gen_ai.tool.name"] = target
+    else:
+        said["gen_ai.prompt.name"] = target
+    return f"{method} {target}", said
+
+
+@attrs.define(eq=False)
+class _ServerTelemetry:
+    _server: InstrumentedServer
+    _instruments: _Instruments
+    _spans: dict[int, Span] = attrs.field(init=False, factory=dict)  # of the requests under way
+
+    @property
+    def on_session(self) -> Callable[[Session, bool], None]:
+        return self._instruments.on_session
+
+    @asynccontextmanager
+    async def while_running(self, running: object) -> AsyncIterator[None]:
+        """Be told of each request that ends, if that is for anything."""
+        with ExitStack() as telling:
+            if self._instruments.look():
+                telling.enter_context(self._server.telling_finished(self._finished))
+            yield
+
+    def around(self, handler: _Handler) -> _Handler:
+        """Return a handler during which the span of its request is the current one."""
+        if not self._instruments.look() or self._instruments.tracer is None:
+            return handler
+
+        async def within_span(ctx: Any, params: Any) -> Any:
+            job: Job = ctx.internals[1]
+            parent, link = _sent(ctx.trace, ctx.headers)
+            span = self._spans.get(id(job))  # a handler may run again after a question
+            if span is None:
+                span = self._spans[id(job)] = self._begin(job, parent, link)
+            token = context.attach(trace.set_span_in_context(span, parent))
+            try:
+                return await handler(ctx, params)
+            finally:
+                context.detach(token)
+
+        return within_span
+
+    def _begin(self, job: Job, parent: context.Context | None, link: Link | None) -> Span:
+        tracer = self._instruments.tracer
+        assert tracer is not None
+        method = job.request.method.name
+        name, said = _described(method, target_of(self._server, job))
+        said["mcp.protocol.version"] = job.request.admission.revision.name
+        said["jsonrpc.request.id"] = one_line(str(job.request.id), _LONGEST)
+        if method.startswith("resources/") and job.target is not None:
+            said["mcp.resource.uri"] = one_line(job.target, _LONGEST)
+        began = time.time_ns() - int(_age(job) * 1e9)
+        links = None if link is None else [link]
+        return tracer.start_span(name, parent, SpanKind.SERVER, said, links, start_time=began)
+
+    def _finished(self, job: Job, reply: bytes | None) -> None:
+        span = self._spans.pop(id(job), None)
+        outcome = outcome_of(job, reply)
+        failed: Attributes = {}
+        if outcome == "failed":
+            failed["error.type"] = "tool_error"
+        elif job.error is not None:
+            failed["error.type"] = failed["rpc.response.status_code"] = str(job.error.code)
+        elif outcome != "ok":
+            failed["error.type"] = outcome
+        if self._instruments.operations is not None:
+            said = _described(job.request.method.name, target_of(self._server, job))[1]
+            said["mcp.protocol.version"] = job.request.admission.revision.name
+            self._instruments.operations.record(_age(job), said | failed)
+        if span is not None:
+            _end(span, failed, None if job.cancelled is None else one_line(why_cancelled(job), _LONGEST))
+
+
+def _age(job: Job) -> float:
+    return max(0.0, trio.current_time() - job.arrived)
+
+
+def _sent(inside: Mapping[str, str], headers: Mapping[str, str]) -> tuple[context.Context | None, Link | None]:
+    """Return the context that came with a request, and a link to that of the HTTP request that carried it."""
+    outside = propagate.extract(headers) if "traceparent" in headers else None
+    if "traceparent" not in inside:
+        return outside, None
+    parent = propagate.extract(inside)
+    return parent, None if outside is None else Link(trace.get_current_span(outside).get_span_context())
+
+
+def _end(span: Span, failed: Attributes, why: str | None) -> None:
+    if failed and span.is_recording():
+        span.set_attributes(failed)
+        span.set_status(Status(StatusCode.ERROR, why))
+    span.end()
+
+
+@attrs.define(eq=False)
+class _ClientTelemetry:
+    _instruments: _Instruments
+
+    @property
+    def on_session(self) -> Callable[[Session, bool], None]:
+        return self._instruments.on_session
+
+    def make_rounds(self, *args: Any) -> Rounds:
+        """Return a call that is told of, or a plain one while there is nobody to tell."""
+        if not self._instruments.look():
+            return Rounds(*args)
+        rounds = _ToldRounds(*args)
+        rounds.instruments = self._instruments
+        return rounds
+
+
+@attrs.define(eq=False, repr=False)
+class _ToldRounds(Rounds):
+    """A call with a span from its first request to its end."""
+
+    instruments: _Instruments = attrs.field(init=False)
+    _span: Span | None = attrs.field(init=False, default=None)
+    _said: Attributes | None = attrs.field(init=False, default=None)  # while it is under way
+    _began: float = attrs.field(init=False, default=0.0)
+
+    async def begin(self) -> Any:
+        if self._said is None:
+            self._open()
+        try:
+            return await super().begin()
+        except BaseException as error:
+            self._close(error)
+            raise
+
+    async def payload(self) -> Any:
+        try:
+            payload = await super().payload()
+        except BaseException as error:
+            self._close(error)
+            raise
+        self._close(None, payload)
+        return payload
+
+    def payload_now(self) -> Any:
+        try:
+            payload = super().payload_now()
+        except Exception as error:
+            self._close(error)
+            raise
+        self._close(None, payload)
+        return payload
+
+    def abandon(self, why: str) -> None:
+        super().abandon(why)
+        self._finish({"error.type": "cancelled"}, why)
+
+    def _open(self) -> None:
+        target = getattr(self.params, "name", None)
+        name, said = _described(self.name, target if isinstance(target, str) else None)
+        if self.session.revision is not None:
+            said["mcp.protocol.version"] = self.session.revision.name
+        self._said, self._began = said, trio.current_time()
+        tracer = self.instruments.tracer
+        if tracer is None:
+            return
+        uri = getattr(self.params, "uri", None)
+        about = said if not isinstance(uri, str) else {**said, "mcp.resource.uri": uri}
+        self._span = tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about)
+        carrier: dict[str, Any] = {}
+        propagate.inject(carrier, trace.set_span_in_context(self._span))
+        if carrier:
+            self.meta = {**carrier, **(self.meta or {})}
+
+    def _close(self, error: BaseException | None, payload: Any = None) -> None:
+        if error is None:
+            failed: Attributes = {"error.type": "tool_error"} if getattr(payload, "is_error", False) is True else {}
+            self._finish(failed, None)
+        elif isinstance(error, trio.Cancelled):
+            self._finish({"error.type": "cancelled"}, cancellation_text(error))
+        elif isinstance(error, RemoteError):
+            code = str(error.code)
+            self._finish({"error.type": code, "rpc.response.status_code": code}, None)
+        else:
+            self._finish({"error.type": type(error).__qualname__}, None)
+
+    def _finish(self, failed: Attributes, why: str | None) -> None:
+        said, self._said = self._said, None
+        if said is None:
+            return
+        if self.instruments.operations is not None:
+            self.instruments.operations.record(trio.current_time() - self._began, said | failed)
+        if self._span is not None:
+            _end(self._span, failed, why)
