@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trimcp.agent_tools.messages.errors import ERRORS_BY_CODE
-from trimcp.agent_tools.messages.schemas import schemas
+from trimcp.agent_tools.messages.messages import schemas
 
 REFERENCE: Final = Path(__file__).parent / "reference"
 PAGE: Final = REFERENCE / "agent-tools.md"

@@ -22,7 +22,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
 from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.agent_tools.contexts.table import ContextTable

@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 import trimcp
 from trimcp.agent_tools import AgentCaller, AgentRun, AgentTools
 from trimcp.agent_tools.bindings.websocket import serve_agent
-from trimcp.agent_tools.messages.schemas import schemas
+from trimcp.agent_tools.messages.messages import schemas
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.server.running import Running
 from trimcp.support.nurseries import open_service_nursery

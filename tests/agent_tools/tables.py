@@ -10,7 +10,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext, MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.budget.accounts import Budget

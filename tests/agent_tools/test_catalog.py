@@ -33,7 +33,7 @@ from trimcp.agent_tools import (
     UnknownTool,
     VersionConflict,
 )
-from trimcp.agent_tools.catalog.versions import Progress
+from trimcp.agent_tools.catalog.entries import Progress
 from trimcp.session.limits import Quota
 from trimcp.testing.connect import connected
 from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT

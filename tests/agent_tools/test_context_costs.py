@@ -15,7 +15,7 @@ import trimcp
 from tests.agent_tools.context_load import MOST_PER_CONTEXT, ContextLoad, put_load, update_of
 from tests.agent_tools.tables import ADA, begin, open_table
 from tests.yardsticks import assert_costs
-from trimcp.agent_tools.contexts.handler import ActorContext
+from trimcp.agent_tools.contexts.actor import ActorContext
 from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.budget.accounts import Budget

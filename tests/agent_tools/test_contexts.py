@@ -12,9 +12,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, EMPTY, all_tasks, assert_empty, begin, open_table
-from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.handler import ActorContext
-from trimcp.agent_tools.contexts.limits import SERVER_MEMBERS, ContextLimits
+from trimcp.agent_tools.contexts.actor import ActorContext, ContextActor
+from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, ContextLimits
 from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.errors import (

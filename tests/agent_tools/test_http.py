@@ -17,7 +17,7 @@ import trimcp
 from tests.agent_tools.world import WEATHER, World, call_of, conforms, events_of, make_world
 from tests.transports.http.face import Answer, Visitor, visiting
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.errors import LocalError
 from trimcp.transports.http.interfaces import Head, HttpResponse, Upgrade
 from trimcp.wire.codes import FORBIDDEN

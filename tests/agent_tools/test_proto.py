@@ -17,8 +17,18 @@ from hypothesis import strategies as st
 
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import MESSAGES, ToolRequest
-from trimcp.agent_tools.messages.protobuf import METHODS, PB, fill, members_of, wants_both
-from trimcp.agent_tools.messages.struct_values import at_once, read_any, read_object, write_any, write_object
+from trimcp.agent_tools.messages.protobuf import (
+    METHODS,
+    PB,
+    at_once,
+    fill,
+    members_of,
+    read_any,
+    read_object,
+    wants_both,
+    write_any,
+    write_object,
+)
 from trimcp.agent_tools.proto import agent_tools_pb2
 from trimcp.wire.jsonrpc import ParseLimits
 

@@ -12,8 +12,7 @@ from jsonschema import Draft202012Validator
 
 import trimcp
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.messages.messages import MESSAGES
-from trimcp.agent_tools.messages.schemas import schemas
+from trimcp.agent_tools.messages.messages import MESSAGES, schemas
 
 
 @asynccontextmanager

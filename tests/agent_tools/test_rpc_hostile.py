@@ -19,7 +19,7 @@ from tests.peers.serving import ServedHere, connect
 from tests.peers.states import until
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools import connect as connect_agent
-from trimcp.agent_tools.messages import protobuf, struct_values
+from trimcp.agent_tools.messages import protobuf
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame, varint
 from trimcp.transports.grpc.calls import CallFailed
 from trimcp.transports.grpc.client import GrpcServer
@@ -168,9 +168,10 @@ def asking(tool: str, arguments: bytes, **members: Any) -> bytes:
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many members each conversion of a Struct has read."""
     seen: list[int] = []
+    convert = protobuf.read_counted
 
     def counting(data: bytes, limits: Any) -> Any:
-        found = yield from struct_values.read_counted(data, limits)
+        found = yield from convert(data, limits)
         seen.append(found[1])
         return found
 
@@ -227,7 +228,7 @@ async def test_values_are_weighed_by_what_they_become() -> None:
         place.server.add_tool(stays, name="stays")
         nursery.start_soon(connection.unary, f"{SERVICE}Call", asking("stays", many))
         with trio.fail_after(PATIENCE):
-            await until(lambda: budget.held >= len(many) + 50_000 * struct_values.MEMBER)
+            await until(lambda: budget.held >= len(many) + 50_000 * protobuf.MEMBER)
         nursery.cancel_scope.cancel()
 
 
@@ -247,10 +248,10 @@ async def test_large_values_are_converted_in_turns() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        found = await struct_values.in_turns(struct_values.read_object(nulls(100_000)))
+        found = await protobuf.in_turns(protobuf.read_object(nulls(100_000)))
         assert turns >= 190
         before = turns
-        assert await struct_values.in_turns(struct_values.write_object(found)) == nulls(100_000)
+        assert await protobuf.in_turns(protobuf.write_object(found)) == nulls(100_000)
         assert turns - before >= 190
         nursery.cancel_scope.cancel()
 

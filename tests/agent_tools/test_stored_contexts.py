@@ -13,9 +13,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, all_tasks, assert_empty, begin, open_table
-from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.handler import ActorContext
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.actor import ActorContext, ContextActor
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import KeptContext
 from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.agent_tools.contexts.table import ContextTable

@@ -274,7 +274,7 @@ AGENTS = 8
 PROGRAM = """
 import sys, trio
 from trimcp.agent_tools.contexts.table import ContextTable
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.budget.accounts import Budget
 

@@ -459,7 +459,7 @@ async def test_a_provider_that_calls_its_own_tools_by_the_thousand_still_answers
 async def test_a_crash_in_telling_a_watcher_fails_no_update(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trimcp.agent_tools.bindings import watches as stream_watches
+    from trimcp.agent_tools.bindings import websocket
 
     async with world() as at:
         peer, watcher = await at.connect(), await at.connect()
@@ -469,7 +469,7 @@ async def test_a_crash_in_telling_a_watcher_fails_no_update(
         def crash(event: Any) -> Any:
             raise ValueError("secret")
 
-        monkeypatch.setattr(stream_watches, "message_of", crash)
+        monkeypatch.setattr(websocket, "message_of", crash)
         caplog.set_level(logging.ERROR)
         assert (await peer.ask(**update("c")))["version"] == 2
         assert "telling a watcher" in caplog.text

@@ -15,7 +15,7 @@ import trio
 import trimcp
 from tests.peers.states import until
 from trimcp.agent_tools import AgentTools, RegistrationRules
-from trimcp.agent_tools.messages.schemas import published
+from trimcp.agent_tools.messages.messages import published
 from trimcp.session.scopes import cancellation_text
 from trimcp.transports.http.interfaces import Head
 

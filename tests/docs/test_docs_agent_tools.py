@@ -16,7 +16,7 @@ from tests.docs.test_docs import rows
 from tests.pages import ROOT
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.catalog.rules import RegistrationRules
-from trimcp.agent_tools.contexts.limits import SERVER_MEMBERS, ContextLimits
+from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, ContextLimits
 from trimcp.agent_tools.messages.errors import ERRORS_BY_CODE
 from trimcp.agent_tools.messages.messages import MESSAGES
 

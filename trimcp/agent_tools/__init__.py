@@ -7,10 +7,8 @@ _NAMES = {
     "trimcp.agent_tools.service": "AgentCall AgentRun",
     "trimcp.agent_tools.serving": "AgentAccess AgentAllow AgentTools",
     "trimcp.agent_tools.contexts.table": "ContextStatistics ContextTable",
-    "trimcp.agent_tools.contexts.limits": "ContextLimits",
-    "trimcp.agent_tools.contexts.actor": "ContextActor",
-    "trimcp.agent_tools.contexts.handler": "ActorContext",
-    "trimcp.agent_tools.contexts.state": "Applied",
+    "trimcp.agent_tools.contexts.actor": "ActorContext ContextActor",
+    "trimcp.agent_tools.contexts.state": "Applied ContextLimits",
     "trimcp.agent_tools.contexts.stores": "ContextStore KeptContext MemoryContexts",
     "trimcp.agent_tools.contexts.stores_sqlite": "SqliteContexts",
     "trimcp.agent_tools.providing": "provide",
@@ -21,11 +19,10 @@ _NAMES = {
     "trimcp.agent_tools.messages.signatures": "BadSignature verify_callback",
     "trimcp.agent_tools.callers": "AgentCaller",
     "trimcp.agent_tools.catalog.catalog": "Catalog Registered",
-    "trimcp.agent_tools.catalog.entries": "Implemented",
+    "trimcp.agent_tools.catalog.entries": "Implemented Provider",
     "trimcp.agent_tools.messages.messages": "AgentMessage ContextDestroyed ContextState ContextUpdate ToolProgress",
     "trimcp.agent_tools.messages.manifests": "Manifest ManifestBounds version_key",
     "trimcp.agent_tools.catalog.rules": "RegistrationRules",
-    "trimcp.agent_tools.catalog.versions": "Provider",
     "trimcp.agent_tools.messages.errors": "AgentToolsError ContextGone DeadlinePassed Draining ERRORS_BY_CODE "
     "InvalidArguments MalformedMessage NameTaken NotAllowed NothingHere ProviderGone RequestCancelled RequestUnderWay "
     "ToolCrashed ToolFailed TooLargeMessage TooMuch Unauthenticated UnfitManifest UnknownContext UnknownTool "

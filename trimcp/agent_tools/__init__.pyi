@@ -5,8 +5,8 @@ from trimcp.agent_tools.catalog.callbacks import Callbacks as Callbacks
 from trimcp.agent_tools.catalog.catalog import Catalog as Catalog
 from trimcp.agent_tools.catalog.catalog import Registered as Registered
 from trimcp.agent_tools.catalog.entries import Implemented as Implemented
+from trimcp.agent_tools.catalog.entries import Provider as Provider
 from trimcp.agent_tools.catalog.rules import RegistrationRules as RegistrationRules
-from trimcp.agent_tools.catalog.versions import Provider as Provider
 from trimcp.agent_tools.client.connection import AgentConnection as AgentConnection
 from trimcp.agent_tools.client.connection import ContextHandle as ContextHandle
 from trimcp.agent_tools.client.connection import InputRequired as InputRequired
@@ -14,10 +14,10 @@ from trimcp.agent_tools.client.connection import ToolCalling as ToolCalling
 from trimcp.agent_tools.client.connection import connect as connect
 from trimcp.agent_tools.client.supervised import supervise as supervise
 from trimcp.agent_tools.client.wire import AgentTarget as AgentTarget
+from trimcp.agent_tools.contexts.actor import ActorContext as ActorContext
 from trimcp.agent_tools.contexts.actor import ContextActor as ContextActor
-from trimcp.agent_tools.contexts.handler import ActorContext as ActorContext
-from trimcp.agent_tools.contexts.limits import ContextLimits as ContextLimits
 from trimcp.agent_tools.contexts.state import Applied as Applied
+from trimcp.agent_tools.contexts.state import ContextLimits as ContextLimits
 from trimcp.agent_tools.contexts.stores import ContextStore as ContextStore
 from trimcp.agent_tools.contexts.stores import KeptContext as KeptContext
 from trimcp.agent_tools.contexts.stores import MemoryContexts as MemoryContexts

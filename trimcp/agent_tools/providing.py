@@ -21,7 +21,7 @@ from trimcp.agent_tools.catalog.entries import Implemented
 from trimcp.agent_tools.client.connection import opened_wire
 from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, pause_before_next
 from trimcp.agent_tools.client.wire import AgentTarget, ProviderStream
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of

@@ -19,8 +19,7 @@ from trimcp.agent_tools.answering import Answering
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import shown, version_of
-from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.handler import ActorContext
+from trimcp.agent_tools.contexts.actor import ActorContext, ContextActor
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by

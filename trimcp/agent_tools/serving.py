@@ -13,7 +13,7 @@ from trimcp.agent_tools.callers import agent_of
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import Implemented, version_of
 from trimcp.agent_tools.catalog.rules import RegistrationRules
-from trimcp.agent_tools.contexts.limits import ContextLimits
+from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.errors import NotAllowed

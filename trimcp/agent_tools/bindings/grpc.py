@@ -28,21 +28,26 @@ from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed, draining
 from trimcp.agent_tools.messages.protobuf import (
+    DESCRIPTORS,
     ERROR_TRAILER,
+    MEMBER,
     METHODS,
     PB,
     SERVICE,
+    Steps,
     arguments_of,
+    at_once,
     decode,
     fill,
     in_text,
+    in_turns,
     is_large,
     members_before,
     members_of,
     response_bytes,
     wants_both,
+    write_any,
 )
-from trimcp.agent_tools.messages.struct_values import MEMBER, Steps, at_once, in_turns, write_any
 from trimcp.agent_tools.service import AgentCall
 from trimcp.budget.accounts import LARGE
 from trimcp.channel import MessageChannel, Outgoing
@@ -71,7 +76,7 @@ from trimcp.transports.http.state.streams import EventStream
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, encode
 
-__all__ = ["SERVICE", "AgentRpc"]
+__all__ = ["DESCRIPTORS", "SERVICE", "AgentRpc"]
 
 _SOON: Final = 1_024  # bytes of a request from which on nothing of it is converted for somebody who is refused
 _LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept are bounded

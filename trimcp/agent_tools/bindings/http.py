@@ -91,14 +91,14 @@ class AgentHttp(AgentPort):
     def grpc_services(self) -> Mapping[str, Any]:
         """See `SecondProtocol`. Without `trimcp[grpc]` each call is answered with what is missing."""
         try:
-            from trimcp.agent_tools.bindings.grpc import SERVICE, AgentRpc
+            from trimcp.agent_tools.bindings.grpc import DESCRIPTORS, SERVICE, AgentRpc
         except LocalError as error:
             from trimcp.transports.grpc.server import MissingService
 
             return {"/trimcp.v1.AgentTools/": MissingService(str(error))}
-        from trimcp.agent_tools.bindings.reflection import PATHS, Reflection
+        from trimcp.transports.grpc.reflection import PATHS, Reflection
 
-        return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection())}
+        return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection(*DESCRIPTORS))}
 
     # Responses
 
@@ -169,7 +169,7 @@ class AgentHttp(AgentPort):
             log.info("a WebSocket of %s was closed: the access token has expired", harmless(head.principal or ""))
 
     def _schemas(self, head: Head) -> HttpResponse:
-        from trimcp.agent_tools.messages.schemas import published
+        from trimcp.agent_tools.messages.messages import published
 
         if head.method not in ("GET", "HEAD"):
             return self._refusal(405, "schemas are only read", ("Allow", "GET, HEAD"))

@@ -19,15 +19,9 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.catalog.approval import Approval
-from trimcp.agent_tools.catalog.entries import (
-    Implemented,
-    hidden,
-)
-from trimcp.agent_tools.catalog.making import EntryMaker
-from trimcp.agent_tools.catalog.rules import RegistrationRules, Verdict
-from trimcp.agent_tools.catalog.table import ToolTable
-from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
+from trimcp.agent_tools.catalog.entries import EntryMaker, Implemented, Provider, hidden
+from trimcp.agent_tools.catalog.rules import Approval, RegistrationRules, Verdict
+from trimcp.agent_tools.catalog.table import LONGEST_VERSION, Candidate, ToolTable, ToolVersions, VersionPlace
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest, version_key
 from trimcp.budget.accounts import WorkTurns
@@ -244,7 +238,7 @@ class Catalog:
                 resolved = attrs.evolve(candidate, entry=await self._maker.resolved(candidate.sent, manifest))
                 _still(slot, candidate)
                 slot.waiting = candidate = resolved
-            verdict = await self._approval.verdict(candidate)
+            verdict = await self._approval.verdict(manifest, candidate.caller)
             if slot.offered is not candidate:  # else somebody approved it meanwhile
                 _still(slot, candidate)
                 if verdict is False:
@@ -344,7 +338,9 @@ class Catalog:
         manifest = candidate.manifest
         self._table.check_offer(family, manifest)
         slot.offered, slot.waiting = candidate, None
-        self._approval.remember(candidate)
+        # What somebody unknown runs elsewhere may be another program the next time.
+        if candidate.caller.principal is not None or (candidate.by is None and manifest.callback is None):
+            self._approval.remember(manifest, candidate.caller)
         self._table.arrange(family)
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}

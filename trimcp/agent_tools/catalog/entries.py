@@ -1,14 +1,17 @@
-"""Entries of a server's registry for manifests: with functions of the server, or carried out by another program."""
+"""From a manifest to its name and entry in a server's registry: a function of the server, or another program."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeAlias, Unpack, get_args
+from typing import Any, Final, Protocol, TypeAlias, Unpack, get_args
 
 import attrs
 
+from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.catalog.rules import RegistrationRules, prefix_of
 from trimcp.agent_tools.messages import errors
-from trimcp.agent_tools.messages.manifests import Manifest
+from trimcp.agent_tools.messages.manifests import NAME, Manifest
 from trimcp.errors import ErrorReply, ToolError
 from trimcp.framing.headers import find_mirrors
 from trimcp.principal import Principal
@@ -18,8 +21,10 @@ from trimcp.schema.hints import split
 from trimcp.schema.signature import ResultShape
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.media import is_content
+from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import Context
+from trimcp.support.cleaning import harmless
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.revisions import LATEST
@@ -29,6 +34,9 @@ VERSION: Final = "version"
 
 Elsewhere: TypeAlias = Callable[[Context[Any], dict[str, Any]], Awaitable[Any]]
 """Has a call carried out by another program, and returns its result: any JSON value."""
+
+Progress: TypeAlias = Callable[[float, float | None, str | None], None]
+"""Called with the progress of a call, its last value if known, and one line for a person. Never waits."""
 
 _FIRST: Final = "1"
 _ANY_RESULT: Final = ResultShape({"type": "object", "properties": {"result": {}}, "required": ["result"]}, wrapped=True)
@@ -194,3 +202,108 @@ def _as_answer(error: errors.AgentToolsError) -> Exception:
         more = {} if error.retry_after is None else {"retryAfter": error.retry_after}
         return ErrorReply(OVERLOADED, error.message, {"reason": "overloaded", **more})
     return ErrorReply(INTERNAL_ERROR, error.message, {"reason": error.code})
+
+
+class Provider(Protocol):
+    """Whoever carries out tools elsewhere and is connected now.
+
+    Attributes:
+        name: for logs.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    async def call(
+        self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: Progress, request_id: str
+    ) -> Any:
+        """Carry out a call and return its result, any JSON value. Cancelling it cancels the call there.
+
+        Args:
+            manifest: as the provider sent it, without the prefix of its name.
+            arguments: of the call, valid for the manifest.
+            progress: reports how far the call is.
+            request_id: as no other call has it.
+
+        Raises:
+            ToolFailed: the tool reports an error of its own.
+            ProviderGone: the provider has disconnected; raised at once when it does.
+            AgentToolsError: anything else that the provider answered.
+        """
+
+
+class EntryMaker:
+    """Makes the entries of registered tools for one server."""
+
+    def __init__(
+        self,
+        server: Offering,
+        implementations: Mapping[str, Callable[..., Any] | Implemented],
+        rules: RegistrationRules,
+    ) -> None:
+        self._server = server
+        self._rules = rules
+        self._implementations = {name: by_reference(name, given) for name, given in implementations.items()}
+
+    def full_name(self, sent: Manifest, caller: AgentCaller, by: Provider | None) -> str:
+        """Return the name under which a manifest is registered. Raises UnfitManifest."""
+        if by is None and sent.callback is None:
+            wanted = sent.implementation or sent.name
+            if wanted not in self._implementations:
+                raise errors.UnfitManifest(f"the server has no implementation named {harmless(wanted, 100)}")
+            if "." in sent.name and sent.name not in self._implementations:
+                raise errors.UnfitManifest(
+                    "a name with a point is for tools that live elsewhere, which begin with a prefix"
+                )
+            return sent.name
+        if by is not None and (sent.implementation is not None or sent.callback is not None):
+            raise errors.UnfitManifest(
+                "the tool of a provider is called on its stream: it has no implementation or callback"
+            )
+        prefix = (self._rules.prefix or prefix_of)(caller)
+        if not prefix or sent.name.startswith(f"{prefix}."):
+            return sent.name
+        name = f"{prefix}.{sent.name}"
+        if NAME.fullmatch(name) is None:
+            raise errors.UnfitManifest(f"{harmless(name, 160)}, which has the prefix of this agent, is no tool's name")
+        return name
+
+    def entry(self, sent: Manifest, manifest: Manifest, by: Provider | None) -> ToolEntry | None:
+        """Return the entry of a manifest; None for a callback, whose host is yet to be resolved."""
+        if manifest.callback is not None:
+            if self._rules.callbacks is None:
+                raise errors.NotAllowed("this server calls no tools at URLs")
+            self._rules.callbacks.check(manifest.callback)
+            return None
+        if by is None:
+            return self._guarded(self._implementations[manifest.implementation or manifest.name], manifest)
+
+        async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
+            return await by.call(sent, arguments, progress=ctx.report_progress_nowait, request_id=_new_id())
+
+        return self._elsewhere(call, manifest)
+
+    async def resolved(self, sent: Manifest, manifest: Manifest) -> ToolEntry:
+        """Return the entry of a callback, at the addresses that its host has now."""
+        assert self._rules.callbacks is not None
+        assert manifest.callback is not None
+        target = await self._rules.callbacks.resolve(manifest.callback)
+
+        async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
+            return await target.call(sent, arguments, request_id=_new_id())
+
+        return self._elsewhere(call, manifest)
+
+    def _elsewhere(self, call: Elsewhere, manifest: Manifest) -> ToolEntry:
+        rules = self._rules
+        return self._guarded(elsewhere(call, manifest.name, rules.timeout, rules.max_concurrent), manifest)
+
+    def _guarded(self, template: EntryTemplate, manifest: Manifest) -> ToolEntry:
+        """Return a template's entry for a manifest, with its rights."""
+        entry = template.entry_for(manifest)
+        self._server.guard_tool(entry, template.options)
+        return entry
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_urlsafe(12)}"

@@ -10,7 +10,7 @@ import trio
 
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.catalog import Catalog
-from trimcp.agent_tools.catalog.versions import Progress
+from trimcp.agent_tools.catalog.entries import Progress
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import ProviderGone, ToolFailed, error_from
 from trimcp.agent_tools.messages.manifests import Manifest

@@ -1,16 +1,19 @@
-"""Who may register tools with a server, how many, and under which names."""
+"""Who may register tools with a server, how many, and under which names; and whether a manifest is approved."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 
-from trimcp.agent_tools.callers import AgentCaller
-from trimcp.agent_tools.messages.manifests import Manifest, ManifestBounds
+from trimcp.agent_tools.callers import AgentCaller, Owner
+from trimcp.agent_tools.messages.errors import NotAllowed
+from trimcp.agent_tools.messages.manifests import Manifest, ManifestBounds, VersionKey, version_key
 from trimcp.support.bounds import checked
 
 if TYPE_CHECKING:
@@ -78,3 +81,44 @@ def prefix_of(caller: AgentCaller) -> str:
     if prefix == caller.agent:
         return prefix
     return f"{prefix}-{hashlib.sha256(caller.agent.encode(errors='replace')).hexdigest()[:8]}"
+
+
+_MOST_PINS: Final = 10_000
+
+
+class Approval:
+    """Decides on the manifests of one server."""
+
+    def __init__(self, rules: RegistrationRules) -> None:
+        self._rules = rules
+        self._pins: OrderedDict[tuple[Owner, str, VersionKey], str] = OrderedDict()
+
+    def check(self, caller: AgentCaller) -> None:
+        """Raise NotAllowed if the caller may not register tools."""
+        principal, scope = caller.principal, self._rules.scope
+        if principal is None:
+            if not (self._rules.anonymous_on_loopback and caller.loopback):
+                raise NotAllowed("tools are not registered without a token")
+        elif scope is not None and not principal.may(frozenset((scope,))):
+            raise NotAllowed(f"this needs the scope {scope}", {"requiredScopes": [scope]})
+
+    async def verdict(self, manifest: Manifest, caller: AgentCaller) -> Verdict:
+        """Return whether a manifest is approved; None if somebody has yet to decide."""
+        approve = self._rules.approve
+        if approve is None or self._pins.get(_pin_of(manifest, caller)) == manifest.hash:
+            return True
+        found = approve(manifest, caller)
+        verdict: Any = await found if isawaitable(found) else found
+        if verdict is not None and not isinstance(verdict, bool):
+            raise TypeError(f"approve returned {verdict!r:.60}: it decides by True, False or None")
+        return verdict
+
+    def remember(self, manifest: Manifest, caller: AgentCaller) -> None:
+        """Approve the same manifest of the same owner from now on."""
+        self._pins[_pin_of(manifest, caller)] = manifest.hash
+        if len(self._pins) > _MOST_PINS:
+            self._pins.popitem(last=False)
+
+
+def _pin_of(manifest: Manifest, caller: AgentCaller) -> tuple[Owner, str, VersionKey]:
+    return caller.owner, manifest.name, version_key(manifest.version)

@@ -1,20 +1,72 @@
-"""Which versions of registered tools there are, whose they are, and under which names the server has them."""
+"""The versions of registered tools: what is offered and what waits to be, whose it is, and its name in the server."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Final, Literal
 
-from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.catalog.entries import shown, version_of
+import attrs
+
+from trimcp.agent_tools.callers import AgentCaller, Owner
+from trimcp.agent_tools.catalog.entries import Provider, shown, version_of
 from trimcp.agent_tools.catalog.rules import RegistrationRules
-from trimcp.agent_tools.catalog.versions import LONGEST_VERSION, Candidate, Provider, ToolVersions, VersionPlace
 from trimcp.agent_tools.messages.errors import NameTaken, TooMuch
-from trimcp.agent_tools.messages.manifests import Manifest, version_key
+from trimcp.agent_tools.messages.manifests import Manifest, VersionKey, version_key
 from trimcp.principal import Principal
 from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry
+
+LONGEST_VERSION: Final = 64
+"""Characters of a version that are looked at."""
+
+
+@attrs.frozen(eq=False)
+class Candidate:
+    """A manifest as sent and with its full name, whose it is, and its entry; None until its callback is resolved."""
+
+    sent: Manifest
+    manifest: Manifest
+    caller: AgentCaller
+    by: Provider | None
+    entry: ToolEntry | None
+
+
+@attrs.define(eq=False)
+class VersionPlace:
+    """One version of one tool: what is offered, and what waits to be."""
+
+    version: VersionKey
+    offered: Candidate | None = None
+    waiting: Candidate | None = None
+
+
+@attrs.define(eq=False)
+class ToolVersions:
+    """All versions of one tool, the newest first.
+
+    `keys` has those that are offered, by their keys in `server.tools`, and `texts` the versions as they are written.
+    """
+
+    name: str
+    owner: Owner
+    slots: list[VersionPlace] = attrs.field(factory=list)
+    keys: dict[str, ToolEntry] = attrs.field(factory=dict)
+    texts: list[str] = attrs.field(factory=list)
+
+    def slot(self, version: str) -> VersionPlace | None:
+        wanted = version_key(version[:LONGEST_VERSION])
+        return next((slot for slot in self.slots if slot.version == wanted), None)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that its manifests take, as estimated."""
+        return sum(each.manifest.memory for slot in self.slots for each in (slot.offered, slot.waiting) if each)
+
+    def layout(self) -> dict[str, Candidate]:
+        """Return what is offered by key: the newest version has the tool's name."""
+        offered = [slot.offered for slot in self.slots if slot.offered is not None]
+        return {f"{self.name}@{each.manifest.version}" if at else self.name: each for at, each in enumerate(offered)}
 
 
 class ToolTable:

@@ -26,7 +26,7 @@ from trimcp.agent_tools.client.wire import (
     response_in,
 )
 from trimcp.agent_tools.messages import errors, messages
-from trimcp.agent_tools.messages.struct_values import at_once
+from trimcp.agent_tools.messages.protobuf import at_once
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
 from trimcp.support.nurseries import open_service_nursery

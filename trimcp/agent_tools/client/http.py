@@ -14,26 +14,13 @@ from urllib.parse import quote, urlencode
 import attrs
 import trio
 
-from trimcp.agent_tools.client.wire import (
-    AgentTarget,
-    Progressed,
-    answer_in,
-    event_in,
-    response_in,
-)
+from trimcp.agent_tools.client.wire import AgentTarget, Progressed, answer_in, event_in, response_in
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.client.engine import ExchangeBroken
-from trimcp.transports.http.client.exchanges import (
-    EVENT_STREAM,
-    JSON_TEXT,
-    Http,
-    NotAuthorized,
-    OpenReply,
-    TooLarge,
-)
+from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, Http, NotAuthorized, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, Inbox, read_events
 from trimcp.transports.http.client.policy import PASSING, Backoff, Timeouts, Trouble
 from trimcp.transports.http.client.target import HttpServer

@@ -1,8 +1,8 @@
 """Contexts: the state that an agent keeps with a service, each an actor that alone changes it.
 
 An actor has no task of its own while nothing happens in it. Its mailbox is the order in which its methods are called.
-Here is its life: its calls and tasks, its watchers, its time and its end. What it keeps is in `state`, and the table of
-all contexts is in `table`.
+Here is its life: its calls and tasks, its watchers, its time and its end; and what handlers get of it. What it keeps is
+in `state`, and the table of all contexts is in `table`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.agent_tools.contexts.limits import ContextLimits, refuse_server_members
-from trimcp.agent_tools.contexts.state import Applied, StoredState
+from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, ContextLimits, StoredState, refuse_server_members
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
+from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.support.containment import named
 from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.state.deadlines import Deadline, Deadlines
+from trimcp.wire.jsonrpc import JSON, Unencodable, encode, parse_value
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
@@ -319,3 +320,51 @@ async def _call(function: CleanUp) -> None:
     result = function()
     if inspect.isawaitable(result):
         await result
+
+
+class ActorContext:
+    """A context as its handlers get it (`ctx.agent_context`): what they read and write are copies."""
+
+    __slots__ = ("_actor",)
+
+    def __init__(self, actor: ContextActor) -> None:
+        self._actor = actor
+
+    @property
+    def id(self) -> str:
+        return self._actor.id
+
+    @property
+    def version(self) -> int:
+        return self._actor.version
+
+    def read(self) -> dict[str, Any]:
+        state: dict[str, Any] = _copied(self._actor.snapshot())
+        return state
+
+    async def update(self, updates: Mapping[str, Any], version: int | None = None) -> int:
+        try:
+            copy: dict[str, Any] = _copied(dict(updates))
+        except Unencodable as error:
+            raise MalformedMessage(str(error)) from None
+        for name in SERVER_MEMBERS[1:]:
+            if name in copy:
+                raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})
+        permissions = copy.get(SERVER_MEMBERS[0])
+        if permissions is not None and not (
+            isinstance(permissions, list) and all(isinstance(each, str) for each in permissions)
+        ):
+            raise MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
+        return (await self._actor.change(copy, version)).version
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[WatchChannel]:
+        async with self._actor.watch() as watch:
+            yield watch
+
+    def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
+        self._actor.start_soon(function, *args)
+
+
+def _copied(value: JSON) -> Any:
+    return parse_value(encode(value))

@@ -14,14 +14,10 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.history import ToolHistory
-from trimcp.agent_tools.contexts.ids import EndedIds, checked_id, is_id, is_minted, new_id
-from trimcp.agent_tools.contexts.limits import ContextLimits
-from trimcp.agent_tools.contexts.live import LiveContexts
+from trimcp.agent_tools.contexts.live import EndedIds, LiveContexts, checked_id, is_id, is_minted, new_id
 from trimcp.agent_tools.contexts.merging import MAX_DEPTH, StateBounds, size_of
-from trimcp.agent_tools.contexts.reading import UnloadedContexts
-from trimcp.agent_tools.contexts.saving import Saver
-from trimcp.agent_tools.contexts.shares import share_of
-from trimcp.agent_tools.contexts.state import StatesShared, first_state
+from trimcp.agent_tools.contexts.saving import Saver, UnloadedContexts
+from trimcp.agent_tools.contexts.state import ContextLimits, StatesShared, first_state, share_of
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.agent_tools.messages import errors
 from trimcp.budget.accounts import Budget

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from google.protobuf import descriptor_pb2, struct_pb2
+from google.protobuf import descriptor_pb2
 
-from trimcp.agent_tools.messages.protobuf import generated
 from trimcp.framing.grpc import GrpcStatus, text_field, texts_of
 from trimcp.transports.grpc.server import GrpcRoutes, answer_each, refused_call, status_response
 from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse
@@ -25,17 +24,50 @@ _ORIGINAL, _FOUND, _LISTED, _FAILED = 2, 4, 6, 7
 
 
 class Reflection:
-    """A `GrpcService`."""
+    """A `GrpcService`.
+
+    Args:
+        files: descriptors of the files with the services that there are beside health checks, and of what they import.
+    """
+
+    def __init__(self, *files: bytes) -> None:
+        found = (descriptor_pb2.FileDescriptorProto.FromString(text) for text in files)
+        self._files: dict[str, Any] = {file.name: file for file in (*found, _health())}
 
     def admit(self, routes: GrpcRoutes, head: Head) -> Admitted:
         """Return how to answer `ServerReflectionInfo`, each request of its stream."""
         if head.path.endswith("/ServerReflectionInfo"):
-            return answer_each(answer_to, _MOST, head)
+            return answer_each(self._answer, _MOST, head)
         return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
 
     def refused(self, refused: HttpResponse) -> HttpResponse:
         """See `GrpcService.refused`."""
         return refused_call(refused)
+
+    def _answer(self, request: bytes) -> bytes:
+        """Return the ServerReflectionResponse to a ServerReflectionRequest."""
+        fields = texts_of(request) or []
+        kind, name = next(
+            ((number, value) for number, value in fields if number in (_BY_NAME, _BY_SYMBOL, _LIST)), (0, b"")
+        )
+        text, files = name.decode("utf-8", "replace"), self._files
+        if kind == _LIST:
+            services = sorted(f"{file.package}.{service.name}" for file in files.values() for service in file.service)
+            answer = text_field(_LISTED, b"".join(text_field(1, text_field(1, each.encode())) for each in services))
+        elif kind == _BY_NAME:
+            answer = self._found(text if text in files else None)
+        elif kind == _BY_SYMBOL:
+            answer = self._found(next((name for name, file in files.items() if _defines(file, text)), None))
+        else:
+            answer = _failure(GrpcStatus.UNIMPLEMENTED, "this is not answered")
+        return text_field(_ORIGINAL, request) + answer
+
+    def _found(self, name: str | None) -> bytes:
+        """Return a file and those that it imports."""
+        if name is None:
+            return _failure(GrpcStatus.NOT_FOUND, "there is no such file or symbol")
+        names = (name, *self._files[name].dependency)
+        return text_field(_FOUND, b"".join(text_field(1, self._files[each].SerializeToString()) for each in names))
 
 
 def _health() -> Any:
@@ -58,50 +90,12 @@ def _health() -> Any:
     return file
 
 
-def _files() -> dict[str, Any]:
-    """Return the files of all services and those that they import, by name."""
-    written = (generated().DESCRIPTOR.serialized_pb, struct_pb2.DESCRIPTOR.serialized_pb, _health().SerializeToString())
-    files = (descriptor_pb2.FileDescriptorProto.FromString(text) for text in written)
-    return {file.name: file for file in files}
-
-
-_FILES: Final = _files()
-_SERVICES: Final = sorted(f"{file.package}.{service.name}" for file in _FILES.values() for service in file.service)
-
-
-def answer_to(request: bytes) -> bytes:
-    """Return the ServerReflectionResponse to a ServerReflectionRequest."""
-    fields = texts_of(request) or []
-    kind, name = next(
-        ((number, value) for number, value in fields if number in (_BY_NAME, _BY_SYMBOL, _LIST)), (0, b"")
-    )
-    text = name.decode("utf-8", "replace")
-    if kind == _LIST:
-        services = b"".join(text_field(1, text_field(1, service.encode())) for service in _SERVICES)
-        answer = text_field(_LISTED, services)
-    elif kind == _BY_NAME:
-        answer = _found(text if text in _FILES else None)
-    elif kind == _BY_SYMBOL:
-        answer = _found(next((name for name, file in _FILES.items() if _defines(file, text)), None))
-    else:
-        answer = _failure(GrpcStatus.UNIMPLEMENTED, "this is not answered")
-    return text_field(_ORIGINAL, request) + answer
-
-
 def _defines(file: Any, symbol: str) -> bool:
     """Whether a file defines a message, a service or one of their members."""
     package = f"{file.package}."
     first = symbol.removeprefix(package).partition(".")[0]
     known = {each.name for each in (*file.message_type, *file.service, *file.enum_type)}
     return symbol.startswith(package) and first in known
-
-
-def _found(name: str | None) -> bytes:
-    """Return a file and those that it imports."""
-    if name is None:
-        return _failure(GrpcStatus.NOT_FOUND, "there is no such file or symbol")
-    names = (name, *_FILES[name].dependency)
-    return text_field(_FOUND, b"".join(text_field(1, _FILES[each].SerializeToString()) for each in names))
 
 
 def _failure(status: GrpcStatus, message: str) -> bytes:
