@@ -137,7 +137,7 @@ def _unbound(variable: Any) -> Any:
         (hints, "_stand_in", _unbound),  # type variables with a bound or constraints
         (hints, "is_typed_dict", lambda cls: False),  # of typing and of typing_extensions
         (hints, "_qualifier", lambda origin: ""),  # ReadOnly, NotRequired
-        (resolved, "LISTS", {list: list}),  # Iterable, Collection, deque
+        (resolved, "CONTAINERS", {list: ("list", list), dict: ("mapping", dict)}),  # Iterable, Collection, deque
         (converters, "_count_known", lambda schema, value: 0),  # the alternative that knows all members
         (converters._Loaders, "_key", lambda self, node: None),
         (convert, "key_text", str.__str__),  # keys of results

@@ -88,7 +88,7 @@ def test_records(hint: Any, expected: bool) -> None:
 @pytest.mark.parametrize(
     ("record", "fields"),
     [
-        (A, [Field("x", int, True), Field("y", list[A], False)]),
+        (A, [Field("x", int, True, attribute="_x"), Field("y", list[A], False, attribute="y")]),
         (
             D,
             [
@@ -149,7 +149,7 @@ class Doc:
 
 
 def applied(schema: dict[str, Any], *metadata: Any) -> dict[str, Any]:
-    apply_metadata(schema, metadata)
+    apply_metadata(schema, readable(metadata)[0])
     return schema
 
 
@@ -197,7 +197,7 @@ class Strange:
 
 @pytest.mark.parametrize("extra", [object(), int, Unit("m"), {"unit": "m"}, 7])
 def test_what_says_nothing_known_is_left_out(extra: Any) -> None:
-    assert readable(["words", extra]) == (["words"], [])
+    assert readable(["words", extra]) == ([Arg("words")], [])
 
 
 def test_what_is_read_in_part_is_refused_by_name() -> None:
@@ -207,7 +207,7 @@ def test_what_is_read_in_part_is_refused_by_name() -> None:
 
 def test_what_says_nothing_is_left_out_and_groups_come_as_their_members() -> None:
     assert readable([None, Doc("words"), annotated_types.Len(1, 3)]) == (
-        [Doc("words"), annotated_types.MinLen(1), annotated_types.MaxLen(3)],
+        [Arg("words"), Arg(min_length=1), Arg(max_length=3)],
         [],
     )
 
@@ -235,4 +235,4 @@ def test_the_last_word_counts() -> None:
 )
 def test_what_fits_nothing_is_refused(schema: dict[str, Any], extra: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
-        apply_metadata(schema, [extra])
+        applied(schema, extra)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import collections.abc as abc
-import dataclasses
 import datetime
 import enum
 import functools
@@ -16,9 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
-import attrs
-
-from trimcp.schema.hints import TIME, is_model, is_shown
+from trimcp.schema.hints import TIME, is_model, is_record, members_of
 from trimcp.wire.fields import is_payload
 from trimcp.wire.jsonrpc import encode
 
@@ -186,14 +183,7 @@ def to_json(value: Any, hint: Any = None) -> Any:
     `hint`: its type, if Pydantic converts it by that. Raises ConversionError: the value contains another type, NaN or
     Infinity, or is nested too deeply (perhaps a loop).
     """
-    try:
-        return _dump(value, _MAX_DEPTH) if hint is None else _dump_pydantic(value, _MAX_DEPTH, hint)
-    except _Undumpable as error:
-        raise ConversionError([str(error)]) from None
-
-
-class _Undumpable(Exception):
-    """Why a value has no JSON form."""
+    return _dump(value, _MAX_DEPTH) if hint is None else _dump_pydantic(value, _MAX_DEPTH, hint)
 
 
 def _dump(value: Any, room: int) -> Any:
@@ -202,10 +192,10 @@ def _dump(value: Any, room: int) -> Any:
         return value
     if kind is float:
         if not math.isfinite(value):
-            raise _Undumpable(f"{value} has no JSON form")
+            raise ConversionError([f"{value} has no JSON form"])
         return value
     if not room:
-        raise _Undumpable("a value is nested too deeply, or holds itself")
+        raise ConversionError(["a value is nested too deeply, or holds itself"])
     if kind is list or kind is tuple:
         return [_dump(each, room - 1) for each in value]
     if kind is dict:
@@ -214,29 +204,28 @@ def _dump(value: Any, room: int) -> Any:
 
 
 def _dump_special(value: Any, room: int) -> Any:
-    if is_payload(type(value)):
-        raise _Undumpable("content blocks are no plain values: annotate what returns them, as by -> list[Text | Audio]")
+    cls: Any = type(value)
+    if is_payload(cls):
+        raise ConversionError(
+            ["content blocks are no plain values: annotate what returns them, as by -> list[Text | Audio]"]
+        )
     if isinstance(value, enum.Enum):
         return _dump(value.value, room)
-    if is_model(type(value)):
+    if is_model(cls):
         return _dump_pydantic(value, room)
-    for kind in type(value).__mro__:
+    for kind in cls.__mro__:
         if leaf := leaf_of(kind):
             return leaf.dump(value)
-    if attrs.has(type(value)):
-        kept = (a for a in attrs.fields(type(value)) if _has(value, a))
-        return {(a.init and a.alias) or a.name: _dump(getattr(value, a.name), room) for a in kept}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _dump(getattr(value, f.name), room) for f in dataclasses.fields(value) if _has(value, f)}
-    if isinstance(value, tuple) and (names := getattr(value, "_fields", None)) is not None:
-        return {name: _dump(each, room) for name, each in zip(names, value, strict=True)}
+    if is_record(cls):
+        members = ((name, at) for name, at, sure in members_of(cls) if sure or hasattr(value, at))
+        return {name: _dump(getattr(value, at), room) for name, at in members}
     if isinstance(value, abc.Mapping):
         return {key_text(key): _dump(each, room) for key, each in value.items()}
     if isinstance(value, abc.Set):
         return _sorted([_dump(each, room) for each in value])
     if isinstance(value, abc.Collection | abc.Iterator):
         return [_dump(each, room) for each in value]
-    raise _Undumpable(f"{type(value).__name__} has no JSON form")
+    raise ConversionError([f"{type(value).__name__} has no JSON form"])
 
 
 def _dump_pydantic(value: Any, room: int, hint: Any = None) -> Any:
@@ -245,12 +234,8 @@ def _dump_pydantic(value: Any, room: int, hint: Any = None) -> Any:
     try:
         plain = dump(value, hint)
     except Exception as error:  # a serializer of the author may raise anything
-        raise _Undumpable(f"{type(value).__name__} cannot be serialized: {type(error).__name__}") from error
+        raise ConversionError([f"{type(value).__name__} cannot be serialized: {type(error).__name__}"]) from error
     return _dump(plain, room)
-
-
-def _has(value: Any, field: Any) -> bool:
-    return field.init or (is_shown(field) and hasattr(value, field.name))
 
 
 def key_text(key: Any) -> str:

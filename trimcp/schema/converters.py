@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from trimcp.schema.convert import ConversionError, Convert, choice, enumeration, key_text, leaf_of
 from trimcp.schema.hints import is_typed_dict
 from trimcp.schema.json_schema import schema_of, takes_text
-from trimcp.schema.resolved import LISTS, MAPPINGS, SETS, ResolvedType, TypeResolver, literals_of
+from trimcp.schema.resolved import ResolvedType, TypeResolver, literals_of
 from trimcp.schema.validator import Problems, Validator, validator_for
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
@@ -127,7 +127,7 @@ class _Loaders:
         return made
 
     def _collection(self, node: ResolvedType) -> Convert | None:
-        make = {**LISTS, **SETS, tuple: tuple}[node.container]
+        make = node.maker
         item = self.loader(node.members[0]) if node.members else None
         if item is None:
             return None if make is list else cast("Convert", make)
@@ -138,7 +138,7 @@ class _Loaders:
         return lambda value: tuple(_converted(zip(range(len(loads)), loads, value, strict=True)))
 
     def _mapping(self, node: ResolvedType) -> Convert | None:
-        make = MAPPINGS[node.container]
+        make = node.maker
         if make is collections.defaultdict:
             make = functools.partial(make, _factory(node.members[1]) if node.members else None)
         key, item = (self._key(node.members[0]), self.loader(node.members[1])) if node.members else (None, None)
@@ -173,14 +173,18 @@ class _Loaders:
         load = self.loader(node)
         return load if node.kind == "any" or takes_text(schema_of(node)) else lambda text: _read(text, load)
 
-    def _record(self, node: ResolvedType) -> Convert:
-        make, whole = node.container, is_typed_dict(node.container)
-        loads = [(field.name, self.loader(kind)) for field, kind in node.fields if field.given]
+    def _record(self, node: ResolvedType) -> Convert | None:
+        make, whole = node.container, node.container is dict or is_typed_dict(node.container)
+        loads = {field.name: self.loader(kind) for field, kind in node.fields if field.given}
+        others = self.loader(node.members[0]) if node.members else None
+        if whole and others is None and not any(loads.values()):
+            return None
 
         def load(value: Any) -> Any:
-            given = [each for each in loads if each[0] in value]
-            members = _converted((name, convert, value[name]) for name, convert in given)
-            found = dict(zip((name for name, _ in given), members, strict=True))
+            given = [(name, convert, value[name]) for name, convert in loads.items() if name in value]
+            if others is not None:
+                given += [(name, others, each) for name, each in value.items() if name not in loads]
+            found = dict(zip((name for name, _, _ in given), _converted(given), strict=True))
             if whole:
                 return {**value, **found}
             try:
@@ -234,8 +238,7 @@ def _read(text: str, load: Convert | None) -> Any:
 
 def _factory(node: ResolvedType) -> Any:
     """Return what makes the missing values of a defaultdict."""
-    made = {**LISTS, **SETS, **MAPPINGS}.get(node.container)
-    return made or (node.bare if node.bare in (str, int, float, bool) else None)
+    return node.maker or (node.bare if node.bare in (str, int, float, bool) else None)
 
 
 def _count_known(schema: Any, value: Any) -> int:

@@ -6,6 +6,7 @@ It depends on Python's types and the keywords of JSON Schema only, not on functi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -45,6 +46,7 @@ class Field:
     description: str | None = None  # from the class's docstring or the field's metadata
     given: bool = True  # whether the class takes it
     kept: bool = True  # whether its objects have it
+    attribute: str | None = None  # its name in Python, if that is another
 
 
 def split(hint: Any) -> tuple[Any, list[Any]]:
@@ -247,27 +249,25 @@ def _generations(hint: Any) -> Iterator[tuple[type, Mapping[Any, Any]]]:
     yield cls, bound
 
 
-def is_shown(field: Any) -> bool:
-    """Return whether a field of attrs or a dataclass is part of its JSON: it is given, or public."""
-    return field.init or not field.name.startswith("_")
-
-
 def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> Iterator[Field]:
+    # What a class does not take is part of its JSON if it is public.
     if attrs.has(cls):
-        for a in filter(is_shown, attrs.fields(cls)):
-            required = a.default is attrs.NOTHING
-            hidden = required or isinstance(a.default, attrs.Factory)  # type: ignore[arg-type]  # mypy takes no class as a factory
-            default = ABSENT_DEFAULT if hidden else a.default
-            name, hint = (a.init and a.alias) or a.name, hints.get(a.name, Any)
-            yield Field(name, hint, required, default, a.metadata.get("description"), given=a.init)
+        for a in attrs.fields(cls):
+            if a.init or not a.name.startswith("_"):
+                required = a.default is attrs.NOTHING
+                hidden = required or isinstance(a.default, attrs.Factory)  # type: ignore[arg-type]  # mypy takes no class as a factory
+                default = ABSENT_DEFAULT if hidden else a.default
+                name, text = (a.init and a.alias) or a.name, a.metadata.get("description")
+                yield Field(name, hints.get(a.name, Any), required, default, text, a.init, attribute=a.name)
     elif dataclasses.is_dataclass(cls):
-        for f in filter(is_shown, cls.__dataclass_fields__.values()):  # `dataclasses.fields` leaves out an InitVar
-            if f._field_type is not dataclasses._FIELD_CLASSVAR:  # type: ignore[attr-defined]
-                hint, hidden = hints.get(f.name, Any), f.default is dataclasses.MISSING
+        for f in cls.__dataclass_fields__.values():  # `dataclasses.fields` leaves out an InitVar
+            kind = f._field_type  # type: ignore[attr-defined]
+            if kind is not dataclasses._FIELD_CLASSVAR and (f.init or not f.name.startswith("_")):  # type: ignore[attr-defined]
+                hidden = f.default is dataclasses.MISSING
                 required = hidden and f.default_factory is dataclasses.MISSING
-                default = ABSENT_DEFAULT if hidden else f.default
-                kept = not isinstance(hint, dataclasses.InitVar)
-                yield Field(f.name, hint, required, default, f.metadata.get("description"), f.init, kept)
+                default, text = ABSENT_DEFAULT if hidden else f.default, f.metadata.get("description")
+                kept = kind is dataclasses._FIELD  # type: ignore[attr-defined]
+                yield Field(f.name, hints.get(f.name, Any), required, default, text, f.init, kept)
     elif is_typed_dict(cls):
         for name, hint in hints.items():
             yield Field(name, hint, _is_required(hint, name in cls.__required_keys__))
@@ -275,6 +275,12 @@ def _raw_fields(cls: Any, hints: Mapping[str, Any]) -> Iterator[Field]:
         defaults = cls._field_defaults
         for name in cls._fields:
             yield Field(name, hints.get(name, Any), name not in defaults, defaults.get(name, ABSENT_DEFAULT))
+
+
+@functools.lru_cache(maxsize=1024)
+def members_of(cls: type) -> list[tuple[str, str, bool]]:
+    """Return what of a record's objects is JSON, each as (name there, name in Python, whether every object has it)."""
+    return [(f.name, f.attribute or f.name, f.given) for f in _raw_fields(cls, {}) if f.kept]
 
 
 def _is_required(hint: Any, otherwise: bool) -> bool:
@@ -343,7 +349,6 @@ class Arg:
     header: str | None = attrs.field(default=None, kw_only=True)
 
 
-# Attribute of an extra -> JSON Schema keyword for numbers.
 _NUMBERS: Final = {
     "ge": "minimum",
     "gt": "exclusiveMinimum",
@@ -351,33 +356,35 @@ _NUMBERS: Final = {
     "lt": "exclusiveMaximum",
     "multiple_of": "multipleOf",
 }
-_LENGTHS: Final = {
-    "string": ("minLength", "maxLength"),
-    "array": ("minItems", "maxItems"),
-    "object": ("minProperties", "maxProperties"),
+# Attribute of an `Arg` -> the JSON types that it bounds, each with its keyword.
+_BOUNDS: Final[dict[str, dict[str, str]]] = {
+    **{name: dict.fromkeys(("integer", "number"), keyword) for name, keyword in _NUMBERS.items()},
+    "min_length": {"array": "minItems", "object": "minProperties", "string": "minLength"},
+    "max_length": {"array": "maxItems", "object": "maxProperties", "string": "maxLength"},
+    "pattern": {"string": "pattern"},
 }
-_KNOWN: Final = frozenset(
-    {*_NUMBERS, "min_length", "max_length", "pattern", "description", "documentation", "title", "examples"}
-)
-_NUMERIC: Final = frozenset({"integer", "number"})
+_KNOWN: Final[dict[str, Any]] = {
+    **dict.fromkeys(_BOUNDS, object),
+    **dict.fromkeys(("description", "documentation", "title"), str),
+    "examples": list | tuple,
+}
 
 
-def readable(extras: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Split the extras of an `Annotated` into (read by trimcp, read only by Pydantic).
+def readable(extras: Sequence[Any]) -> tuple[list[Arg], list[Any]]:
+    """Split the extras of an `Annotated` into (what trimcp reads, what only Pydantic reads).
 
     Groups are replaced by their members, and a Pydantic `Field` by its texts and bounds. What neither can read is left
     out (PEP 593). Raises UnreadableHint for an extra that is read in part: the rest would never be checked.
     """
-    ours: list[Any] = []
+    ours: list[Arg] = []
     theirs: list[Any] = []
     for extra in _single(extras):
-        known = not is_field_info(extra) and _is_known(extra)
+        arg = _as_arg(extra)
         # Only Pydantic checks bounds that are not numbers, such as dates.
-        bounds = [getattr(extra, name, None) for name in _NUMBERS]
-        if belongs_to_pydantic(extra) and not (known and all(each is None or _is_number(each) for each in bounds)):
+        if belongs_to_pydantic(extra) and (arg is None or not all(_is_number(getattr(arg, name)) for name in _NUMBERS)):
             theirs.append(extra)
-        elif known:
-            ours.append(extra)
+        elif arg is not None:
+            ours.append(arg)
         elif not isinstance(extra, type) and any(getattr(extra, name, None) is not None for name in _KNOWN):
             raise UnreadableHint(
                 f"{_shown(extra)} in its Annotated can be read in part only; use trimcp.Arg, annotated_types,"
@@ -403,24 +410,24 @@ def _single(extras: Sequence[Any]) -> Iterator[Any]:
             yield extra
 
 
-def _is_known(extra: Any) -> bool:
-    if isinstance(extra, str | Arg | re.Pattern) or isinstance(getattr(extra, "documentation", None), str):
-        return True
-    if isinstance(extra, type):
-        return False
-    return _said(extra).keys() <= _KNOWN and any(hasattr(extra, name) for name in _KNOWN)
+def _as_arg(extra: Any) -> Arg | None:
+    """Return what an extra says, or None if that is nothing known here, or not all of it is."""
+    if isinstance(extra, Arg):
+        return extra
+    if isinstance(extra, str | re.Pattern):
+        return Arg(extra) if isinstance(extra, str) else Arg(pattern=extra.pattern)
+    values = {name: getattr(extra, name, None) for name in _KNOWN}
+    said = {name: each for name, each in values.items() if each is not None and isinstance(each, _KNOWN[name])}
+    text = said.pop("documentation", None)
+    whole = text or (_names_in(extra) <= _KNOWN.keys() and any(hasattr(extra, name) for name in _KNOWN))
+    return None if isinstance(extra, type) or not whole else Arg(**{"description": text, **said})
 
 
-def _said(extra: Any) -> dict[str, Any]:
-    """Return the set attributes of another package's object; if it cannot list them, only those known here."""
-    if dataclasses.is_dataclass(extra):
-        names = [field.name for field in dataclasses.fields(extra)]
-    elif attrs.has(type(extra)):
-        names = [attribute.name for attribute in attrs.fields(type(extra))]
-    else:
-        names = [name for name in getattr(extra, "__dict__", _KNOWN) if not name.startswith("_")]
-    found = {name: getattr(extra, name, None) for name in names}
-    return {name: value for name, value in found.items() if value is not None}
+def _names_in(extra: Any) -> set[str]:
+    """Return the names of the set attributes of another package's object."""
+    slots = [name for cls in type(extra).__mro__ for name in vars(cls).get("__slots__", ())]
+    names = {name for name in (*slots, *getattr(extra, "__dict__", ())) if not name.startswith("_")}
+    return {name for name in names if getattr(extra, name, None) is not None}
 
 
 def _shown(extra: Any) -> str:
@@ -428,29 +435,27 @@ def _shown(extra: Any) -> str:
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
-def apply_metadata(schema: dict[str, Any], metadata: Sequence[Any]) -> None:
-    """Add the descriptions and bounds of `readable` extras to `schema`.
+def apply_metadata(schema: dict[str, Any], said: Sequence[Arg]) -> None:
+    """Add descriptions and bounds to `schema`.
 
     Raises TypeError for a bound that fits no alternative of the schema, such as `ge=` on a string.
     """
-    for extra in metadata:
-        if not isinstance(extra, str):
-            _apply_bounds(schema, extra)
-        _apply_words(schema, extra)
-        if isinstance(extra, Arg) and extra.header is not None:
-            _apply_header(schema, extra.header)
-
-
-def _apply_words(schema: dict[str, Any], extra: Any) -> None:
-    for name in ("documentation", "description", "title"):
-        text = extra if isinstance(extra, str) else getattr(extra, name, None)
-        if isinstance(text, str):
-            schema["title" if name == "title" else "description"] = text
-        if text is extra:
-            return
-    examples = getattr(extra, "examples", None)
-    if isinstance(examples, list | tuple):
-        schema["examples"] = list(examples)
+    for arg in said:
+        for name, keywords in _BOUNDS.items():
+            bound = getattr(arg, name)
+            if bound is None or (name == "min_length" and bound == 0):
+                continue
+            if name != "pattern" and not _is_number(bound):
+                raise TypeError(f"the bound {name}={bound!r} is no number")
+            branches = [each for each in (schema, *schema.get("anyOf", ())) if each.get("type") in keywords]
+            if not branches:
+                raise TypeError(f"{name}= does not apply to this type; it needs {' or '.join(keywords)}")
+            for branch in branches:
+                branch[keywords[branch["type"]]] = bound.pattern if isinstance(bound, re.Pattern) else bound
+        words = {"description": arg.description, "title": arg.title, "examples": arg.examples and list(arg.examples)}
+        schema.update({name: text for name, text in words.items() if text is not None})
+        if arg.header is not None:
+            _apply_header(schema, arg.header)
 
 
 def _apply_header(schema: dict[str, Any], header: str) -> None:
@@ -461,37 +466,6 @@ def _apply_header(schema: dict[str, Any], header: str) -> None:
     schema["x-mcp-header"] = header
 
 
-def _apply_bounds(schema: dict[str, Any], extra: Any) -> None:
-    for name, keyword in _NUMBERS.items():
-        bound = getattr(extra, name, None)
-        if bound is None:
-            continue
-        if not _is_number(bound):
-            raise TypeError(f"the bound {name}={bound!r} is no number")
-        for branch in _branches(schema, _NUMERIC, f"{name}="):
-            branch[keyword] = bound
-    for index, name in enumerate(("min_length", "max_length")):
-        bound = getattr(extra, name, None)
-        if not isinstance(bound, int) or (name == "min_length" and bound == 0):
-            continue
-        for branch in _branches(schema, frozenset(_LENGTHS), f"{name}="):
-            branch[_LENGTHS[branch["type"]][index]] = bound
-    pattern = getattr(extra, "pattern", None)
-    if isinstance(pattern, re.Pattern):
-        pattern = pattern.pattern
-    if isinstance(pattern, str):
-        for branch in _branches(schema, frozenset({"string"}), "pattern="):
-            branch["pattern"] = pattern
-
-
 def _is_number(bound: Any) -> bool:
-    return isinstance(bound, int | float) and not isinstance(bound, bool)
-
-
-def _branches(schema: dict[str, Any], types: frozenset[str], what: str) -> list[dict[str, Any]]:
-    """Return the schema itself or its alternatives, as far as they have one of the types."""
-    candidates = [schema, *schema.get("anyOf", ())]
-    found = [each for each in candidates if each.get("type") in types]
-    if not found:
-        raise TypeError(f"{what} does not apply to this type; it needs {' or '.join(sorted(types))}")
-    return found
+    """Return whether a bound is a number, or none is given."""
+    return bound is None or (isinstance(bound, int | float) and not isinstance(bound, bool))

@@ -36,17 +36,19 @@ from trimcp.support.slotted import slotted
 
 Kind = Literal["any", "leaf", "literal", "enum", "union", "list", "set", "tuple", "mapping", "record", "alias", "model"]
 
-LISTS: Final[dict[Any, Any]] = {
-    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), list),
-    collections.deque: collections.deque,
-    abc.Iterator: iter,
-    abc.Generator: lambda items: (each for each in items),
+CONTAINERS: Final[dict[Any, tuple[Kind, Any]]] = {
+    tuple: ("tuple", tuple),
+    **dict.fromkeys((list, abc.Sequence, abc.MutableSequence, abc.Iterable, abc.Collection), ("list", list)),
+    collections.deque: ("list", collections.deque),
+    abc.Iterator: ("list", iter),
+    abc.Generator: ("list", lambda items: (each for each in items)),
+    **dict.fromkeys((set, abc.Set, abc.MutableSet), ("set", set)),
+    frozenset: ("set", frozenset),
+    **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), ("mapping", dict)),
+    **{each: ("mapping", each) for each in (collections.OrderedDict, collections.defaultdict, collections.Counter)},
 }
-SETS: Final[dict[Any, Any]] = {set: set, frozenset: frozenset, abc.Set: set, abc.MutableSet: set}
-MAPPINGS: Final[dict[Any, Any]] = {
-    **dict.fromkeys((dict, abc.Mapping, abc.MutableMapping), dict),
-    **{each: each for each in (collections.OrderedDict, collections.defaultdict, collections.Counter)},
-}
+"""What holds other types, as authors write it: its kind, and what makes a value."""
+
 _SAME: Final[dict[Any, Any]] = {
     None: type(None),
     typing.LiteralString: str,
@@ -73,6 +75,11 @@ class ResolvedType:
     def container(self) -> Any:
         """The class that is written in a container or record, without its arguments."""
         return get_origin(self.bare) or self.bare
+
+    @property
+    def maker(self) -> Any:
+        """What makes a value of a container from its members; None for any other type."""
+        return CONTAINERS.get(self.container, (None, None))[1]
 
     @property
     def variadic(self) -> bool:
@@ -123,7 +130,7 @@ class TypeResolver:
         return ResolvedType(found.kind, found.bare, ours, [], found.members, found.fields) if ours else found
 
     def _shared(self, kind: Kind, bare: Any, read: Callable[[ResolvedType], None]) -> ResolvedType:
-        key = bare if _hashes(bare) else repr(bare)
+        key = bare if hashes(bare) else repr(bare)
         if key not in self._known:
             self._known[key] = ResolvedType(kind, bare)
             read(self._known[key])
@@ -151,7 +158,7 @@ class TypeResolver:
                 raise in_field(node, field, error) from None
 
     def _resolve_bare(self, bare: Any) -> ResolvedType:
-        if _hashes(bare):
+        if hashes(bare):
             bare = _SAME.get(bare, bare)
             if bare is Any:
                 return ResolvedType("any", bare)
@@ -173,15 +180,8 @@ class TypeResolver:
             return self._shared("record", bare, self._read_record)
         if isinstance(bare, type) and issubclass(bare, enum.Enum):
             return ResolvedType("enum", bare)
-        if container is tuple:
-            given = [each for each in arguments if each is not Ellipsis]
-            return ResolvedType("tuple", bare, members=[self.resolve(each) for each in given])
-        if container in LISTS:
-            return ResolvedType("list", bare, members=[self.resolve(each) for each in arguments[:1]])
-        if container in SETS:
-            return self._set(bare, arguments)
-        if container in MAPPINGS:
-            return self._mapping(bare, arguments)
+        if container in CONTAINERS:
+            return self._container(bare, container, arguments)
         if self.output and isinstance(container, type):
             for base, dumped in _DUMPED.items():
                 if issubclass(container, base):
@@ -191,19 +191,19 @@ class TypeResolver:
             " a TypedDict, an Enum, or give the schema by hand"
         )
 
-    def _set(self, bare: Any, arguments: tuple[Any, ...]) -> ResolvedType:
-        members = [self.resolve(each) for each in arguments]
-        if members and not _can_hash(members[0]):
-            raise TypeError(f"the members of {_shown(bare)} cannot be hashed; use a list, or a frozen class")
-        return ResolvedType("set", bare, members=members)
-
-    def _mapping(self, bare: Any, arguments: tuple[Any, ...]) -> ResolvedType:
-        if arguments and (get_origin(bare) or bare) is collections.Counter:
+    def _container(self, bare: Any, container: Any, arguments: tuple[Any, ...]) -> ResolvedType:
+        kind, _ = CONTAINERS[container]
+        if container is collections.Counter and arguments:
             arguments = (*arguments, int)
-        members = [self.resolve(each) for each in arguments]
-        if members and not _can_hash(members[0]):
-            raise TypeError(f"the keys of {_shown(bare)} cannot be hashed; use str, int, UUID, or an enumeration")
-        return ResolvedType("mapping", bare, members=members)
+        given = arguments[:1] if kind == "list" else [each for each in arguments if each is not Ellipsis]
+        members = [self.resolve(each) for each in given]
+        if kind in ("set", "mapping") and members and not _can_hash(members[0]):
+            shown = bare.__name__ if isinstance(bare, type) and not arguments else repr(bare)
+            instead = "the members of {} cannot be hashed; use a list, or a frozen class"
+            if kind == "mapping":
+                instead = "the keys of {} cannot be hashed; use str, int, UUID, or an enumeration"
+            raise TypeError(instead.format(shown))
+        return ResolvedType(kind, bare, members=members)
 
 
 def in_field(record: ResolvedType, field: Field, error: TypeError) -> TypeError:
@@ -237,7 +237,7 @@ def is_for_pydantic(field: Field) -> bool:
 
 def _can_hash(node: ResolvedType, above: tuple[Any, ...] = ()) -> bool:
     """Return whether every value of a type can be the key of a mapping or a member of a set."""
-    made = {**LISTS, **SETS, **MAPPINGS}.get(node.container, node.container)
+    made = node.maker or node.container
     joined = node.kind in ("union", "alias")
     own = getattr(made, "__hash__", None)
     if own is None or (made is tuple and not node.members):
@@ -248,13 +248,9 @@ def _can_hash(node: ResolvedType, above: tuple[Any, ...] = ()) -> bool:
     return node.bare in above or all(_can_hash(each, (*above, node.bare)) for each in inner)
 
 
-def _hashes(value: Any) -> bool:
+def hashes(value: Any) -> bool:
     try:
         hash(value)
     except TypeError:
         return False
     return True
-
-
-def _shown(bare: Any) -> str:
-    return bare.__name__ if isinstance(bare, type) and not get_args(bare) else repr(bare)

@@ -15,7 +15,7 @@ from typing import Any, Final, get_args, get_origin
 
 import attrs
 
-from trimcp.schema.convert import ConversionError, Convert, to_json
+from trimcp.schema.convert import Convert, to_json
 from trimcp.schema.converters import converter_for, number_of
 from trimcp.schema.docstrings import parse
 from trimcp.schema.hints import (
@@ -31,7 +31,7 @@ from trimcp.schema.hints import (
     split,
 )
 from trimcp.schema.json_schema import SchemaBuilder
-from trimcp.schema.resolved import LISTS, ResolvedType
+from trimcp.schema.resolved import CONTAINERS, ResolvedType, hashes
 from trimcp.support.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
@@ -50,16 +50,13 @@ class Signature:
     parameters: Sequence[str]  # the names in JSON of the parameters in `input_schema`
     injected: tuple[tuple[inspect.Parameter, Any], ...]  # the other parameters, with their resolved types
     return_type: Any  # the resolved return annotation; `inspect.Signature.empty` if it has none
-    _converters: tuple[tuple[str, Convert], ...] = attrs.field(alias="converters")
+    _convert: Convert | None = attrs.field(alias="convert")
     _numbers: tuple[tuple[str, type, type], ...] = attrs.field(alias="numbers")
-    _rest: Convert | None = attrs.field(default=None, alias="rest")
-    _special: tuple[_Special, ...] = attrs.field(default=(), alias="special")
+    _special: tuple[_Special, ...] = attrs.field(alias="special")
     # whether `bind` may return anything but what it is given
     converts: bool = attrs.field(
         init=False,
-        default=attrs.Factory(
-            lambda it: bool(it._converters or it._numbers or it._special) or it._rest is not None, takes_self=True
-        ),
+        default=attrs.Factory(lambda it: bool(it._numbers or it._special) or it._convert is not None, takes_self=True),
     )
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -70,30 +67,16 @@ class Signature:
         for name, other, number in self._numbers:
             if type(arguments.get(name)) is other:  # in JSON Schema 3.0 is an integer and 3 a number
                 arguments = {**arguments, name: number(arguments[name])}
-        if not self._converters and self._rest is None and not self._special:
-            return arguments
-        return self._convert(arguments)
-
-    def _convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        converted = dict(arguments)
-        work = [(name, convert) for name, convert in self._converters if name in arguments]
-        if self._rest is not None:
-            known = frozenset(self.parameters)
-            work += [(name, self._rest) for name in arguments if name not in known]
-        problems: list[str] = []
-        for name, convert in work:
-            try:
-                converted[name] = convert(arguments[name])
-            except ConversionError as error:
-                problems += [problem.replace("@ $", f"@ $.{name}", 1) for problem in error.problems]
-        if problems:
-            raise ConversionError(problems)
-        for name, keyword, fill in self._special:
-            if name in converted:
-                converted[keyword] = converted.pop(name)
-            elif fill is not None:
-                converted[keyword] = fill()
-        return converted
+        if self._convert is not None:
+            arguments = self._convert(arguments)
+        if self._special:
+            arguments = dict(arguments)
+            for name, keyword, fill in self._special:
+                if name in arguments:
+                    arguments[keyword] = arguments.pop(name)
+                elif fill is not None:
+                    arguments[keyword] = fill()
+        return arguments
 
 
 def describe(
@@ -133,36 +116,32 @@ def describe(
         name=name,
         description=text.description,
         input_schema=reader.schema(),
-        parameters=reader.parameters,
+        parameters=tuple(reader.properties),
         injected=tuple(others),
         return_type=hints.get("return", inspect.Signature.empty),
-        converters=tuple(reader.converters),
+        convert=converter_for(reader.converted),
         numbers=tuple(reader.numbers),
-        rest=reader.rest,
         special=tuple(reader.special),
     )
 
 
 class _SignatureReader:
     def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
-        self.parameters: list[str] = []
-        self.converters: list[tuple[str, Convert]] = []
+        self.converted: ResolvedType = ResolvedType("record", dict)  # the arguments, as far as they are converted
         self.numbers: list[tuple[str, type, type]] = []
-        self.rest: Convert | None = None
         self.special: list[_Special] = []
+        self.properties: dict[str, Any] = {}
         self._function = function
         self._descriptions = descriptions
         self._loose = loose
         self._builder = SchemaBuilder()
-        self._properties: dict[str, Any] = {}
-        self._required: list[str] = []
         self._additional: Any = False
         self._headers: set[str] = set()
 
     def schema(self) -> dict[str, Any]:
-        root: dict[str, Any] = {"type": "object", "properties": self._properties}
-        if self._required:
-            root["required"] = self._required
+        root: dict[str, Any] = {"type": "object", "properties": self.properties}
+        if required := [field.name for field, _ in self.converted.fields if field.required]:
+            root["required"] = required
         root["additionalProperties"] = self._additional
         return self._builder.finish(root)
 
@@ -171,50 +150,42 @@ class _SignatureReader:
             raise self._refuse(parameter, "is positional-only, and arguments come by name; remove the `/`")
         if parameter.kind is parameter.VAR_POSITIONAL:
             raise self._refuse(parameter, "takes any number of arguments without names; use a list parameter instead")
-        header: str | None = None
+        named = parameter.kind is not parameter.VAR_KEYWORD
+        default, description = parameter.default, self._descriptions.get(parameter.name)
+        field = Field(parameter.name, hint, default is ABSENT_DEFAULT, default, description)
         try:
-            if parameter.kind is parameter.VAR_KEYWORD:
-                kind = self._builder.types.resolve(hint)
-                self._additional = self._builder.build(kind) or True
-                self.rest = converter_for(kind)
-            else:
-                header = self._read_named(parameter, hint)
+            field = self._filled(field)
+            kind = self._builder.types.resolve(field.hint)
+            schema = self._builder.property(field, kind) if named else self._builder.build(kind)
+            number = number_of(kind)
         except TypeError as error:
             if not self._loose:
                 raise self._refuse(parameter, f"cannot be filled from JSON: {error}") from None
-            if parameter.kind is not parameter.VAR_KEYWORD:
-                self._note(parameter.name, parameter.default is ABSENT_DEFAULT)
-        if header is not None:
+            kind, schema, number = ResolvedType("any", Any), {}, None
+        if not named:
+            self._additional = schema or True
+            self.converted.members.append(kind)
+            return
+        if number is not None:
+            self.numbers.append((field.name, float if number is int else int, number))
+            kind = ResolvedType("any", Any)
+        self.converted.fields.append((field, kind))
+        self.properties[field.name] = schema
+        if (header := schema.get("x-mcp-header")) is not None:
             if header.lower() in self._headers:
                 raise self._refuse(parameter, f"names the header {header!r}, as another parameter does")
             self._headers.add(header.lower())
 
-    def _read_named(self, parameter: inspect.Parameter, hint: Any) -> str | None:
-        """Add a parameter to the schema, and return the header that mirrors it, if any."""
-        description = self._descriptions.get(parameter.name)
-        required = parameter.default is ABSENT_DEFAULT
-        field = Field(parameter.name, hint, required, parameter.default, description)
-        if is_field_info(field.default) or has_field_info(hint):
-            from trimcp.schema.pydantic_types import resolve_field
+    def _filled(self, field: Field) -> Field:
+        """Return a parameter with the name and default value of its Pydantic `Field`, if it has one."""
+        if not (is_field_info(field.default) or has_field_info(field.hint)):
+            return field
+        from trimcp.schema.pydantic_types import resolve_field
 
-            field, fill = resolve_field(field)
-            if field.name != parameter.name or fill is not None:
-                self.special.append((field.name, parameter.name, fill))
-        kind = self._builder.types.resolve(field.hint)
-        schema = self._builder.property(field, kind)
-        if (number := number_of(kind)) is not None:
-            self.numbers.append((field.name, float if number is int else int, number))
-        elif (convert := converter_for(kind)) is not None:
-            self.converters.append((field.name, convert))
-        self._properties[field.name] = schema
-        self._note(field.name, field.required)
-        header: str | None = schema.get("x-mcp-header")
-        return header
-
-    def _note(self, name: str, required: bool) -> None:
-        self.parameters.append(name)
-        if required:
-            self._required.append(name)
+        resolved, fill = resolve_field(field)
+        if resolved.name != field.name or fill is not None:
+            self.special.append((resolved.name, field.name, fill))
+        return resolved
 
     def _refuse(self, parameter: inspect.Parameter, reason: str) -> TypeError:
         return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
@@ -329,16 +300,13 @@ def _is_untyped(kind: ResolvedType) -> bool:
 
 def _is_unstructured(annotation: Any, is_content: Callable[[Any], bool]) -> bool:
     bare, _ = split(annotation)
-    try:
-        plain = bare in _UNSTRUCTURED
-    except TypeError:  # it cannot be hashed
-        plain = False
-    if plain or _holds_content(bare, is_content):
+    if (hashes(bare) and bare in _UNSTRUCTURED) or _holds_content(bare, is_content):
         return True
     origin, arguments = get_origin(bare), get_args(bare)
     if is_union(bare):
         return all(_is_unstructured(member, is_content) for member in arguments if member is not type(None))
-    return (origin is tuple or origin in LISTS) and any(_holds_content(each, is_content) for each in arguments)
+    kind, _ = CONTAINERS.get(origin, ("", None))
+    return kind in ("list", "tuple") and any(_holds_content(each, is_content) for each in arguments)
 
 
 def _holds_content(hint: Any, is_content: Callable[[Any], bool]) -> bool:
