@@ -60,9 +60,9 @@ async def check_prompts(links: Links, session: ClientSession) -> None:
     assert isinstance(result.messages[1].content, EmbeddedResource)
     assert result.description == "Review a file."
     for name, arguments, said in (
-        ("review", {}, "path is required"),
-        ("review", {"path": "a.py", "style": "wrong"}, "style must be one of short, long"),
-        ("review", {"path": "a.py", "more": "x"}, "more is not an argument"),
+        ("review", {}, "lacks the required property 'path'"),
+        ("review", {"path": "a.py", "style": "wrong"}, "must be one of 'short', 'long' @ style"),
+        ("review", {"path": "a.py", "more": "x"}, "has unknown properties: 'more'"),
         ("nothing", {}, "unknown prompt"),
     ):
         with pytest.raises(RemoteError, match=said) as refused:

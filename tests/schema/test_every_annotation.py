@@ -138,7 +138,7 @@ def _unbound(variable: Any) -> Any:
         (hints, "is_typed_dict", lambda cls: False),  # of typing and of typing_extensions
         (hints, "_qualifier", lambda origin: ""),  # ReadOnly, NotRequired
         (resolved, "CONTAINERS", {list: ("list", list), dict: ("mapping", dict)}),  # Iterable, Collection, deque
-        (converters, "_count_known", lambda schema, value: 0),  # the alternative that knows all members
+        (converters, "_count_known", lambda *args: 0),  # the alternative that knows all members
         (converters._Loaders, "_key", lambda self, node: None),
         (convert, "key_text", str.__str__),  # keys of results
         (PreparedFunction, "from_texts", lambda self, values: dict(values)),  # prompts

@@ -75,6 +75,10 @@ def _checked(kind: Callable[[Any], Any], name: str) -> Convert:
     return load
 
 
+def _of_base64(kind: Callable[[bytes], Any]) -> Convert:
+    return _checked(lambda text: kind(base64.b64decode(text, validate=True)), "valid base64 text")
+
+
 def _whole_number(value: Any) -> Any:
     # JSON Schema counts 3.0 as an integer and JSON parsers read it as a float; the keys of an object are text.
     return value if type(value) is int else int(value)
@@ -130,13 +134,10 @@ def _other_leaves() -> dict[Any, Leaf]:
     text = {"type": "string"}
     number_or_text = {"anyOf": [{"type": "number"}, {**text, "pattern": r"^-?\d+(\.\d+)?$"}]}
     base64_text = {**text, "contentEncoding": "base64"}
-    decode = _checked(functools.partial(base64.b64decode, validate=True), "valid base64 text")
     duration = {"type": "number", "description": "a duration in seconds"}
     iso, date, time, moment = operator.methodcaller("isoformat"), datetime.date, datetime.time, datetime.datetime
     return {
-        bytes: Leaf(base64_text, decode, _text),
-        bytearray: Leaf(base64_text, lambda value: bytearray(decode(value)), _text),
-        memoryview: Leaf(base64_text, lambda value: memoryview(decode(value)), _text),
+        **{kind: Leaf(base64_text, _of_base64(kind), _text) for kind in (bytes, bytearray, memoryview)},
         date: Leaf({**text, "format": "date"}, _checked(date.fromisoformat, "a valid date"), iso),
         moment: Leaf({**text, "format": "date-time"}, _checked(moment.fromisoformat, "a valid date-time"), _local_time),
         time: Leaf({**text, "pattern": TIME}, _checked(time.fromisoformat, "a valid time"), iso),

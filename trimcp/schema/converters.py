@@ -140,7 +140,9 @@ class _Loaders:
     def _mapping(self, node: ResolvedType) -> Convert | None:
         make = node.maker
         if make is collections.defaultdict:
-            make = functools.partial(make, _factory(node.members[1]) if node.members else None)
+            item = node.members[1] if node.members else node
+            made = item.maker or (item.bare if item.bare in (str, int, float, bool) else None)
+            make = functools.partial(make, made if node.members else None)
         key, item = (self._key(node.members[0]), self.loader(node.members[1])) if node.members else (None, None)
         if key is None and item is None:
             return None if make is dict else cast("Convert", make)
@@ -215,7 +217,7 @@ class _Loaders:
             if failure is None:
                 fitting = [branch for branch in branches if branch[0].is_valid(value)]
                 if len(fitting) > 1 and isinstance(value, dict | list):
-                    fitting.sort(key=lambda branch: -_count_known(branch[0].schema, value))
+                    fitting.sort(key=lambda branch: -_count_known(branch[0].schema, value, {}, branch[0].schema))
                 for _, convert in fitting:
                     try:
                         return value if convert is None else convert(value)
@@ -236,34 +238,25 @@ def _read(text: str, load: Convert | None) -> Any:
     return value if load is None else load(value)
 
 
-def _factory(node: ResolvedType) -> Any:
-    """Return what makes the missing values of a defaultdict."""
-    return node.maker or (node.bare if node.bare in (str, int, float, bool) else None)
-
-
-def _count_known(schema: Any, value: Any) -> int:
-    return _known_members(schema, value, {}, schema)
-
-
-def _known_members(schema: Any, value: Any, known: dict[tuple[int, int], int], root: dict[str, Any]) -> int:
+def _count_known(schema: Any, value: Any, known: dict[tuple[int, int], int], root: dict[str, Any]) -> int:
     """Return how many members of a value, at any depth, a schema names: what the others hold is lost."""
     key = (id(schema), id(value))
     if key in known or not isinstance(schema, dict):
         return known.get(key, 0)
     found = known[key] = 0  # while it is counted, for what refers to itself
     for word in ("anyOf", "oneOf"):
-        found += max((_known_members(branch, value, known, root) for branch in schema.get(word, ())), default=0)
+        found += max((_count_known(branch, value, known, root) for branch in schema.get(word, ())), default=0)
     if isinstance(schema.get("$ref"), str):
-        found += _known_members(root.get("$defs", {}).get(schema["$ref"].removeprefix("#/$defs/")), value, known, root)
+        found += _count_known(root.get("$defs", {}).get(schema["$ref"].removeprefix("#/$defs/")), value, known, root)
     if isinstance(value, dict):
         named = schema.get("properties", {})
         others = schema.get("additionalProperties", "properties" not in schema and schema.get("type") == "object")
         for name, member in value.items():
             if name in named or others:
-                found += 1 + _known_members(named.get(name, others), member, known, root)
+                found += 1 + _count_known(named.get(name, others), member, known, root)
     elif isinstance(value, list):
         first = schema.get("prefixItems", ())
         for index, member in enumerate(value):
-            found += _known_members(first[index] if index < len(first) else schema.get("items"), member, known, root)
+            found += _count_known(first[index] if index < len(first) else schema.get("items"), member, known, root)
     known[key] = found
     return found

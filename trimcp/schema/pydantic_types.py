@@ -39,20 +39,14 @@ def _first_line(error: Exception) -> str:
     return f"Pydantic says: {str(error).partition(chr(10))[0]}"
 
 
-def _by_alias(hint: Any) -> bool:
-    """Return whether results name their members by aliases: an object of a dataclass does not know them."""
-    return is_model(hint) or not dataclasses.is_dataclass(hint)
-
-
 def json_schema(hint: Any, *, output: bool) -> dict[str, Any]:
     """Return Pydantic's JSON Schema of a type, with its `$defs`. Raises TypeError if it has none."""
     adapter = _adapter(hint)
     try:
         schema: dict[str, Any] = adapter.json_schema(
             mode="serialization" if output else "validation",
-            by_alias=not output
-            or not dataclasses.is_dataclass(hint)
-            or is_model(hint),  # as `to_json` names its members
+            # An object of a dataclass does not know aliases, and `to_json` names its members.
+            by_alias=not output or is_model(hint) or not dataclasses.is_dataclass(hint),
             schema_generator=_schemas(),
         )
     except Exception as error:  # as above, and whatever a hook of the author raises

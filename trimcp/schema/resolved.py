@@ -18,12 +18,10 @@ import attrs
 
 from trimcp.schema.convert import ConversionError, leaf_of, to_json
 from trimcp.schema.hints import (
-    ABSENT_DEFAULT,
     Field,
     UnreadableHint,
     alias_value,
     fields_of,
-    has_field_info,
     is_alias,
     is_field_info,
     is_model,
@@ -227,12 +225,10 @@ def literals_of(node: ResolvedType) -> list[tuple[Any, Any]]:
 
 def is_for_pydantic(field: Field) -> bool:
     """Return whether a field has a part of a Pydantic `Field` that only Pydantic's classes know."""
-    if is_field_info(field.default) or not has_field_info(field.hint):
-        return is_field_info(field.default)
-    from trimcp.schema.pydantic_types import resolve_field
-
-    resolved, fill = resolve_field(attrs.evolve(field, default=ABSENT_DEFAULT))
-    return resolved.name != field.name or fill is not None
+    said = filter(is_field_info, split(field.hint)[1])
+    return is_field_info(field.default) or any(
+        info.alias or info.validation_alias or not info.is_required() for info in said
+    )
 
 
 def _can_hash(node: ResolvedType, above: tuple[Any, ...] = ()) -> bool:

@@ -53,11 +53,7 @@ class Signature:
     _convert: Convert | None = attrs.field(alias="convert")
     _numbers: tuple[tuple[str, type, type], ...] = attrs.field(alias="numbers")
     _special: tuple[_Special, ...] = attrs.field(alias="special")
-    # whether `bind` may return anything but what it is given
-    converts: bool = attrs.field(
-        init=False,
-        default=attrs.Factory(lambda it: bool(it._numbers or it._special) or it._convert is not None, takes_self=True),
-    )
+    converts: bool  # whether `bind` may return anything but what it is given
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Convert validated JSON arguments to keyword arguments; return the same mapping if nothing is converted.
@@ -112,6 +108,7 @@ def describe(
             others.append((parameter, hint))
         else:
             reader.read(parameter, hint)
+    convert = converter_for(reader.converted)
     return Signature(
         name=name,
         description=text.description,
@@ -119,9 +116,10 @@ def describe(
         parameters=tuple(reader.properties),
         injected=tuple(others),
         return_type=hints.get("return", inspect.Signature.empty),
-        convert=converter_for(reader.converted),
+        convert=convert,
         numbers=tuple(reader.numbers),
         special=tuple(reader.special),
+        converts=convert is not None or bool(reader.numbers or reader.special),
     )
 
 

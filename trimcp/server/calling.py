@@ -296,20 +296,12 @@ def prepare(
         else:
             questions.append(_question_of(parameter.name, hint))
     whole = schema_given and list(signature.parameters) == ["arguments"]
-    is_async = _is_async(function)
-    if not is_async and inspect.iscoroutinefunction(target_of(function)):
-        is_async = True
-        if run != "process":
-            function = _awaiting(function)
+    is_async = inspect.iscoroutinefunction(target_of(function))
+    if is_async and run != "process" and not inspect.iscoroutinefunction(function):
+        function = _awaiting(function)
     return PreparedFunction(
         function, signature, context_parameter, tuple(questions), is_async, run, whole_arguments=whole
     )
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def _check_callable(function: Callable[..., Any], signature: Signature) -> None:
@@ -334,7 +326,7 @@ def _check_callable(function: Callable[..., Any], signature: Signature) -> None:
 
 
 def _awaiting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an async function that calls a sync one, such as a wrapper of an async function, and awaits its value."""
+    """Return an async function that calls another, such as a wrapper of an async one, and awaits its value."""
 
     @functools.wraps(function)
     async def awaiting(**keywords: Any) -> Any:

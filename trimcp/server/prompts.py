@@ -51,11 +51,8 @@ class PromptEntry:
 
     async def get(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, str]) -> Any:
         """Return the prompt's messages. Raises ErrorReply (-32602) for missing, unknown and wrong arguments."""
-        problems = self._problems(arguments)
         values = self.prepared.from_texts(arguments)
-        if not problems and not self.validator.is_valid(values):
-            problems = self.validator.problems(values)
-        if problems:
+        if problems := self.validator.problems(values):
             raise self._refusal(problems)
         try:
             value = await self.prepared.run(pools, ctx, values)
@@ -69,16 +66,6 @@ class PromptEntry:
         problems = without_root(problems)
         text = f"invalid arguments for {self.listed.name}: {'; '.join(problems)}"
         return ErrorReply(INVALID_PARAMS, text[:500], {"problems": problems})
-
-    def _problems(self, arguments: Mapping[str, str]) -> list[str]:
-        listed = self.listed.arguments or []
-        known = {argument.name for argument in listed}
-        problems = [f"{a.name} is required" for a in listed if a.required and a.name not in arguments]
-        problems += [f"{name[:40]} is not an argument of this prompt" for name in arguments if name not in known]
-        for name, choices in self.choices.items():
-            if name in arguments and arguments[name] not in choices:
-                problems.append(f"{name} must be one of {', '.join(choices)}")
-        return problems
 
 
 def _messages(value: Any) -> list[PromptMessage]:
