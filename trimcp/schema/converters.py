@@ -15,7 +15,7 @@ from trimcp.schema.validator import Problems, Validator, validator_for
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 _MOST_PROBLEMS: Final = 10
-_LONGEST: Final = 200  # characters of the message of an author's own check
+_EMPTY: Final = (str, int, float, bool)  # types whose empty value a defaultdict makes, beside containers
 
 
 def converter_for(hint: Any) -> Convert | None:
@@ -32,10 +32,10 @@ def converter_for(hint: Any) -> Convert | None:
         try:
             return load(value)
         except Exception as error:  # a class of the author may raise anything
-            from trimcp.schema.problems import path_text  # only needed for errors
+            from trimcp.schema.problems import path_text, shorten  # only needed for errors
 
             found = _problems(error)[:_MOST_PROBLEMS]
-            raise ConversionError([f"{text} @ {path_text(path)}" for path, text in found]) from error
+            raise ConversionError([f"{shorten(text)} @ {path_text(path)}" for path, text in found]) from error
         finally:
             loaders.failures.clear()
 
@@ -74,7 +74,7 @@ def _problems(error: Exception) -> list[tuple[tuple[Any, ...], str]]:
         return [((), "cannot be made into its type")]
     # The validators of attrs add the attribute, which would be shown whole, and the value.
     text = error.args[0] if len(error.args) > 1 and isinstance(error.args[0], str) else str(error)
-    return [((), text[:_LONGEST])]
+    return [((), text)]
 
 
 class _Loaders:
@@ -109,9 +109,9 @@ class _Loaders:
             case "alias":
                 return self._shared(node, id(node.members), lambda node: self.loader(node.members[0]))
             case "model":
-                from trimcp.schema.pydantic_types import loader, with_extras
+                from trimcp.schema.pydantic_types import loader
 
-                return loader(with_extras(node.bare, node.foreign))
+                return loader(node.bare)
         return None
 
     def _shared(self, node: ResolvedType, key: int, make: Callable[[ResolvedType], Convert | None]) -> Convert | None:
@@ -140,9 +140,8 @@ class _Loaders:
     def _mapping(self, node: ResolvedType) -> Convert | None:
         make = node.maker
         if make is collections.defaultdict:
-            item = node.members[1] if node.members else node
-            made = item.maker or (item.bare if item.bare in (str, int, float, bool) else None)
-            make = functools.partial(make, made if node.members else None)
+            made = [each.maker or each.bare for each in node.members]
+            make = functools.partial(make, made[1] if made and (node.members[1].maker or made[1] in _EMPTY) else None)
         key, item = (self._key(node.members[0]), self.loader(node.members[1])) if node.members else (None, None)
         if key is None and item is None:
             return None if make is dict else cast("Convert", make)
@@ -238,7 +237,7 @@ def _read(text: str, load: Convert | None) -> Any:
     return value if load is None else load(value)
 
 
-def _count_known(schema: Any, value: Any, known: dict[tuple[int, int], int], root: dict[str, Any]) -> int:
+def _count_known(schema: Any, value: Any, known: dict[tuple[int, int], int], root: Any) -> int:
     """Return how many members of a value, at any depth, a schema names: what the others hold is lost."""
     key = (id(schema), id(value))
     if key in known or not isinstance(schema, dict):

@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
 import attrs
@@ -47,6 +47,7 @@ class Field:
     given: bool = True  # whether the class takes it
     kept: bool = True  # whether its objects have it
     attribute: str | None = None  # its name in Python, if that is another
+    fill: Callable[[], Any] | None = None  # makes the default value, if the function does not
 
 
 def split(hint: Any) -> tuple[Any, list[Any]]:
@@ -209,9 +210,11 @@ def is_field_info(value: Any) -> bool:
     return fields is not None and isinstance(value, fields.FieldInfo)
 
 
-def has_field_info(hint: Any) -> bool:
-    """Return whether there is a `Field(...)` of Pydantic in the `Annotated` of a hint."""
-    return "pydantic.fields" in sys.modules and any(map(is_field_info, split(hint)[1]))
+def field_infos(field: Field) -> list[Any]:
+    """Return the `Field(...)`s of Pydantic that are the default of a field or parameter, or in its `Annotated`."""
+    if "pydantic.fields" not in sys.modules:
+        return []
+    return [each for each in (*split(field.hint)[1], field.default) if is_field_info(each)]
 
 
 def belongs_to_pydantic(extra: Any) -> bool:
@@ -386,8 +389,11 @@ def readable(extras: Sequence[Any]) -> tuple[list[Arg], list[Any]]:
         elif arg is not None:
             ours.append(arg)
         elif not isinstance(extra, type) and any(getattr(extra, name, None) is not None for name in _KNOWN):
+            from trimcp.schema.problems import shorten  # only needed for errors
+
+            shown = shorten(repr(extra), 100)
             raise UnreadableHint(
-                f"{_shown(extra)} in its Annotated can be read in part only; use trimcp.Arg, annotated_types,"
+                f"{shown} in its Annotated can be read in part only; use trimcp.Arg, annotated_types,"
                 " Pydantic's Field, typing.Doc or a string"
             )
     return ours, theirs
@@ -428,11 +434,6 @@ def _names_in(extra: Any) -> set[str]:
     slots = [name for cls in type(extra).__mro__ for name in vars(cls).get("__slots__", ())]
     names = {name for name in (*slots, *getattr(extra, "__dict__", ())) if not name.startswith("_")}
     return {name for name in names if getattr(extra, name, None) is not None}
-
-
-def _shown(extra: Any) -> str:
-    text = extra.__name__ if isinstance(extra, type) else repr(extra)
-    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def apply_metadata(schema: dict[str, Any], said: Sequence[Arg]) -> None:

@@ -126,12 +126,12 @@ class SchemaBuilder:
         """Return whether a schema built here accepts only objects."""
         return self._resolved(schema).get("type") == "object"
 
-    def _pydantic(self, bare: Any, extras: list[Any]) -> dict[str, Any]:
-        from trimcp.schema.pydantic_types import json_schema, with_extras
+    def _pydantic(self, bare: Any) -> dict[str, Any]:
+        from trimcp.schema.pydantic_types import json_schema
 
-        root = json_schema(with_extras(bare, extras), output=self._output)
+        root = json_schema(bare, output=self._output)
         definitions = root.pop("$defs", {})
-        if is_model(bare) and not extras and "$ref" not in root:
+        if is_model(bare) and "$ref" not in root:
             # As a definition: other models may refer to it.
             name = root.get("title", (get_origin(bare) or bare).__name__)
             definitions[name] = root
@@ -179,7 +179,7 @@ class SchemaBuilder:
                 name = node.container.__name__
                 return self._reference(id(node.members), name, lambda: self.build(node.members[0]))
             case "model":
-                return self._pydantic(node.bare, node.foreign)
+                return self._pydantic(node.bare)
         return {}
 
     def _union(self, members: list[ResolvedType]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -138,9 +140,7 @@ def _explain_alternatives(error: jsonschema_rs.ValidationError, value: Any, nest
 
 
 def _at(value: Any, path: Iterable[str | int]) -> Any:
-    for step in path:
-        value = value[step]
-    return value
+    return functools.reduce(operator.getitem, path, value)
 
 
 def _type_of(value: Any) -> str:
@@ -159,16 +159,9 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    match value:
-        case None:
-            text = "null"
-        case bool():
-            text = str(value).lower()
-        case str() | int() | float():
-            text = repr(value)
-        case _:
-            text = "a structure"
-    return shorten(text, _LONGEST_KEY)
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return shorten(repr(value) if isinstance(value, str | int | float) else "a structure", _LONGEST_KEY)
 
 
 def shorten(text: str, limit: int = 200) -> str:

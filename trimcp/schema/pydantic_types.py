@@ -8,22 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import attrs
 
-from trimcp.schema.hints import ABSENT_DEFAULT, TIME, Field, is_field_info, is_model, split
+from trimcp.schema.hints import ABSENT_DEFAULT, TIME, Field, field_infos, is_field_info, is_model
 from trimcp.schema.validator import Problems
 from trimcp.wire.jsonrpc import encode
-
-_LONGEST: Final = 200  # characters of the message of an author's own check
-
-
-def with_extras(bare: Any, extras: Iterable[Any]) -> Any:
-    """Return the type with the extras of an `Annotated` that only Pydantic reads."""
-    listed = tuple(extras)
-    return Annotated[(bare, *listed)] if listed else bare
 
 
 @functools.lru_cache(maxsize=1024)
@@ -88,13 +80,10 @@ def loader(hint: Any) -> Callable[[Any], Any]:
             return adapter.validate_json(encode(value))
         except refused as error:
             found = error.errors(include_url=False, include_context=False, include_input=False)
-            raise Problems([(problem["loc"], _text(problem["msg"])) for problem in found]) from None
+            texts = (each["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ") for each in found)
+            raise Problems([(each["loc"], text) for each, text in zip(found, texts, strict=True)]) from None
 
     return load
-
-
-def _text(message: str) -> str:
-    return message.removeprefix("Value error, ").removeprefix("Assertion failed, ")[:_LONGEST]
 
 
 def dump(value: Any, hint: Any = None) -> Any:
@@ -108,11 +97,11 @@ def dump(value: Any, hint: Any = None) -> Any:
     )
 
 
-def resolve_field(field: Field) -> tuple[Field, Callable[[], Any] | None]:
-    """Return a field with the name and default of its Pydantic `Field`s, and a factory for its default value.
+def resolve_field(field: Field) -> Field:
+    """Return a parameter with the name and default of its Pydantic `Field`s.
 
-    Of several `Field`s, as default or in `Annotated`, the last counts. The factory is None if the field is required or
-    the function itself has the default. Raises TypeError if an alias is not a plain name, or a default needs the other
+    Of several `Field`s, as default or in `Annotated`, the last counts. It has no `fill` if it is required or the
+    function itself has the default. Raises TypeError if an alias is not a plain name, or a default needs the other
     arguments.
     """
     name, hint, default = field.name, field.hint, field.default
@@ -120,7 +109,7 @@ def resolve_field(field: Field) -> tuple[Field, Callable[[], Any] | None]:
         hint, default = Annotated[hint, default], ABSENT_DEFAULT
     fill: Callable[[], Any] | None = None
     shown = default
-    for info in filter(is_field_info, split(hint)[1]):
+    for info in field_infos(field):
         alias = info.validation_alias or info.alias
         if alias is not None:
             if not isinstance(alias, str):
@@ -133,4 +122,5 @@ def resolve_field(field: Field) -> tuple[Field, Callable[[], Any] | None]:
         fill = functools.partial(info.get_default, call_default_factory=True)
         shown = ABSENT_DEFAULT if info.default_factory is not None else info.default
     required = shown is ABSENT_DEFAULT and fill is None
-    return attrs.evolve(field, name=name, hint=hint, required=required, default=shown), fill
+    changed = {"name": name, "hint": hint, "required": required, "default": shown, "fill": fill}
+    return attrs.evolve(field, **changed, attribute=field.name)

@@ -12,7 +12,7 @@ import dataclasses
 import enum
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import attrs
 
@@ -21,9 +21,9 @@ from trimcp.schema.hints import (
     Field,
     UnreadableHint,
     alias_value,
+    field_infos,
     fields_of,
     is_alias,
-    is_field_info,
     is_model,
     is_record,
     is_union,
@@ -60,10 +60,9 @@ _DUMPED: Final[dict[Any, Any]] = {**{each: each for each in (str, int, float)}, 
 class ResolvedType:
     """One type of a tree. Records and aliases may be recursive: nodes share these lists, filled when all is read."""
 
-    kind: Kind  # which of the attributes below count. A "model" is all Pydantic's.
+    kind: Kind  # which of the attributes below count. A "model" is all Pydantic's, with the extras that only it reads.
     bare: Any  # the type without `Annotated`; of an alias, the alias
     extras: list[Any] = attrs.field(factory=list)  # what `Annotated` adds, as far as trimcp reads it
-    foreign: list[Any] = attrs.field(factory=list)  # what only Pydantic reads
     # the alternatives of a union, the types in a tuple, the type in a list or set, key and value of a mapping, what an
     # alias stands for
     members: list[ResolvedType] = attrs.field(factory=list)
@@ -87,14 +86,10 @@ class ResolvedType:
 
     def alternatives(self) -> Iterator[ResolvedType]:
         """Yield the type and, of unions and aliases, what may stand in its place, each once."""
-        left: list[ResolvedType] = [self]
-        met: list[int] = []
-        while left:
-            node = left.pop()
-            yield node
-            if node.kind in ("union", "alias") and id(node.members) not in met:
-                met.append(id(node.members))
-                left += reversed(node.members)
+        yield self
+        if self.kind in ("union", "alias"):
+            for member in self.members:
+                yield from member.alternatives()
 
 
 _PLAIN: Final = {kind: ResolvedType("leaf", kind) for kind in (str, int, float, bool, type(None))}
@@ -123,9 +118,9 @@ class TypeResolver:
         ours, theirs = readable(extras)
         if theirs or is_model(bare):
             self.foreign = self.foreign or bool(theirs)
-            return ResolvedType("model", bare, ours, theirs)
+            return ResolvedType("model", Annotated[(bare, *theirs)] if theirs else bare, ours)
         found = self._resolve_bare(bare)
-        return ResolvedType(found.kind, found.bare, ours, [], found.members, found.fields) if ours else found
+        return ResolvedType(found.kind, found.bare, ours, found.members, found.fields) if ours else found
 
     def _shared(self, kind: Kind, bare: Any, read: Callable[[ResolvedType], None]) -> ResolvedType:
         key = bare if hashes(bare) else repr(bare)
@@ -206,8 +201,7 @@ class TypeResolver:
 
 def in_field(record: ResolvedType, field: Field, error: TypeError) -> TypeError:
     """Return an error of the same kind that names the record's field."""
-    kind = UnreadableHint if isinstance(error, UnreadableHint) else TypeError
-    return kind(f"{record.container.__name__}.{field.name}: {error}")
+    return type(error)(f"{record.container.__name__}.{field.name}: {error}")
 
 
 def literals_of(node: ResolvedType) -> list[tuple[Any, Any]]:
@@ -225,15 +219,15 @@ def literals_of(node: ResolvedType) -> list[tuple[Any, Any]]:
 
 def is_for_pydantic(field: Field) -> bool:
     """Return whether a field has a part of a Pydantic `Field` that only Pydantic's classes know."""
-    said = filter(is_field_info, split(field.hint)[1])
-    return is_field_info(field.default) or any(
-        info.alias or info.validation_alias or not info.is_required() for info in said
+    return any(
+        info is field.default or info.alias or info.validation_alias or not info.is_required()
+        for info in field_infos(field)
     )
 
 
 def _can_hash(node: ResolvedType, above: tuple[Any, ...] = ()) -> bool:
     """Return whether every value of a type can be the key of a mapping or a member of a set."""
-    made = node.maker or node.container
+    made = node.maker or (split(node.bare)[0] if node.kind == "model" else node.container)
     joined = node.kind in ("union", "alias")
     own = getattr(made, "__hash__", None)
     if own is None or (made is tuple and not node.members):

@@ -22,9 +22,8 @@ from trimcp.schema.hints import (
     ABSENT_DEFAULT,
     Field,
     UnreadableHint,
-    has_field_info,
+    field_infos,
     hints_of,
-    is_field_info,
     is_model,
     is_record,
     is_union,
@@ -35,9 +34,6 @@ from trimcp.schema.resolved import CONTAINERS, ResolvedType, hashes
 from trimcp.support.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
-
-_Special = tuple[str, str, Callable[[], Any] | None]
-"""A parameter with a Pydantic `Field`: its name in JSON, its own name, and the factory of its default value."""
 
 
 @slotted(frozen=True)
@@ -52,7 +48,7 @@ class Signature:
     return_type: Any  # the resolved return annotation; `inspect.Signature.empty` if it has none
     _convert: Convert | None = attrs.field(alias="convert")
     _numbers: tuple[tuple[str, type, type], ...] = attrs.field(alias="numbers")
-    _special: tuple[_Special, ...] = attrs.field(alias="special")
+    _special: tuple[Field, ...] = attrs.field(alias="special")  # the parameters with a Pydantic `Field`
     converts: bool  # whether `bind` may return anything but what it is given
 
     def bind(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,11 +63,12 @@ class Signature:
             arguments = self._convert(arguments)
         if self._special:
             arguments = dict(arguments)
-            for name, keyword, fill in self._special:
-                if name in arguments:
-                    arguments[keyword] = arguments.pop(name)
-                elif fill is not None:
-                    arguments[keyword] = fill()
+            for field in self._special:
+                keyword = field.attribute or field.name
+                if field.name in arguments:
+                    arguments[keyword] = arguments.pop(field.name)
+                elif field.fill is not None:
+                    arguments[keyword] = field.fill()
         return arguments
 
 
@@ -99,7 +96,9 @@ def describe(
         parameters = inspect.signature(function).parameters
     except ValueError:
         raise TypeError(f"{name}() does not tell its parameters: wrap it in a function with annotations") from None
-    text = parse(_docstring(function), parameters)
+    found = inspect.getdoc(target_of(function))
+    # Python has words for each `__call__` without a docstring.
+    text = parse(None if found == type.__call__.__doc__ else found, parameters)
     reader = _SignatureReader(name, text.parameters, loose)
     others: list[tuple[inspect.Parameter, Any]] = []
     for parameter in parameters.values():
@@ -109,6 +108,7 @@ def describe(
         else:
             reader.read(parameter, hint)
     convert = converter_for(reader.converted)
+    special = tuple(field for field, _ in reader.converted.fields if field.attribute)
     return Signature(
         name=name,
         description=text.description,
@@ -118,8 +118,8 @@ def describe(
         return_type=hints.get("return", inspect.Signature.empty),
         convert=convert,
         numbers=tuple(reader.numbers),
-        special=tuple(reader.special),
-        converts=convert is not None or bool(reader.numbers or reader.special),
+        special=special,
+        converts=convert is not None or bool(reader.numbers or special),
     )
 
 
@@ -127,11 +127,8 @@ class _SignatureReader:
     def __init__(self, function: str, descriptions: Mapping[str, str], loose: bool) -> None:
         self.converted: ResolvedType = ResolvedType("record", dict)  # the arguments, as far as they are converted
         self.numbers: list[tuple[str, type, type]] = []
-        self.special: list[_Special] = []
         self.properties: dict[str, Any] = {}
-        self._function = function
-        self._descriptions = descriptions
-        self._loose = loose
+        self._function, self._descriptions, self._loose = function, descriptions, loose
         self._builder = SchemaBuilder()
         self._additional: Any = False
         self._headers: set[str] = set()
@@ -152,7 +149,10 @@ class _SignatureReader:
         default, description = parameter.default, self._descriptions.get(parameter.name)
         field = Field(parameter.name, hint, default is ABSENT_DEFAULT, default, description)
         try:
-            field = self._filled(field)
+            if field_infos(field):
+                from trimcp.schema.pydantic_types import resolve_field
+
+                field = resolve_field(field)
             kind = self._builder.types.resolve(field.hint)
             schema = self._builder.property(field, kind) if named else self._builder.build(kind)
             number = number_of(kind)
@@ -174,25 +174,8 @@ class _SignatureReader:
                 raise self._refuse(parameter, f"names the header {header!r}, as another parameter does")
             self._headers.add(header.lower())
 
-    def _filled(self, field: Field) -> Field:
-        """Return a parameter with the name and default value of its Pydantic `Field`, if it has one."""
-        if not (is_field_info(field.default) or has_field_info(field.hint)):
-            return field
-        from trimcp.schema.pydantic_types import resolve_field
-
-        resolved, fill = resolve_field(field)
-        if resolved.name != field.name or fill is not None:
-            self.special.append((resolved.name, field.name, fill))
-        return resolved
-
     def _refuse(self, parameter: inspect.Parameter, reason: str) -> TypeError:
         return TypeError(f"{self._function}(): the parameter {parameter.name!r} {reason}")
-
-
-def _docstring(function: Callable[..., Any]) -> str | None:
-    """Return the docstring, but not what Python says of each `__call__` without one."""
-    found = inspect.getdoc(target_of(function))
-    return None if found == type.__call__.__doc__ else found
 
 
 def target_of(function: Callable[..., Any]) -> Any:
@@ -269,12 +252,10 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
         if builder.types.foreign:
             kind, by_pydantic = ResolvedType("model", annotation), annotation
         schema = builder.build(kind)
-    except UnreadableHint:
-        raise
-    except TypeError:
-        if shows_itself(split(annotation)[0]):
-            return None
-        raise
+    except TypeError as error:
+        if isinstance(error, UnreadableHint) or not shows_itself(split(annotation)[0]):
+            raise
+        return None
     if builder.is_object(schema):
         finished = builder.finish(schema)
         return ResultShape(finished if "type" in finished else {"type": "object", **finished}, by_pydantic=by_pydantic)

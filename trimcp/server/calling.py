@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import attrs
 import trio
@@ -44,7 +44,6 @@ Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 """Checks a tool's arguments, sync or async: raises ToolError or ValueError if they are wrong, and returns nothing."""
 
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
-_LONGEST: Final = 200  # characters of why arguments are wrong, as in `schema.problems`
 
 
 @attrs.frozen
@@ -133,8 +132,9 @@ async def _judge(validate: Validate, arguments: Mapping[str, Any]) -> None:
     except ConversionError:
         raise
     except (ToolError, ValueError) as error:
-        text = str(error)
-        raise ConversionError([text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."]) from error
+        from trimcp.schema.problems import shorten  # only needed for errors
+
+        raise ConversionError([shorten(str(error))]) from error
     if found is not None:  # such as False, by which somebody meant to refuse
         raise TypeError(f"validate returned {found!r:.60}: it raises ToolError or ValueError, and returns nothing")
 
@@ -185,13 +185,7 @@ class PreparedFunction:
         From a worker process it is the finished MCP result. Raises ConversionError, here or then, for an argument that
         fits its schema but cannot be converted to its type, or that `validate` refuses.
         """
-        if (
-            not self.is_async
-            or self.questions
-            or self.whole_arguments
-            or self.validate is not None
-            or self.remote is not None
-        ):
+        if not self.is_async or self.questions or self.whole_arguments or self.validate or self.remote:
             return self._run_prepared(pools, ctx, arguments)
         keywords = self.signature.bind(arguments) if self.signature.converts else arguments
         if self.context_parameter is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 import orjson
@@ -12,14 +12,7 @@ import orjson
 from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.signature import shows_itself
 from trimcp.support.values import valued
-from trimcp.wire.content import (
-    AudioContent,
-    ContentBlock,
-    EmbeddedResource,
-    ImageContent,
-    ResourceLink,
-    TextContent,
-)
+from trimcp.wire.content import AudioContent, ContentBlock, ImageContent, TextContent
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, Unencodable
 from trimcp.wire.prompts import GetPromptResult
@@ -27,7 +20,7 @@ from trimcp.wire.resources import ReadResourceResult
 from trimcp.wire.tools import CallToolResult
 
 _RESULTS = (CallToolResult, GetPromptResult, ReadResourceResult, InputRequiredResult)
-_BLOCKS = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
+_BLOCKS: tuple[type[Any], ...] = get_args(ContentBlock)
 
 
 @attrs.frozen

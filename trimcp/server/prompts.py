@@ -9,6 +9,7 @@ import attrs
 
 from trimcp.errors import ErrorReply
 from trimcp.schema.convert import ConversionError, without_root
+from trimcp.schema.json_schema import takes_text
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.calling import PreparedFunction, prepare
 from trimcp.server.media import as_content
@@ -107,10 +108,8 @@ def _as_text(value: Any) -> str:
 def _description(described: dict[str, Any], schema: dict[str, Any]) -> Any:
     """Return the description of an argument; that of a list or object says that it is JSON, since all come as text."""
     text = described.get("description")
-    kinds = [
-        branch.get("type", "object" if "$ref" in branch else "string") for branch in described.get("anyOf", [described])
-    ]
-    if "string" in kinds or not {"array", "object"}.intersection(kinds):
+    branches = described.get("anyOf", [described])
+    if takes_text(described) or not any("$ref" in each or each.get("type") in ("array", "object") for each in branches):
         return text
     shape = {key: value for key, value in described.items() if key not in ("description", "title", "default")}
     shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
