@@ -5,9 +5,11 @@
 import collections
 import dataclasses
 import datetime
+import decimal
 import enum
 import fractions
 import ipaddress
+import math
 import os
 import re
 import sys
@@ -27,6 +29,7 @@ from trimcp.schema.convert import to_json
 from trimcp.schema.hints import Arg
 from trimcp.schema.signature import describe, describe_result
 from trimcp.schema.validator import Validator
+from trimcp.wire.jsonrpc import encode
 
 T = TypeVar("T")
 Bound = TypeVar("Bound", bound="Leaf")
@@ -37,6 +40,41 @@ Either = TypeVar("Either", int, str)
 class Leaf:
     name: str
     kids: list["Leaf"] = dataclasses.field(default_factory=list)
+
+
+class Flags(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Corners:
+    x: int
+
+
+class Corner(Corners, enum.Enum):
+    NEAR = 1
+
+
+@dataclasses.dataclass
+class Ever(Generic[T]):
+    inner: "Ever[list[T]] | None" = None
+
+
+@dataclasses.dataclass(init=False)
+class Renames:
+    size: int
+
+    def __init__(self, length: int) -> None:
+        self.size = length
+
+
+@attrs.define
+class RenamesHere:
+    size: int
+
+    def __init__(self, length: int) -> None:
+        self.__attrs_init__(length)  # type: ignore[attr-defined]
 
 
 @dataclasses.dataclass
@@ -158,13 +196,17 @@ class Held:
     day: datetime.date
 
 
-def converted(hint: Any, json: Any) -> Any:
-    """What a function whose parameter is annotated so gets for a JSON value that its schema admits."""
-
+def taking(hint: Any) -> Callable[..., None]:
     def function(value: Any) -> None: ...
 
     function.__annotations__["value"] = hint
-    signature = describe(function)
+    return function
+
+
+def converted(hint: Any, json: Any) -> Any:
+    """What a function whose parameter is annotated so gets for a JSON value that its schema admits."""
+
+    signature = describe(taking(hint))
     assert Validator(signature.input_schema).problems({"value": json}) == []
     return signature.bind({"value": json})["value"]
 
@@ -257,6 +299,13 @@ def converted(hint: Any, json: Any) -> Any:
         (zoneinfo.ZoneInfo, "UTC", zoneinfo.ZoneInfo("UTC")),
         (os.PathLike[str], "a/b", PurePosixPath("a/b")),
         (typing.Hashable, "a", "a"),
+        # Flags, which are numbers, and an enumeration whose members are records.
+        (Flags, 3, Flags.READ | Flags.WRITE),
+        (dict[Flags, int], {"3": 1}, {Flags.READ | Flags.WRITE: 1}),
+        (Corner, {"x": 1}, Corner.NEAR),
+        (Annotated[list[int], pydantic.FailFast()], [1], [1]),
+        (Annotated[float, Arg(le=math.inf)], 2, 2.0),
+        (Annotated[float, Arg(le=math.inf)] | None, 2.5, 2.5),
         # Paths and addresses of each kind.
         (PurePosixPath, "a/b", PurePosixPath("a/b")),
         (list[ipaddress.IPv4Address], ["127.0.0.1"], [ipaddress.IPv4Address("127.0.0.1")]),
@@ -337,6 +386,42 @@ def test_fields_that_nobody_gives_are_part_of_results() -> None:
     assert whole.schema["properties"].keys() == {"parts", "total"}
 
 
+def test_a_flag_is_at_most_all_flags() -> None:
+    (schema,) = describe(taking(Flags)).input_schema["properties"].values()
+    assert schema == {"type": "integer", "minimum": 0, "maximum": 3}
+
+
+@dataclasses.dataclass
+class BeyondJson:
+    big: int = 2**70
+    several: tuple[int, ...] = (2**70,)
+    number: float = math.inf
+    other: Any = dataclasses.field(default=object(), metadata={"description": "other"})
+
+
+class BeyondJsonModel(pydantic.BaseModel):
+    big: int = 2**70
+    number: float = math.inf
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        *(BeyondJson, BeyondJsonModel),
+        Annotated[int, Arg(examples=[2**70])],
+        Annotated[datetime.date, pydantic.Field(examples=[DAY])],
+    ],
+)
+def test_a_default_or_example_that_no_message_can_carry_is_left_out(hint: Any) -> None:
+    """It would hide all other tools of the list."""
+    text = encode(describe(taking(hint)).input_schema)
+    assert b"default" not in text
+    assert b"examples" not in text
+    shape = describe_result(hint)
+    assert shape is not None
+    encode(shape.schema)
+
+
 class Scores(dict[str, int]):
     pass
 
@@ -355,6 +440,10 @@ class Name(str):
         (Name, Name("a"), {"result": "a"}),
         (dict[str, Name], {"a": Name("b")}, {"a": "b"}),
         (range, range(2), {"result": [0, 1]}),
+        (ipaddress.IPv6Address, ipaddress.IPv6Address("fe80::1%eth0"), {"result": "fe80::1%eth0"}),
+        (dict[ipaddress.IPv6Address, int], {ipaddress.IPv6Address("fe80::1%eth0"): 1}, {"fe80::1%eth0": 1}),
+        (decimal.Decimal, decimal.Decimal("NaN"), {"result": "NaN"}),
+        (Annotated[decimal.Decimal, Arg(ge=0)], decimal.Decimal("1E+3"), {"result": "1000"}),
     ],
 )
 def test_results_of_other_classes(hint: Any, value: Any, json: Any) -> None:
@@ -443,6 +532,14 @@ def test_a_reference_means_what_its_own_module_says() -> None:
         (dict[Leaf, int], r"the keys of dict\[.*Leaf, int\] cannot be hashed"),
         (Loop, "stands for itself"),
         (re.Pattern[bytes], "has no JSON form"),
+        (typing.Literal[2**70], "the Literal has values JSON cannot carry: .*64-bit"),
+        (enum.Enum("Big", {"ONE": 2**70}), "the enumeration Big has values JSON cannot carry: .*64-bit"),
+        (enum.Enum("Nothing", {}), "the enumeration Nothing has no values"),
+        (Annotated[int, Arg(ge=2**70)], "its schema cannot be sent: .*64-bit"),
+        (Annotated[int, Arg("\ud800")], "its schema cannot be sent: .*surrogates"),
+        (Ever[int], "a class in it holds itself with other parameters each time, without an end"),
+        (Renames, "the __init__ of Renames takes no 'size', which is its field"),
+        (RenamesHere, "the __init__ of RenamesHere takes no 'size', which is its field"),
     ],
 )
 def test_an_annotation_is_refused_in_one_sentence(hint: Any, said: str) -> None:

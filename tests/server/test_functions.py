@@ -111,6 +111,31 @@ async def test_every_kind_of_function_is_called(autojump_clock: Any, function: A
     assert result.structured_content == {"result": 2}
 
 
+def added(number: int) -> int:
+    return number + 1
+
+
+@functools.wraps(added)
+async def async_of_sync(**arguments: int) -> int:
+    return added(**arguments)
+
+
+@pytest.mark.parametrize("function", [async_of_sync, sync_of_async, later, functools.partial(Answers(), number=1)])
+async def test_what_a_function_returns_is_awaited_in_a_thread_too(function: Any) -> None:
+    arguments = {} if isinstance(function, functools.partial) else {"number": 1}
+    assert (await result_of(function, arguments)).structured_content == {"result": 2}
+
+
+@functools.singledispatch
+def chosen(number: int) -> int:
+    return number + 1
+
+
+def test_a_function_that_chooses_by_its_first_argument_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"chosen\(\) chooses by its first argument, .* wrap it in a function"):
+        Server("s").add_tool(chosen)
+
+
 def numbers(count: int) -> Iterator[int]:
     yield from range(count)
 

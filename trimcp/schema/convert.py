@@ -105,6 +105,7 @@ class Leaf(NamedTuple):
     schema: dict[str, Any]
     load: Convert | None = None
     dump: Convert = str
+    results: dict[str, Any] | None = None  # the schema of what `dump` makes, if it is another
 
 
 _REAL: Final = r"\d+(\.\d+)?([eE][+-]?\d+)?"
@@ -150,6 +151,7 @@ def _other_leaves() -> dict[Any, Leaf]:
             number_or_text,
             _checked(lambda value: decimal.Decimal(str(value)), "a valid decimal number"),
             lambda value: f"{value:f}",  # its schema has no exponents
+            {"anyOf": [{"type": "number"}, text]},  # also NaN
         ),
         complex: Leaf({**text, "pattern": _COMPLEX}, complex, lambda value: str(value).strip("()")),
         re.Pattern: Leaf(text, _checked(re.compile, "a regular expression"), operator.attrgetter("pattern")),
@@ -166,7 +168,8 @@ def leaf_of(hint: Any) -> Leaf | None:
     text = _TEXTS.get((hint.__module__, hint.__name__))
     if text is not None or issubclass(hint, pathlib.PurePath):
         shown = "path" if text is None else text.get("format", hint.__name__)
-        return Leaf({"type": "string", **(text or {})}, _checked(hint, f"a valid {shown}"))
+        results = {"type": "string"} if shown == "ipv6" else None  # the format knows no zone, as in fe80::1%eth0
+        return Leaf({"type": "string", **(text or {})}, _checked(hint, f"a valid {shown}"), results=results)
     return _other_leaves().get(hint)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
@@ -155,7 +156,7 @@ class _Loaders:
 
     def _key(self, node: ResolvedType) -> Convert | None:
         """Return what converts the keys of objects, which are text, whatever their type is."""
-        if node.kind in ("literal", "enum"):
+        if node.kind == "literal" or (node.kind == "enum" and not issubclass(node.bare, enum.Flag)):
             by_text = {key_text(json): value for value, json in literals_of(node)}
             return by_text.__getitem__
         if node.kind in ("union", "alias"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import math
 import re
 import sys
 import types
@@ -139,6 +140,8 @@ def hints_of(target: Any, title: str, known: Mapping[str, Any] | None = None) ->
             name = error.name
             if name is None or name in names or not _find_name(target, module, name, names):
                 raise _unknown(title, name, module) from None
+        except RecursionError:
+            raise
         except Exception as error:  # whatever the text of an annotation does when it is evaluated
             owner = getattr(target, "__name__", title)
             raise TypeError(f"an annotation of {owner} cannot be evaluated: {str(error)[:200]}") from None
@@ -452,7 +455,8 @@ def apply_metadata(schema: dict[str, Any], said: Sequence[Arg]) -> None:
             if not branches:
                 raise TypeError(f"{name}= does not apply to this type; it needs {' or '.join(keywords)}")
             for branch in branches:
-                branch[keywords[branch["type"]]] = bound.pattern if isinstance(bound, re.Pattern) else bound
+                if bound not in (math.inf, -math.inf):
+                    branch[keywords[branch["type"]]] = bound.pattern if isinstance(bound, re.Pattern) else bound
         words = {"description": arg.description, "title": arg.title, "examples": arg.examples and list(arg.examples)}
         schema.update({name: text for name, text in words.items() if text is not None})
         if arg.header is not None:

@@ -17,6 +17,7 @@ from trimcp.schema.hints import (
     is_typed_dict,
 )
 from trimcp.schema.resolved import ResolvedType, TypeResolver, in_field, literals_of
+from trimcp.wire.jsonrpc import Unencodable, encode
 
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
 # Formats of Pydantic that are wider than those of JSON Schema, which are checked: of values that come, and that go.
@@ -31,6 +32,7 @@ _KEYS: Final[dict[Any, dict[str, Any]]] = {
 }
 _JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _SCALARS: Final = {"type": ["string", "number", "boolean", "null"]}
+_SAID: Final = frozenset({"default", "examples"})  # words that a schema can be without
 _MOST_WRITTEN_OUT: Final = 100_000  # characters of a schema whose definitions are written where they are used
 # Keywords of JSON Schema whose content is never a schema.
 _VALUES: Final = frozenset({"default", "const", "enum", "examples", "required"})
@@ -75,28 +77,40 @@ class SchemaBuilder:
             hint: the type, with the extras of `Annotated`, or what it was resolved to.
             description: used where the extras have none.
         """
-        node = self.types.resolve(hint)
+        node = self.resolve(hint)
         schema = self._build_bare(node)
         if description:
             schema["description"] = description
+        if not node.extras:
+            return schema
         apply_metadata(schema, node.extras)
-        return _without_text(node.bare, schema) if node.extras and "anyOf" in schema and not self._output else schema
+        schema = _sendable(schema)
+        return _without_text(node.bare, schema) if "anyOf" in schema and not self._output else schema
+
+    def resolve(self, hint: Any) -> ResolvedType:
+        """As `TypeResolver.resolve`, for a whole annotation."""
+        try:
+            return self.types.resolve(hint)
+        except RecursionError:
+            raise TypeError("a class in it holds itself with other parameters each time, without an end") from None
 
     def finish(self, root: dict[str, Any]) -> dict[str, Any]:
         """Return `root` with the definitions it needs.
 
         Those that are not recursive are written out: some clients drop their strict mode for a `$ref`. Where a document
-        would become large by that, those that are used more than once stay definitions.
+        would become large by that, those that are used more than once stay definitions. Raises TypeError for what no
+        message can carry.
         """
-        if not self._definitions:
-            return root
         kept = {name for name in self._definitions if name in self._reached_from(name)}
         every = [name for names in self._uses.values() for name in names]
         if len(every) > len(self._definitions) and self._size("", kept, {}) > _MOST_WRITTEN_OUT:
             kept |= {name for name in self._definitions if every.count(name) > 1}
         definitions = {name: self._written(each, kept) for name, each in self._definitions.items() if name in kept}
-        written: dict[str, Any] = self._written(root, kept)
-        return {**written, "$defs": definitions} if kept else written
+        written: dict[str, Any] = self._written(root, kept) if self._definitions else root
+        document = {**written, "$defs": definitions} if kept else written
+        if why := _obstacle(document):  # it would hide all others of its list
+            raise TypeError(f"its schema cannot be sent: {why}")
+        return document
 
     def _written(self, schema: Any, kept: set[str]) -> Any:
         """Return a copy of a schema in which only references to the definitions `kept` are left."""
@@ -154,7 +168,7 @@ class SchemaBuilder:
             )
             place.update({key: value for key, value in schema.items() if key != "$ref"})
             return place
-        schema = _without("format", schema, *(_LOOSE_RESULTS if self._output else _LOOSE))
+        schema = _sendable(_without("format", schema, *(_LOOSE_RESULTS if self._output else _LOOSE)))
         return _mapped(schema, lambda part: self._adopted(part, definitions))
 
     def _build_bare(self, node: ResolvedType) -> dict[str, Any]:
@@ -162,9 +176,13 @@ class SchemaBuilder:
             case "leaf":
                 leaf = leaf_of(node.bare)
                 assert leaf is not None
-                return copy.deepcopy(leaf.schema) if "anyOf" in leaf.schema else dict(leaf.schema)
+                schema = (self._output and leaf.results) or leaf.schema
+                return copy.deepcopy(schema) if "anyOf" in schema else dict(schema)
             case "enum" if issubclass(node.bare, enum.Flag):
-                return {"type": "integer", "minimum": 0}
+                strict = node.bare._boundary_ is enum.STRICT  # else any number is one
+                return {"type": "integer", "minimum": 0} | (
+                    {"maximum": sum(each.value for each in node.bare)} if strict else {}
+                )
             case "enum" | "literal":
                 return _choices([json for _, json in literals_of(node)])
             case "union":
@@ -259,7 +277,7 @@ class SchemaBuilder:
             return schema  # `x: int = None` means "left out", which no caller can send
         if field.default is not ABSENT_DEFAULT and not self._output:
             try:
-                schema["default"] = to_json(field.default)
+                schema.update(_sendable({"default": to_json(field.default)}))
             except ConversionError:
                 pass  # a default without a JSON form: only the function uses it
         return schema
@@ -285,6 +303,20 @@ class SchemaBuilder:
             left += (new := {*self._uses[left.pop()]} - found)
             found |= new
         return found
+
+
+def _sendable(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without a default or examples that no message can carry."""
+    return {word: value for word, value in schema.items() if word not in _SAID or not _obstacle(value)}
+
+
+def _obstacle(value: Any) -> str:
+    """Return why no message can carry a value; empty if one can."""
+    try:
+        encode(value)
+    except Unencodable as error:
+        return str(error)
+    return ""
 
 
 def takes_text(schema: dict[str, Any]) -> bool:

@@ -14,12 +14,17 @@ from typing import Annotated, Any
 import attrs
 
 from trimcp.schema.hints import ABSENT_DEFAULT, TIME, Field, field_infos, is_field_info, is_model
+from trimcp.schema.resolved import hashes
 from trimcp.schema.validator import Problems
 from trimcp.wire.jsonrpc import encode
 
 
-@functools.lru_cache(maxsize=1024)
 def _adapter(hint: Any) -> Any:
+    return _known_adapter(hint) if hashes(hint) else _known_adapter.__wrapped__(hint)
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_adapter(hint: Any) -> Any:
     pydantic: Any = sys.modules["pydantic"]
     try:
         return pydantic.TypeAdapter(hint)

@@ -10,6 +10,7 @@ import collections
 import collections.abc as abc
 import dataclasses
 import enum
+import inspect
 import typing
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
@@ -31,6 +32,7 @@ from trimcp.schema.hints import (
     split,
 )
 from trimcp.support.slotted import slotted
+from trimcp.wire.jsonrpc import Unencodable, encode
 
 Kind = Literal["any", "leaf", "literal", "enum", "union", "list", "set", "tuple", "mapping", "record", "alias", "model"]
 
@@ -140,6 +142,11 @@ class TypeResolver:
         if theirs is not None and dataclasses.is_dataclass(node.container):
             node.kind = "model"
             return
+        code = getattr(node.container.__init__, "__code__", None)
+        if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:
+            taken = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if other := [field.name for field in fields if field.given and field.name not in taken]:
+                raise TypeError(f"the __init__ of {node.container.__name__} takes no {other[0]!r}, which is its field")
         for field in fields:
             try:
                 if field is theirs:
@@ -169,10 +176,10 @@ class TypeResolver:
                 return ResolvedType("model", bare)  # Pydantic knows best which of its models fits a value
             return ResolvedType("union", bare, members=members)
         container = origin or bare
-        if is_record(bare):
-            return self._shared("record", bare, self._read_record)
         if isinstance(bare, type) and issubclass(bare, enum.Enum):
             return ResolvedType("enum", bare)
+        if is_record(bare):
+            return self._shared("record", bare, self._read_record)
         if container in CONTAINERS:
             return self._container(bare, container, arguments)
         if self.output and isinstance(container, type):
@@ -210,11 +217,15 @@ def literals_of(node: ResolvedType) -> list[tuple[Any, Any]]:
     Raises TypeError for one without a JSON form.
     """
     values = get_args(node.bare) if node.kind == "literal" else list(node.bare)
+    what = "Literal" if node.kind == "literal" else f"enumeration {node.bare.__name__}"
     try:
-        return [(value, to_json(value)) for value in values]
-    except ConversionError as error:
-        what = "Literal" if node.kind == "literal" else f"enumeration {node.bare.__name__}"
+        found = [(value, to_json(value)) for value in values]
+        encode([json for _, json in found])
+    except (ConversionError, Unencodable) as error:
         raise TypeError(f"the {what} has values JSON cannot carry: {error}") from None
+    if not found:
+        raise TypeError(f"the {what} has no values")
+    return found
 
 
 def is_for_pydantic(field: Field) -> bool:

@@ -138,7 +138,10 @@ class _SignatureReader:
         if required := [field.name for field, _ in self.converted.fields if field.required]:
             root["required"] = required
         root["additionalProperties"] = self._additional
-        return self._builder.finish(root)
+        try:
+            return self._builder.finish(root)
+        except TypeError as error:
+            raise TypeError(f"{self._function}(): {error}") from None
 
     def read(self, parameter: inspect.Parameter, hint: Any) -> None:
         if parameter.kind is parameter.POSITIONAL_ONLY:
@@ -153,7 +156,7 @@ class _SignatureReader:
                 from trimcp.schema.pydantic_types import resolve_field
 
                 field = resolve_field(field)
-            kind = self._builder.types.resolve(field.hint)
+            kind = self._builder.resolve(field.hint)
             schema = self._builder.property(field, kind) if named else self._builder.build(kind)
             number = number_of(kind)
         except TypeError as error:
@@ -248,7 +251,7 @@ def describe_result(annotation: Any, *, is_content: Callable[[Any], bool] = lamb
     builder = SchemaBuilder(output=True)
     by_pydantic = None
     try:
-        kind = builder.types.resolve(annotation)
+        kind = builder.resolve(annotation)
         if builder.types.foreign:
             kind, by_pydantic = ResolvedType("model", annotation), annotation
         schema = builder.build(kind)

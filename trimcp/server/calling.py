@@ -218,7 +218,8 @@ class PreparedFunction:
         if in_loop:
             value = self.function(**keywords)
         else:
-            value = await in_thread(ctx, functools.partial(self.function, **keywords), pools.use_threads(), portal)
+            # In a list, for Trio takes no coroutine from a thread.
+            (value,) = await in_thread(ctx, lambda: [self.function(**keywords)], pools.use_threads(), portal)
         return await value if inspect.isawaitable(value) else value
 
     async def _run_in_worker(
@@ -290,9 +291,11 @@ def prepare(
         else:
             questions.append(_question_of(parameter.name, hint))
     whole = schema_given and list(signature.parameters) == ["arguments"]
-    is_async = inspect.iscoroutinefunction(target_of(function))
-    if is_async and run != "process" and not inspect.iscoroutinefunction(function):
-        function = _awaiting(function)
+    is_async = inspect.iscoroutinefunction(function)
+    if not is_async and inspect.iscoroutinefunction(target_of(function)):
+        is_async = True
+        if run != "process":
+            function = _awaiting(function)
     return PreparedFunction(
         function, signature, context_parameter, tuple(questions), is_async, run, whole_arguments=whole
     )
@@ -304,6 +307,10 @@ def _check_callable(function: Callable[..., Any], signature: Signature) -> None:
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
         raise TypeError(
             f"{signature.name}() yields, but a call has one result: return a list, and report progress by the context"
+        )
+    if hasattr(function, "registry") and hasattr(function, "dispatch"):
+        raise TypeError(
+            f"{signature.name}() chooses by its first argument, and arguments come by name: wrap it in a function"
         )
     first = "".join(signature.parameters[:1])
     owner = getattr(called, "__qualname__", "").rpartition(".")[0]
