@@ -88,6 +88,14 @@ def _stand_in(variable: TypeVar) -> Any:
     return _without_names(limit, variable, f"the type variable {variable.__name__} names")
 
 
+def hashes(hint: Any) -> bool:
+    try:
+        hash(hint)
+    except TypeError:
+        return False
+    return True
+
+
 def is_union(bare: Any) -> bool:
     return get_origin(bare) in (Union, types.UnionType)
 

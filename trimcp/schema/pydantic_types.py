@@ -13,8 +13,7 @@ from typing import Annotated, Any
 
 import attrs
 
-from trimcp.schema.hints import ABSENT_DEFAULT, TIME, Field, field_infos, is_field_info, is_model
-from trimcp.schema.resolved import hashes
+from trimcp.schema.hints import ABSENT_DEFAULT, TIME, Field, field_infos, hashes, is_field_info, is_model
 from trimcp.schema.validator import Problems
 from trimcp.wire.jsonrpc import encode
 

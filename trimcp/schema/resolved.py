@@ -24,6 +24,7 @@ from trimcp.schema.hints import (
     alias_value,
     field_infos,
     fields_of,
+    hashes,
     is_alias,
     is_model,
     is_record,
@@ -247,11 +248,3 @@ def _can_hash(node: ResolvedType, above: tuple[Any, ...] = ()) -> bool:
         return True
     inner = [*node.members, *(kind for _, kind in node.fields)]
     return node.bare in above or all(_can_hash(each, (*above, node.bare)) for each in inner)
-
-
-def hashes(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True

@@ -23,6 +23,7 @@ from trimcp.schema.hints import (
     Field,
     UnreadableHint,
     field_infos,
+    hashes,
     hints_of,
     is_model,
     is_record,
@@ -30,7 +31,7 @@ from trimcp.schema.hints import (
     split,
 )
 from trimcp.schema.json_schema import SchemaBuilder
-from trimcp.schema.resolved import CONTAINERS, ResolvedType, hashes
+from trimcp.schema.resolved import CONTAINERS, ResolvedType
 from trimcp.support.slotted import slotted
 
 Injected = Callable[[inspect.Parameter, Any], bool]
