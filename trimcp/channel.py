@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Protocol, Self
 import attrs
 import trio
 
-from trimcp.budget.accounts import Holding
+from trimcp.budget import Holding
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
 from trimcp.support.slotted import slotted

@@ -26,7 +26,7 @@ from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
 from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.agent_tools.contexts.table import ContextTable
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.session.agent_context import ContextEvent
 
 MOST_PER_CONTEXT = 8 * 1024

@@ -13,7 +13,7 @@ from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext, MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 
 ADA: Owner = ("ada", "agent-a")
 BOB: Owner = ("bob", "agent-b")

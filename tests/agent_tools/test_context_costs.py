@@ -18,7 +18,7 @@ from tests.yardsticks import assert_costs
 from trimcp.agent_tools.contexts.actor import ActorContext
 from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.session.context import Context
 from trimcp.testing.connect import connected
 

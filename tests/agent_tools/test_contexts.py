@@ -27,8 +27,7 @@ from trimcp.agent_tools.messages.errors import (
     UnknownContext,
     VersionConflict,
 )
-from trimcp.budget.accounts import LITTLE, Budget
-from trimcp.budget.owners import NOWHERE_KNOWN
+from trimcp.budget import LITTLE, NOWHERE_KNOWN, Budget
 
 
 def own(actor: ContextActor) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from trimcp.agent_tools.messages.errors import (
     UnknownContext,
     VersionConflict,
 )
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 
 FAILED = OSError("the disk is full")
 

@@ -276,7 +276,7 @@ import sys, trio
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 
 async def agent(table, number):
     actor = await table.find_or_make(("p", str(number)), f"ctx-{number}")

@@ -12,7 +12,7 @@ import trio.testing
 from hypothesis import given
 from trio.testing import wait_all_tasks_blocked
 
-from trimcp.budget.accounts import LITTLE, Amount, Budget, Holding
+from trimcp.budget import LITTLE, Amount, Budget, Holding
 
 MIB = 1024 * 1024
 

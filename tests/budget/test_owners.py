@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trimcp.budget.owners import NOWHERE_KNOWN, owner_of
+from trimcp.budget import NOWHERE_KNOWN, owner_of
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ from trimcp.protocol.events import BatchReceived, RequestReceived, Settled
 from trimcp.schema.engine import SchemaError
 from trimcp.schema.validator import Validator, peer_validator
 from trimcp.server.uri_template import UriTemplate
-from trimcp.session.batches import BatchSink, HeldReplies
-from trimcp.session.queues import Outbox
+from trimcp.session.facts import HeldReplies
+from trimcp.session.queues import BatchSink, Outbox
 from trimcp.transports.http.h1.parser import RequestParser, RequestRefused
 from trimcp.transports.http.h1.replies import ReplyParser, UnreadableReply, portions
 from trimcp.transports.http.settings import HttpLimits

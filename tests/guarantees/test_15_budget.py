@@ -19,7 +19,7 @@ from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.serving import HTTP2, SOFTWARE
 from tests.peers.websockets import message, upgrade
-from trimcp.budget.accounts import DEFAULT_MEMORY
+from trimcp.budget import DEFAULT_MEMORY
 from trimcp.framing.grpc import json_rpc_header
 from trimcp.session.limits import Limits
 from trimcp.transports.grpc.channel import EXCHANGE

@@ -20,7 +20,7 @@ from tests.peers.processes import ENVIRONMENT, KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
 from tests.peers.serving import SOFTWARE
 from tests.stopwatch import Stopwatch
-from trimcp.budget.accounts import DEFAULT_MEMORY
+from trimcp.budget import DEFAULT_MEMORY
 
 pytestmark = [
     pytest.mark.slow,

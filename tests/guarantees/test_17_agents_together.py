@@ -21,7 +21,7 @@ from tests.peers.serving import SOFTWARE
 from tests.peers.websockets import message, upgrade
 from tests.stopwatch import Stopwatch
 from trimcp.agent_tools import KeptContext, SqliteContexts
-from trimcp.budget.accounts import DEFAULT_MEMORY
+from trimcp.budget import DEFAULT_MEMORY
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,8 +7,8 @@ from typing import Any
 
 from trimcp.channel import Kind, Outgoing
 from trimcp.protocol.events import BatchReceived, Event, Ignored, Rejected, RequestReceived, Settled
-from trimcp.session.batches import BatchSink, HeldReplies
-from trimcp.session.queues import Outbox
+from trimcp.session.facts import HeldReplies
+from trimcp.session.queues import BatchSink, Outbox
 from trimcp.wire.jsonrpc import RequestId
 
 

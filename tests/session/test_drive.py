@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.session.support import FORM, Answers, Tools, Wire, agree, call, client_engine, linked, served, server_engine
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.errors import ConnectionLost, RemoteError
 from trimcp.session.drive import drive, driving

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trimcp.budget.accounts import LARGE, STEP
+from trimcp.budget import LARGE, STEP
 from trimcp.channel import Kind, Outgoing
 from trimcp.session.queues import Outbox
 

@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from tests.session.support import FORM, Answers, Pair, call, cancel, linked, served
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.errors import ErrorReply, Overloaded, RemoteError
 from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason

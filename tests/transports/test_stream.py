@@ -21,7 +21,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 import trimcp
 from tests.transports.websocket_support import turns_of
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
 from trimcp.transports.descriptors import wait_peer_closed

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import trio
 
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing import FaultyChannel, SlowChannel
 from trimcp.transports.trace import traced

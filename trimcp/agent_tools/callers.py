@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 import attrs
 
 from trimcp.agent_tools.messages.errors import NotAllowed
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.principal import Principal
 
 Owner: TypeAlias = tuple[str, str]
@@ -30,7 +30,7 @@ class AgentCaller:
         address: what identifies the peer, such as its address without the port; None if the transport cannot tell.
         loopback: whether the request was sent to a loopback address or a Unix socket.
         owner: whose its contexts and tools are.
-        account: whose share its calls count into: its principal's, else its address's (`budget.owners.owner_of`).
+        account: whose share its calls count into: its principal's, else its address's (`budget.owner_of`).
     """
 
     principal: Principal | None = None

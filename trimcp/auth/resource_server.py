@@ -36,7 +36,7 @@ from trimcp.auth.verifying import (
     check_proof,
     unverified,
 )
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.channel import require_trio
 from trimcp.errors import AuthorizationError
 from trimcp.principal import Principal

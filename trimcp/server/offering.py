@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args
 
 import attrs
 
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import Budget, Holding
+from trimcp.budget import Budget, Holding
 from trimcp.channel import NOWHERE, LaneCounts, MessageWriter, Sink
 from trimcp.errors import CannotAsk, ErrorReply, ResourceNotFound
 from trimcp.protocol.connection import Connection, Encoded

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Generic, get_args
 
-from trimcp.budget.accounts import DEFAULT_MEMORY, Budget
+from trimcp.budget import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
 from trimcp.protocol.profile import Profile, Role

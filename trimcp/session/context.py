@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 import trio
 
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import LocalError
 from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.states import Inbound
 from trimcp.session.clock import WorkClock
-from trimcp.session.job import CancelReason, Job
-from trimcp.session.reports import NUMBERS, Reports
+from trimcp.session.job import NUMBERS, CancelReason, Job, Reports
 from trimcp.session.scopes import Background, Scope, Work, cancelled_around
 from trimcp.session.session import Session
 from trimcp.support.slotted import slotted

@@ -6,10 +6,17 @@ from collections.abc import Callable, Sized
 
 import attrs
 
-from trimcp.budget.accounts import Amount, Budget
+from trimcp.budget import Amount, Budget
 from trimcp.channel import HttpClientStatistics
-from trimcp.session.batches import HeldReplies
 from trimcp.support.slotted import slotted
+
+
+@slotted
+class HeldReplies:
+    """Bytes of replies in one session that wait for the other replies of their arrays, and the bound on them."""
+
+    most: int
+    bytes: int = 0
 
 
 class SessionMemory(Amount):

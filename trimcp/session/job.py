@@ -15,9 +15,10 @@ from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import attrs
+import orjson
 import trio
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
@@ -26,7 +27,6 @@ from trimcp.session.clock import WorkClock
 from trimcp.session.error_answers import ErrorAnswer, error_for, own_error_data
 from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.limits import Limits
-from trimcp.session.reports import Reports
 from trimcp.session.scopes import Work
 from trimcp.support.containment import abandon_left_open, contained, has_left_open, innermost_scope, split_own_failures
 from trimcp.support.slotted import slotted
@@ -82,6 +82,46 @@ class Cancellation:
 
     reason: CancelReason
     detail: str | None = None
+
+
+NUMBERS: Final = (int, float)  # no bool, and no number of another library
+
+
+@slotted
+class Reports:
+    """What one request has reported of its progress."""
+
+    last: float = -math.inf  # the last value
+    count: int = 0  # how many reports waited for room
+    head: bytes | None = None  # a report's text up to its first number, the same for all; None before the first
+    # `total`, `tail`: the total of the last report, and the text that follows the first number
+    total: float | None = None
+    tail: bytes = b"}}"
+    latest_queued: bool = False  # whether one of which only the latest counts may wait in the sink
+    # Total and message of the last report that was no plain numbers, or was sent to nobody
+    told: tuple[float | None, str | None] = (None, None)
+
+    def drop(self, progress: float) -> None:
+        """Say that a report is not sent because its value did not increase (basic/utilities/progress)."""
+        log.debug("progress %r after %r is not sent: it must increase", progress, self.last)
+
+    @property
+    def kept(self) -> float | None:
+        """The last value, for the next run of the handler; None if there is none that JSON has."""
+        last = self.last
+        return last if type(last) in NUMBERS and -math.inf < last < math.inf and abs(last) < 2**63 else None
+
+    def text(self, progress: float, total: float | None) -> bytes | None:
+        """Return a report of which only the numbers are new; None if JSON cannot carry one of them."""
+        assert self.head is not None
+        try:
+            if total is not self.total:
+                self.tail = b"}}" if total is None else b',"total":%b}}' % orjson.dumps(total)
+                self.total = total
+            data = b"".join((self.head, orjson.dumps(progress), self.tail))
+        except TypeError:  # an integer beyond 64 bits
+            return None
+        return data if data.find(b":null") < 0 else None  # of NaN and Infinity
 
 
 class Endpoint(Protocol[SessionT_contra]):

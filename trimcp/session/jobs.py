@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import LARGE, STEP, Amount
+from trimcp.budget import LARGE, STEP, Amount
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox

@@ -13,14 +13,14 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.budget.accounts import STEP
+from trimcp.budget import STEP
 from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing
 from trimcp.errors import LocalError
+from trimcp.session.drive import readable_or_left, report_stalled
 from trimcp.session.job import CancelReason
 from trimcp.session.jobs import Crew
 from trimcp.session.limits import Limits
 from trimcp.session.queues import Outbox
-from trimcp.session.readers import readable_or_left, report_stalled
 from trimcp.session.scopes import Work
 from trimcp.session.session import Session
 from trimcp.support.slotted import slotted

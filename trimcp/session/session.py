@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import LITTLE, STEP
+from trimcp.budget import LITTLE, STEP
 from trimcp.channel import Incoming, Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.headers import request_headers
@@ -34,13 +34,12 @@ from trimcp.protocol.events import (
     Settled,
 )
 from trimcp.protocol.request_state import Sealer
-from trimcp.session.batches import BatchSink, HeldReplies
-from trimcp.session.facts import SessionMemory, TransportFacts
+from trimcp.session.facts import HeldReplies, SessionMemory, TransportFacts
 from trimcp.session.job import CancelReason, Endpoint, Job
 from trimcp.session.jobs import Crew, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
-from trimcp.session.queues import SMALL, LazyParkingLot, Outbox, weight
+from trimcp.session.queues import SMALL, BatchSink, LazyParkingLot, Outbox, weight
 from trimcp.session.scopes import Background, cancellation_text
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED

@@ -20,7 +20,7 @@ import attrs
 from joserfc import jwt
 from joserfc.jwk import ECKey
 
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.channel import require_trio
 from trimcp.support.addresses import is_loopback
 from trimcp.support.nurseries import open_service_nursery

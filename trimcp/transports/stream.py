@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.support.slotted import slotted

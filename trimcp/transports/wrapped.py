@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import attrs
 
-from trimcp.budget.accounts import Holding
+from trimcp.budget import Holding
 from trimcp.channel import HttpClientStatistics, Incoming, MessageChannel, Outgoing
 
 

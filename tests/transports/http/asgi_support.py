@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.transports.http.asgi.app import AsgiApp
 from trimcp.transports.http.interfaces import Admitted, Face, Head, HttpReply, HttpResponse, Upgrade

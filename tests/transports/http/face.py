@@ -10,7 +10,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget.accounts import Holding
+from trimcp.budget import Holding
 from trimcp.framing.sse import Event, EventDecoder
 from trimcp.net import http_face
 from trimcp.server.server import Server

@@ -11,7 +11,7 @@ from trio.testing import memory_stream_pair
 
 from tests.peers.http1 import HttpWire
 from tests.peers.http2 import FramePeer
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, UpgradeWebSocket
 from trimcp.transports.http.h1.listener import begin_http2

@@ -28,7 +28,7 @@ from tests.transports.http.asgi_support import (
     upgrade,
     websocket_scope,
 )
-from trimcp.budget.accounts import Amount, Budget
+from trimcp.budget import Amount, Budget
 from trimcp.transports.http.asgi.app import AsgiApp
 from trimcp.transports.http.asgi.request import AsgiReply
 from trimcp.transports.http.interfaces import Head, HttpReply, HttpResponse

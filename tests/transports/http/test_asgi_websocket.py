@@ -20,7 +20,7 @@ from tests.transports.http.asgi_support import (
     upgrade,
     websocket_scope,
 )
-from trimcp.budget.accounts import LARGE, Budget
+from trimcp.budget import LARGE, Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
 from trimcp.transports.http.asgi.request import HUNG_UP

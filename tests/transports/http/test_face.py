@@ -9,7 +9,7 @@ import trio.testing
 
 from tests.transports.http.face import BOTH, LEGACY, Visitor, visiting
 from tests.transports.http.test_exchange import make_server
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.session.context import Context
 from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, Upgrade
 from trimcp.transports.http.peers.access import AccessLog

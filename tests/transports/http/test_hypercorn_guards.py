@@ -36,7 +36,7 @@ from tests.transports.http.hypercorn_support import (
 )
 from tests.transports.http.test_hypercorn import Identity, identity
 from tests.transports.websocket_support import turns_of
-from trimcp.budget.turns import ReadTurns
+from trimcp.budget import ReadTurns
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.errors import LocalError
 from trimcp.transports.http.asgi import guards

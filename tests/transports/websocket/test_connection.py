@@ -16,7 +16,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from tests.peers.websockets import CONTINUATION, FIN, HANDSHAKE, PING, PONG, TEXT, RawWebSocket, frame, message
 from tests.transports.websocket_support import Meeting, connected, ids, listening, outgoing, raw_client, text
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.framing.frames import FrameGate
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.websocket.channel import WebSocketChannel, serve_upgraded

@@ -18,7 +18,7 @@ from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.channel import Kind, Outgoing
 from trimcp.security import security_event
 from trimcp.support.addresses import is_loopback_address

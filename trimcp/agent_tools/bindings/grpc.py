@@ -49,7 +49,7 @@ from trimcp.agent_tools.messages.protobuf import (
     write_any,
 )
 from trimcp.agent_tools.service import AgentCall
-from trimcp.budget.accounts import LARGE
+from trimcp.budget import LARGE
 from trimcp.channel import MessageChannel, Outgoing
 from trimcp.framing.grpc import (
     GRPC_HEADERS,

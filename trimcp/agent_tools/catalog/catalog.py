@@ -24,7 +24,7 @@ from trimcp.agent_tools.catalog.rules import Approval, RegistrationRules, Verdic
 from trimcp.agent_tools.catalog.table import LONGEST_VERSION, Candidate, ToolTable, ToolVersions, VersionPlace
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest, version_key
-from trimcp.budget.accounts import WorkTurns
+from trimcp.budget import WorkTurns
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.server.offering import Offering

@@ -18,7 +18,7 @@ from trimcp.agent_tools.contexts.merging import StateSize
 from trimcp.agent_tools.contexts.state import ContextLimits, ContextShare, ShareKey, StatesShared, memory_of
 from trimcp.agent_tools.contexts.stores import ContextKey
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooMuch
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.security import security_event
 from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.state.deadlines import DeadlineQueue, Deadlines

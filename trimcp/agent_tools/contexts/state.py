@@ -22,8 +22,7 @@ from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.errors import MalformedMessage
-from trimcp.budget.accounts import Holding
-from trimcp.budget.owners import owner_of
+from trimcp.budget import Holding, owner_of
 from trimcp.session.agent_context import ContextEvent
 from trimcp.support.bounds import checked
 from trimcp.support.values import valued

@@ -20,7 +20,7 @@ from trimcp.agent_tools.contexts.saving import Saver, UnloadedContexts
 from trimcp.agent_tools.contexts.state import ContextLimits, StatesShared, first_state, share_of
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.agent_tools.messages import errors
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.session.agent_context import ContextEvent
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.values import valued

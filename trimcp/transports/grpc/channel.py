@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.grpc import OK_TRAILERS, GrpcDecoder, GrpcStatus, json_rpc_header, status_trailers
 from trimcp.principal import Principal

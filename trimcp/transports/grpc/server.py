@@ -17,7 +17,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.framing.grpc import (
     ACCEPTED_ENCODINGS,
     GRPC_HEADERS,

@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget.accounts import Budget, Holding
+from trimcp.budget import Budget, Holding
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
 from trimcp.principal import Principal
 from trimcp.security import security_event

@@ -21,7 +21,7 @@ from wsproto.connection import Connection
 from wsproto.frame_protocol import FrameProtocol
 from wsproto.utilities import ProtocolError
 
-from trimcp.budget.accounts import Holding
+from trimcp.budget import Holding
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.principal import Principal

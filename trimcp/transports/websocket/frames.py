@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.framing.frames import FrameGate
 from trimcp.support.bounds import checked
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimcp.budget.accounts import Amount, Holder
+from trimcp.budget import Amount, Holder
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.frames import TURN, MessageGate, text_frame
 from trimcp.transports.descriptors import READ_SIZE

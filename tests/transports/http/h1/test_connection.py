@@ -13,7 +13,7 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 from tests.peers.http1 import HttpWire, http_request
 from tests.transports.http import support
 from tests.transports.http.support import DummyFace, OfferingWire
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.parser import RequestParser
 from trimcp.transports.http.h1.wires import StreamWire

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.peers.http2 import FramePeer, preface, request_fields
 from tests.transports.http import support
 from tests.transports.http.support import JSON, DummyFace, OfferingWire
-from trimcp.budget.accounts import Budget
+from trimcp.budget import Budget
 from trimcp.transports.http.h1.wires import StreamWire
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.frames import Code, Setting

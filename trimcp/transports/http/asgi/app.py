@@ -14,8 +14,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget.accounts import Budget
-from trimcp.budget.owners import owner_of
+from trimcp.budget import Budget, owner_of
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.asgi.request import HttpCall, Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall

@@ -15,7 +15,7 @@ import wsproto.events
 from hypercorn.protocol import events
 from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
 from trimcp.transports.http.settings import HttpLimits
 

@@ -39,9 +39,7 @@ from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
-from trimcp.budget.accounts import Holding
-from trimcp.budget.owners import NOWHERE_KNOWN, owner_of
-from trimcp.budget.turns import ReadTurns
+from trimcp.budget import NOWHERE_KNOWN, Holding, ReadTurns, owner_of
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import attrs
 import trio
 
-from trimcp.budget.accounts import LARGE, Amount, Holding
+from trimcp.budget import LARGE, Amount, Holding
 from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.support.addresses import host_port, is_loopback_address

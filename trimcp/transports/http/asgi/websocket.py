@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import LARGE, Amount
+from trimcp.budget import LARGE, Amount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (

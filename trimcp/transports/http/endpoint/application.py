@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import Budget, give_back
-from trimcp.budget.owners import owner_of
+from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.security import security_event
 from trimcp.support.containment import contained

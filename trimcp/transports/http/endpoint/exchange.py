@@ -13,7 +13,7 @@ from collections.abc import Hashable
 import attrs
 import trio
 
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, quote
 
 import attrs
 
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.channel import Incoming
 from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal

@@ -12,8 +12,7 @@ from typing import Final
 
 import trio
 
-from trimcp.budget.accounts import LARGE, Amount
-from trimcp.budget.owners import owner_of
+from trimcp.budget import LARGE, Amount, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget.accounts import Holding
+from trimcp.budget import Holding
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import Face, Head, Upgrade

@@ -16,7 +16,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.budget.owners import owner_of
+from trimcp.budget import owner_of
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, Http2Connection, PushWebSocket, UpgradeWebSocket
 from trimcp.transports.http.h1.poller import Poller

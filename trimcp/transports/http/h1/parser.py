@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 import attrs
 import httptools
 
-from trimcp.budget.accounts import Holding
+from trimcp.budget import Holding
 from trimcp.support.bounds import TOKEN
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.settings import HttpLimits

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import attrs
 import trio
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.parser import H1Request

@@ -15,8 +15,7 @@ from typing import Final
 
 import trio
 
-from trimcp.budget.accounts import Amount, Holding
-from trimcp.budget.owners import owner_of
+from trimcp.budget import Amount, Holding, owner_of
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting

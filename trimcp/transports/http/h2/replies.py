@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import trio
 
-from trimcp.budget.accounts import LARGE, Amount, Holding
+from trimcp.budget import LARGE, Amount, Holding
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.writer import H1Writer

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 import trio
 
-from trimcp.budget.accounts import LARGE
+from trimcp.budget import LARGE
 from trimcp.framing.gathering import Gathered
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.parser import RequestRefused

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
 from trimcp.transports.http.h2.replies import StreamOwner

@@ -2,7 +2,7 @@
 
 One client must not fill a table for all. So an item that was never used is ended for any newcomer: first those of the
 owner that holds most, the oldest first. A used item is ended only if its owner holds far more than the newcomer.
-Nothing is ended while there is room. `trimcp.budget.owners` defines owners.
+Nothing is ended while there is room. `trimcp.budget` defines owners.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import Amount, Budget, Holding
+from trimcp.budget import Amount, Budget, Holding
 from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event, in_one_line

@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget.accounts import Amount
+from trimcp.budget import Amount
 from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.framing.sse import COMMENT, encode_event, in_one_line
 from trimcp.transports.http.interfaces import HttpReply, HttpResponse
