@@ -24,6 +24,7 @@ from trimcp.support.nurseries import open_service_nursery
 
 _PAUSE: Final = 0.5  # seconds between two pictures
 _REASON: Final = "cancelled in trimcp top"
+_ON_A_ROW: Final = ("enter", "c", "x", "d")  # keys that mean the request which is selected, or else the first
 _NONE: Final = "no server of this user can be looked at; start one with: trimcp run server.py --http --admin"
 
 
@@ -144,6 +145,9 @@ class _Top:
         rows = rows_of(self.pictures, choice)
         keys = [row.key for row in rows]
         at = keys.index(choice.selected) if choice.selected in keys else -1
+        if at < 0 and rows and key in _ON_A_ROW:
+            at = 0
+            choice.selected = keys[at]
         row = rows[at] if at >= 0 else None
         if key == "q":
             self._quit.cancel()
@@ -165,7 +169,7 @@ class _Top:
         elif key == "d" and row is not None:
             self._ask(f"drain {theirs(row.picture['server'], 40)}? yes:", lambda typed: self._drain(row, typed))
         elif key in "cxd":
-            choice.said = "select a request first"
+            choice.said = "there is no request"
 
     def _ask(self, question: str, then: Callable[[str], Any]) -> None:
         self.choice.asked, self.choice.typed, self._then = question, "", then
