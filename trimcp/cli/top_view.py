@@ -142,7 +142,9 @@ def _opened(rows: Sequence[RequestRow], choice: Shown) -> Iterator[Text]:
         return
     request, session = row.request, row.session
     yield Text(f"  {row.tool} ({theirs(request['method'])}), request {theirs(request['id'], 60)}", style="bold")
-    yield Text(f"  for {row.who} · {theirs(session['peer'] or 'no name')} · revision {session['revision']}")
+    peer = theirs(session["peer"] or "no name")
+    who = row.who if peer == row.who else f"{row.who} · {peer}"
+    yield Text(f"  for {who} · revision {session['revision']}")
     yield Text(f"  {request['state']} for {_seconds(request['seconds'])}{_until(request)}")
     if request["progress"] is not None:
         yield Text(f"  progress {_progress(request)} {theirs(request['message'] or '', 80)}".rstrip())
