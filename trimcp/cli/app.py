@@ -286,8 +286,11 @@ def whoami(as_json: bool) -> None:
 
 
 @_talks("inspect", short_help="Show what a server offers.")
-def inspect_(target: str, options: ConnectOptions) -> Body:
+@web_options
+def inspect_(target: str, options: ConnectOptions, web: bool, port: int) -> Body:
     """Show what TARGET offers: capabilities, tools and their arguments, resources, prompts.
+
+    With --web it is tried in a browser: forms, calls with progress, questions, and all that is said.
 
     \b
     Examples:
@@ -295,7 +298,12 @@ def inspect_(target: str, options: ConnectOptions) -> Body:
       trimcp inspect --json -- npx -y @modelcontextprotocol/server-everything
       trimcp inspect ~/.config/host/servers.json:git
       trimcp inspect https://mcp.example/mcp --bearer MY_TOKEN
+      trimcp inspect weather.py --web
     """
+    if web:
+        from trimcp.cli.web.trying import try_in_browser
+
+        sys.exit(try_in_browser(target, options, port))
 
     async def body(session: ClientSession, screen: Screen) -> int:
         offer = await take_stock(session, choices=not options.json)

@@ -18,13 +18,15 @@ from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import Target, find_target, lost_text, read_headers
 from trimcp.cli.text import as_json
-from trimcp.client.client import Client
+from trimcp.client.client import Client, Opener
 from trimcp.client.session import ClientSession
 from trimcp.errors import InvalidReply, McpError, RemoteError
 from trimcp.run import on_signals
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.trace import Write, trace_writer
 from trimcp.wire.capabilities import declares
+from trimcp.wire.input_requests import ElicitParams, ElicitResult
+from trimcp.wire.lifecycle import LoggingMessageParams
 from trimcp.wire.revisions import LEGACY, REVISIONS
 
 _SILENCE: Final = 5.0
@@ -53,7 +55,16 @@ def trace_to(target: str | None, screen: Screen) -> Write | None:
     return screen.trace if target in ("-", "1", "stderr") else trace_writer(target)
 
 
-def converse(target: str, options: ConnectOptions, body: Body) -> int:
+@attrs.frozen
+class Parts:
+    """What takes part in a conversation in place of the terminal."""
+
+    answer: Callable[[ElicitParams], Awaitable[ElicitResult]]  # answers the server's questions
+    log: Callable[[LoggingMessageParams], None]  # takes log messages
+    watch: Callable[[Target], Opener]  # returns what to connect to in place of a target
+
+
+def converse(target: str, options: ConnectOptions, body: Body, parts: Parts | None = None) -> int:
     """Connect to a server, run `body` with the session, disconnect, and return the exit code.
 
     The first Ctrl-C cancels the body, and the server is notified; the second ends the process at once. Raises Failure:
@@ -61,17 +72,20 @@ def converse(target: str, options: ConnectOptions, body: Body) -> int:
     """
     screen = Screen(options.quiet)
     server = find_target(target, screen.server_says, read_headers(options.headers, options.bearer))
-    return trio.run(_attended, server, options, body, screen)
+    return trio.run(_attended, server, options, body, screen, parts)
 
 
-async def _attended(server: Target, options: ConnectOptions, body: Body, screen: Screen) -> int:
+async def _attended(server: Target, options: ConnectOptions, body: Body, screen: Screen, parts: Parts | None) -> int:
     async with open_service_nursery() as nursery:
         nursery.start_soon(_explain_silence, screen)
-        return await _converse(server, options, body, screen, nursery)
+        return await _converse(server, options, body, screen, parts, nursery)
 
 
-async def _converse(server: Target, options: ConnectOptions, body: Body, screen: Screen, nursery: trio.Nursery) -> int:
+async def _converse(
+    server: Target, options: ConnectOptions, body: Body, screen: Screen, parts: Parts | None, nursery: trio.Nursery
+) -> int:
     asker = Asker(screen)
+    parts = Parts(asker.answer, screen.log, lambda target: target) if parts is None else parts
     client = Client(
         "trimcp",
         own_version(),
@@ -81,8 +95,8 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
     )
     if options.timeout is not None:
         client.connect_timeout = options.timeout
-    client.logging(screen.log)
-    client.elicitation(asker.answer)
+    client.logging(parts.log)
+    client.elicitation(parts.answer)
     write = trace_to(options.trace, screen)
     if write is not None:
         server = attrs.evolve(server, trace=write)
@@ -93,7 +107,7 @@ async def _converse(server: Target, options: ConnectOptions, body: Body, screen:
         deadline = trio.current_time() + (float("inf") if options.timeout is None else options.timeout)
         try:
             with stop.guarding(deadline) as connecting:
-                async with client.connect(server, revision=options.revision) as session:
+                async with client.connect(parts.watch(server), revision=options.revision) as session:
                     screen.listening = True
                     connecting.deadline = float("inf")
                     # Inside the connection, so that the server is notified of a cancellation before it closes.
