@@ -11,9 +11,9 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trimcp
-from tests.agent_tools.streams import ADA, BOB, MANIFEST, JsonChannel, Peer, World, world
+from tests.agent_tools.streams import ADA, BOB, MANIFEST, Peer, World, world
 from trimcp.agent_tools import ERRORS_BY_CODE, AgentCaller, ProviderGone, RegistrationRules
-from trimcp.agent_tools.bindings.websocket import AgentChannel
+from trimcp.agent_tools.bindings.websocket import AgentStream
 from trimcp.agent_tools.messages.messages import ProvideTools
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import direct_ends
@@ -439,17 +439,13 @@ async def test_tools_that_wait_for_approval_vanish_with_their_provider() -> None
 async def test_an_offer_that_is_taken_when_the_provider_has_left_registers_nothing() -> None:
     async with world() as at:
         session = at.running.session()
-        channel = AgentChannel(JsonChannel(*_pipe()), at.run, ADA, session)
+        stream = AgentStream(at.run, ADA, session)
         session.lose("it has left")
-        channel.lost(ConnectionLost("it has left"))
+        stream.lost(ConnectionLost("it has left"))
         with pytest.raises(ProviderGone):
-            await channel._offer(ProvideTools(tools=[MANIFEST]))
+            await stream._offer(ProvideTools(tools=[MANIFEST]))
         assert at.tools.catalog._table.families == {}
         at.running.closed(session)
-
-
-def _pipe() -> Any:
-    return trio.open_memory_channel[tuple[bytes, ...]](1)
 
 
 async def test_who_may_not_register_does_not_provide() -> None:

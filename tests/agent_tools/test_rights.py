@@ -10,7 +10,7 @@ import pytest
 import trio
 
 import trimcp
-from tests.agent_tools.world import WEATHER, World, make_world
+from tests.agent_tools.world import WEATHER, World, answered, make_world
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import AgentToolsError, UnknownContext
@@ -20,6 +20,7 @@ from trimcp.agent_tools.messages.messages import (
     ContextDestroy,
     ContextRead,
     ContextUpdate,
+    ContextWatch,
     ListTools,
     RegisterTool,
     RemoveTool,
@@ -39,29 +40,29 @@ Ask = Callable[[AgentRun, AgentCaller], Awaitable[Any]]
 
 async def call(run: AgentRun, caller: AgentCaller, tool: str = "guarded") -> None:
     """Call a tool with what its schema refuses: who may not call it learns nothing of that."""
-    answered = trio.Event()
+    over = trio.Event()
     found: list[CallAnswer] = []
 
     def on_answer(_: Any, answer: CallAnswer) -> None:
         found.append(answer)
-        answered.set()
+        over.set()
 
     run.begin(ToolRequest(tool_name=tool, request_id="r", arguments={"wrong": 1}), caller, None, NOWHERE, on_answer)
-    await answered.wait()
+    await over.wait()
     if found[0].error is not None:
         raise found[0].error
 
 
 def sending(message: Any) -> Ask:
     async def send(run: AgentRun, caller: AgentCaller) -> None:
-        await run.answers.answer(message, caller)
+        await answered(run, message, caller)
 
     return send
 
 
 async def watch(run: AgentRun, caller: AgentCaller) -> None:
-    async with run.answers.watch("ctx", caller):
-        raise AssertionError("it is watched")
+    await answered(run, ContextWatch(context_id="ctx"), caller)
+    raise AssertionError("it is watched")
 
 
 async def provide(run: AgentRun, caller: AgentCaller) -> None:
@@ -112,9 +113,9 @@ async def running() -> AsyncIterator[tuple[World, AgentRun]]:
     world = make_world()
     async with world.server.running() as served:
         run = world.agent_tools.run_of(served)
-        await run.answers.answer(RegisterTool(tool=WEATHER), OWNER)
-        await run.answers.answer(ContextCreate(context_id="ctx", state={"notes": "mine"}), OWNER)
-        context = run.context_now(OWNER, "ctx")
+        await answered(run, RegisterTool(tool=WEATHER), OWNER)
+        await answered(run, ContextCreate(context_id="ctx", state={"notes": "mine"}), OWNER)
+        context = run.contexts.get(OWNER.owner, "ctx")
         call = ToolRequest(tool_name="wait", request_id="under way", arguments={})
         run.begin(call, OWNER, context, NOWHERE, lambda *_: None)
         await world.began.wait()
@@ -137,5 +138,5 @@ async def test_who_lacks_a_right_is_refused(kind: str, who: str) -> None:
 async def test_who_lacks_scopes_finds_no_such_tool_among_all() -> None:
     async with running() as (_, run):
         for caller, sees in ((OWNER, True), (WEAK, False)):
-            listed: Any = await run.answers.answer(ListTools(), caller)
+            listed: Any = await answered(run, ListTools(), caller)
             assert ("guarded" in [tool["name"] for tool in listed.tools]) is sees

@@ -385,7 +385,9 @@ async def test_a_peer_that_leaves_while_a_store_is_slow_is_let_go(autojump_clock
         store.seconds = 20.0
         await peer.say(update("c"), update("c"), {"type": "list_tools"})
         await wait_all_tasks_blocked()
-        assert session_of(at).paused
+        await peer.say(update("c"))
+        await wait_all_tasks_blocked()
+        assert channel._incoming.statistics().current_buffer_used == 1, "reading has paused"
         peer.leave()
         channel.gone.set()
         began = trio.current_time()

@@ -24,7 +24,7 @@ from tests.peers.states import until
 from tests.peers.websockets import BINARY, FIN, HANDSHAKE, TEXT, RawWebSocket, frame, message, upgrade
 from trimcp import agent_tools
 from trimcp.agent_tools import AgentTools
-from trimcp.agent_tools.bindings.websocket import AgentChannel
+from trimcp.agent_tools.bindings.websocket import AgentStream
 from trimcp.principal import Principal
 from trimcp.session.session import Session
 from trimcp.transports.http.interfaces import Head
@@ -166,7 +166,7 @@ async def test_nothing_is_left_of_a_connection() -> None:
     """What has arrived of a message would stay in memory until the next collection."""
 
     def left() -> int:
-        return sum(isinstance(each, WebSocketChannel | AgentChannel | Session) for each in gc.get_objects())
+        return sum(isinstance(each, WebSocketChannel | AgentStream | Session) for each in gc.get_objects())
 
     async with listening("own") as at:
         gc.collect()

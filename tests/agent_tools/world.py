@@ -14,7 +14,8 @@ import trio
 
 import trimcp
 from tests.peers.states import until
-from trimcp.agent_tools import AgentTools, RegistrationRules
+from trimcp.agent_tools import AgentCaller, AgentMessage, AgentRun, AgentTools, ContextActor, RegistrationRules
+from trimcp.agent_tools.answering import Found, Later, message_of
 from trimcp.agent_tools.messages.messages import published
 from trimcp.session.scopes import cancellation_text
 from trimcp.transports.http.interfaces import Head
@@ -44,6 +45,22 @@ def conforms(message: Any) -> Any:
     assert message["type"] in _validators(), message
     _validators()[message["type"]].validate(message)
     return message
+
+
+class Asking:
+    """Asks without a connection: calls nothing, and watches no longer than for the first event."""
+
+    def call(self, *_: Any) -> Found:
+        raise NotImplementedError
+
+    def watch(self, message: Any, context: ContextActor, _: Any) -> Found:
+        return message_of(context.whole())
+
+
+async def answered(run: AgentRun, message: AgentMessage, caller: AgentCaller) -> Any:
+    """Return the answer to a message that is no call, as every binding gets it."""
+    found = run.receive(message, caller, Asking())
+    return await found.answer() if isinstance(found, Later) else found
 
 
 def call_of(tool: str, id: str = "r1", context: str | None = None, **members: Any) -> dict[str, Any]:

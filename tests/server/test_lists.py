@@ -10,6 +10,7 @@ import pytest
 
 import trimcp
 import trimcp.testing
+from tests.agent_tools.world import answered
 from trimcp import Principal
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.callers import AgentCaller
@@ -267,7 +268,7 @@ async def test_agents_do_not_see_it_either() -> None:
         run = agent_tools.run_of(running)
         for who, sees in ((STAFF, True), (GUEST, False)):
             caller = AgentCaller(who, "a")
-            listed: Any = await run.answers.answer(ListTools(), caller)
+            listed: Any = await answered(run, ListTools(), caller)
             assert bool(listed.tools) is sees
             if not sees:
                 with pytest.raises(UnknownTool):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 
@@ -37,15 +36,25 @@ class Later:
     """An answer that takes time."""
 
     message: messages.AgentMessage
-    while_waiting: Overtaking
-    _answer: Callable[[], Awaitable[messages.AgentMessage]]
+    _answer: Callable[[], Awaitable[Found]]
+    while_waiting: Overtaking = "nothing"
 
-    async def answer(self) -> messages.AgentMessage:
-        """Wait for the answer. Raises AgentToolsError."""
+    async def answer(self) -> messages.AgentMessage | None:
+        """Wait for the answer; None if what was begun answers by itself. Raises AgentToolsError."""
         # It may call functions of the user's: what decides on a registration, a store.
-        answer: messages.AgentMessage = await contained(self._answer)
-        answer.request_id = self.message.request_id
-        return answer
+        found: Found = await contained(self._answer)
+        if isinstance(found, Later):
+            return await found.answer()
+        if found is not None:
+            found.request_id = self.message.request_id
+        return found
+
+
+Found: TypeAlias = "messages.AgentMessage | Later | None"
+"""The answer to a message, or what waits for it; None if what was begun answers by itself, as a call does."""
+
+InContext: TypeAlias = Callable[[Any, Any, Any], Found]
+"""Carries a message out in its context, a `ContextActor`, or None if it names none; gets what was received, too."""
 
 
 @attrs.frozen(eq=False)
@@ -55,71 +64,45 @@ class Answering:
     contexts: ContextTable
     catalog: Catalog
 
-    def take(self, message: messages.AgentMessage, caller: AgentCaller) -> messages.AgentMessage | Later:
-        """Carry a message out and return its answer, or what waits for it.
+    def receive(self, message: messages.AgentMessage, caller: AgentCaller) -> Found:
+        """Carry a message out and return its answer, or what waits for it. Raises AgentToolsError."""
+        kind = type(message)
+        if (now := _NOW.get(kind)) is not None:
+            found = now(self, message, caller)
+            if found is not None and not isinstance(found, Later):
+                found.request_id = message.request_id
+            return found
+        in_time = _IN_TIME.get(kind)
+        if in_time is None:
+            raise errors.MalformedMessage(f"`{message.type}` is no request here")
+        waits = type(message) is messages.RegisterTool and self.catalog.may_wait((message.tool,))
+        return Later(message, partial(in_time, self, message, caller), "approvals" if waits else "nothing")
 
-        Raises:
-            AgentToolsError: it cannot be carried out.
+    def in_context(
+        self, message: Any, caller: AgentCaller, then: InContext, received: Any = None, *, make: bool = False
+    ) -> Found:
+        """Carry a message out in its context: now, if that is in memory or the message names none.
+
+        With `make` the context begins if nobody made it yet.
         """
-        at_once = _AT_ONCE.get(type(message))
-        found = None if at_once is None else at_once(self, message, caller)
-        if found is None:
-            carry_out = _CARRY_OUT.get(type(message))
-            if carry_out is None:
-                raise errors.MalformedMessage(f"`{message.type}` is no request here")
-            waits = type(message) is messages.RegisterTool and self.catalog.may_wait((message.tool,))
-            return Later(message, "approvals" if waits else "nothing", partial(carry_out, self, message, caller))
-        if not isinstance(found, Later):
-            found.request_id = message.request_id
-        return found
-
-    async def answer(self, message: messages.AgentMessage, caller: AgentCaller) -> messages.AgentMessage:
-        """Carry a message out, and return its answer. Raises as `take`."""
-        found = self.take(message, caller)
-        return await found.answer() if isinstance(found, Later) else found
-
-    # At once, if its context is in memory; else None
-
-    def _read_now(self, message: messages.ContextRead, caller: AgentCaller) -> messages.AgentMessage | None:
-        context = self.contexts.get(caller.owner, message.context_id)
-        return None if context is None else message_of(context.whole())
-
-    def _update_now(self, message: messages.ContextUpdate, caller: AgentCaller) -> messages.AgentMessage | Later | None:
-        context = self.contexts.get(caller.owner, message.context_id)
-        if context is None:
-            return None
-        applied = context.apply(message.updates, message.version)
-        if self.contexts.durable:
-            return Later(message, "updates", partial(_stored, message, applied))
-        return _updated(message, applied)
-
-    def _end_now(self, message: messages.ContextDestroy, caller: AgentCaller) -> Later | None:
         id = message.context_id
-        context = None if id is None or message.session_id is not None else self.contexts.get(caller.owner, id)
-        if context is None:
-            return None
-        context.check()
-        context.end(_reason(message))
-        return Later(message, "everything", partial(_ended, message, context))
+        context = None if id is None else self.contexts.get(caller.owner, id)
+        if context is None and id is not None:
+            return Later(message, partial(self._in_found, message, caller, then, received, make))
+        return then(message, context, received)
 
-    # In time
+    async def _in_found(self, message: Any, caller: AgentCaller, then: InContext, received: Any, make: bool) -> Found:
+        table, id, address = self.contexts, message.context_id, caller.address
+        if make:
+            context = await table.find_or_make(caller.owner, id, permissions=_permissions(caller), address=address)
+        else:
+            context = await table.find(caller.owner, id, address=address)
+        context.used()
+        return then(message, context, received)
 
-    async def _list(self, message: messages.ListTools, caller: AgentCaller) -> messages.AgentMessage:
-        found = self.catalog.manifests(message.name, message.version, caller.principal)
-        if message.name is not None and not found:
-            of = "" if message.version is None else f" of version {harmless(message.version, 64)}"
-            raise errors.UnknownTool(f"there is no tool named {harmless(message.name, 100)}{of}")
-        return messages.ToolList(tools=[manifest.to_json() for manifest in found])
+    # Contexts
 
-    async def _register(self, message: messages.RegisterTool, caller: AgentCaller) -> messages.AgentMessage:
-        registered = await self.catalog.register(message.tool, caller)
-        return messages.ToolsRegistered(tools=[registered.to_json()])
-
-    async def _remove(self, message: messages.RemoveTool, caller: AgentCaller) -> messages.AgentMessage:
-        await self.catalog.remove(message.name, caller, message.version)
-        return messages.ToolRemoved(name=message.name, version=message.version)
-
-    async def _create(self, message: messages.ContextCreate, caller: AgentCaller) -> messages.AgentMessage:
+    async def _create(self, message: messages.ContextCreate, caller: AgentCaller) -> Found:
         context = await self.contexts.create(
             caller.owner,
             message.context_id,
@@ -131,43 +114,50 @@ class Answering:
         )
         return message_of(context.whole())
 
-    async def _read(self, message: messages.ContextRead, caller: AgentCaller) -> messages.AgentMessage:
-        context = await self.find(caller, message.context_id)
-        context.used()
-        return message_of(context.whole())
+    def _read(self, message: messages.ContextRead, caller: AgentCaller) -> Found:
+        return self.in_context(message, caller, lambda message, context, _: message_of(context.whole()))
 
-    async def _update(self, message: messages.ContextUpdate, caller: AgentCaller) -> messages.AgentMessage:
+    def _update(self, message: messages.ContextUpdate, caller: AgentCaller) -> Found:
         # An update of a version that is there begins no context.
-        find = self.find if message.version else self.context
-        context = await find(caller, message.context_id)
-        return _updated(message, await context.update(message.updates, message.version))
+        return self.in_context(message, caller, self._apply, make=not message.version)
 
-    async def _destroy(self, message: messages.ContextDestroy, caller: AgentCaller) -> messages.AgentMessage:
-        id, session = message.context_id, message.session_id
-        if (id is None) == (session is None):
+    def _apply(self, message: messages.ContextUpdate, context: ContextActor, _: object) -> Found:
+        applied = context.apply(message.updates, message.version)
+        return (
+            Later(message, partial(_stored, message, applied), "updates")
+            if self.contexts.durable
+            else _updated(message, applied)
+        )
+
+    def _destroy(self, message: messages.ContextDestroy, caller: AgentCaller) -> Found:
+        if (message.context_id is None) == (message.session_id is None):
             raise errors.MalformedMessage("context_destroy: it has `context_id` or `session_id`")
-        if id is not None:
-            await (await self.find(caller, id)).destroy(_reason(message))
-        elif session is not None:
-            await self.contexts.end_session(caller.owner, session, _reason(message), address=caller.address)
-        return messages.ContextDestroyed(context_id=id, session_id=session, reason=_reason(message))
+        if message.session_id is None:
+            return self.in_context(message, caller, _end)
+        return Later(message, partial(self._end_session, message, caller))
 
-    # Contexts
+    async def _end_session(self, message: messages.ContextDestroy, caller: AgentCaller) -> Found:
+        session = message.session_id
+        assert session is not None
+        await self.contexts.end_session(caller.owner, session, _reason(message), address=caller.address)
+        return messages.ContextDestroyed(session_id=session, reason=_reason(message))
 
-    async def find(self, caller: AgentCaller, id: str) -> ContextActor:
-        """Return a caller's context. Raises UnknownContext, ContextGone."""
-        return await self.contexts.find(caller.owner, id, address=caller.address)
+    # Tools
 
-    async def context(self, caller: AgentCaller, id: str) -> ContextActor:
-        """Return the context of a request, which begins if nobody made it yet. Raises as `AgentRun.context`."""
-        permissions = _permissions(caller)
-        return await self.contexts.find_or_make(caller.owner, id, permissions=permissions, address=caller.address)
+    async def _list(self, message: messages.ListTools, caller: AgentCaller) -> Found:
+        found = self.catalog.manifests(message.name, message.version, caller.principal)
+        if message.name is not None and not found:
+            of = "" if message.version is None else f" of version {harmless(message.version, 64)}"
+            raise errors.UnknownTool(f"there is no tool named {harmless(message.name, 100)}{of}")
+        return messages.ToolList(tools=[manifest.to_json() for manifest in found])
 
-    @asynccontextmanager
-    async def watch(self, id: str, caller: AgentCaller) -> AsyncIterator[AsyncIterator[messages.AgentMessage]]:
-        """Watch a context: yield its state, then each update, as messages; they end with `context_destroyed`."""
-        async with (await self.find(caller, id)).watch() as events:
-            yield _EventMessages(events)
+    async def _register(self, message: messages.RegisterTool, caller: AgentCaller) -> Found:
+        registered = await self.catalog.register(message.tool, caller)
+        return messages.ToolsRegistered(tools=[registered.to_json()])
+
+    async def _remove(self, message: messages.RemoveTool, caller: AgentCaller) -> Found:
+        await self.catalog.remove(message.name, caller, message.version)
+        return messages.ToolRemoved(name=message.name, version=message.version)
 
 
 def crashed(error: Exception, message: object) -> errors.ToolCrashed:
@@ -188,14 +178,20 @@ def message_of(event: ContextEvent) -> messages.AgentMessage:
     return messages.ContextDestroyed(context_id=event.context_id, reason=event.reason)
 
 
-@attrs.frozen(eq=False)
-class _EventMessages(AsyncIterator[messages.AgentMessage]):
-    """The events of a context as messages. No generator, because it may be left before its end."""
+def failed(said: Mapping[str, Any], error: errors.AgentToolsError) -> messages.AgentMessage:
+    """Return the answer to a message that failed, from what it says of itself: a call gets a `tool_response`."""
+    id = said.get("request_id")
+    if type(id) is not str or not 0 < len(id) <= messages.MAX_ID:
+        id = None
+    if said.get("type") == messages.ToolRequest.type and id is not None:
+        status = error.extended_status if said.get("statuses") == "extended" else "error"
+        return messages.ToolResponse(request_id=id, status=status, error=error.body())
+    return messages.ErrorMessage(request_id=id, error=error.body())
 
-    _events: AsyncIterator[ContextEvent]
 
-    async def __anext__(self) -> messages.AgentMessage:
-        return message_of(await self._events.__anext__())
+def said_of(message: messages.AgentMessage) -> dict[str, Any]:
+    """Return what a message says of itself, for `failed`."""
+    return {"type": message.type, "request_id": message.request_id, "statuses": getattr(message, "statuses", None)}
 
 
 def _permissions(caller: AgentCaller) -> Sequence[str]:
@@ -213,27 +209,30 @@ def _updated(message: messages.ContextUpdate, applied: Applied) -> messages.Cont
     return messages.ContextUpdate(context_id=message.context_id, updates=updates, version=applied.version)
 
 
-async def _stored(message: messages.ContextUpdate, applied: Applied) -> messages.AgentMessage:
+async def _stored(message: messages.ContextUpdate, applied: Applied) -> Found:
     return _updated(message, await applied.stored())
 
 
-async def _ended(message: messages.ContextDestroy, context: ContextActor) -> messages.AgentMessage:
+def _end(message: messages.ContextDestroy, context: ContextActor, _: object) -> Found:
+    context.check()
+    context.end(_reason(message))
+    return Later(message, partial(_ended, message, context), "everything")
+
+
+async def _ended(message: messages.ContextDestroy, context: ContextActor) -> Found:
     await context.wait_over()
     return messages.ContextDestroyed(context_id=context.id, reason=_reason(message))
 
 
-_AT_ONCE: Final[dict[type, Callable[[Answering, Any, AgentCaller], messages.AgentMessage | Later | None]]] = {
-    messages.ContextRead: Answering._read_now,
-    messages.ContextUpdate: Answering._update_now,
-    messages.ContextDestroy: Answering._end_now,
+_NOW: Final[dict[type, Callable[[Answering, Any, AgentCaller], Found]]] = {
+    messages.ContextRead: Answering._read,
+    messages.ContextUpdate: Answering._update,
+    messages.ContextDestroy: Answering._destroy,
 }
 
-_CARRY_OUT: Final[dict[type, Callable[[Answering, Any, AgentCaller], Awaitable[messages.AgentMessage]]]] = {
+_IN_TIME: Final[dict[type, Callable[[Answering, Any, AgentCaller], Awaitable[Found]]]] = {
     messages.ListTools: Answering._list,
     messages.RegisterTool: Answering._register,
     messages.RemoveTool: Answering._remove,
     messages.ContextCreate: Answering._create,
-    messages.ContextRead: Answering._read,
-    messages.ContextUpdate: Answering._update,
-    messages.ContextDestroy: Answering._destroy,
 }

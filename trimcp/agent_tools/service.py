@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 import attrs
 
-from trimcp.agent_tools.answering import Answering
+from trimcp.agent_tools.answering import Answering, Found
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import shown, version_of
@@ -40,10 +40,6 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST
 
-if TYPE_CHECKING:
-    pass
-
-
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _INFO: Final = {"name": "agent-tools", "version": "1"}
@@ -53,6 +49,18 @@ _ASKABLE: Final = {**_PLAIN, META_CLIENT_CAPABILITIES: {"elicitation": {"form": 
 
 MAX_CALLS: Final = 10_000
 """Default of the calls under way, over all callers."""
+
+
+class AgentBinding(Protocol):
+    """What a binding does with a message once its context is known, with what it gave to `AgentRun.receive`."""
+
+    def call(self, request: messages.ToolRequest, context: ContextActor | None, received: Any, /) -> Found:
+        """Start a call. Raises AgentToolsError if it was not started."""
+        ...
+
+    def watch(self, message: messages.ContextWatch, context: ContextActor, received: Any, /) -> Found:
+        """Send the context's events from now on."""
+        ...
 
 
 @attrs.define(eq=False, repr=False, field_transformer=checked())
@@ -116,17 +124,25 @@ class AgentRun:
             raise errors.InvalidArguments(text[:500], {"problems": problems})
         return key, entry
 
-    def context_now(self, caller: AgentCaller, id: str | None) -> ContextActor | None:
-        """Return the context of a request, if it is in memory; else None."""
-        return None if id is None else self.contexts.get(caller.owner, id)
+    def receive(
+        self, message: messages.AgentMessage, caller: AgentCaller, asker: AgentBinding, received: Any = None
+    ) -> Found:
+        """Carry a message of an agent out: return its answer, or what waits for it; None if it answers by itself.
 
-    async def context(self, caller: AgentCaller, id: str) -> ContextActor:
-        """Return the context of a request, which begins if nobody made it yet.
+        Args:
+            message: the message.
+            caller: who sends it.
+            asker: begins a call, or a watch, once its context is known; gets `received` again.
+            received: what the binding knows of the message.
 
         Raises:
-            UnknownContext, ContextGone, TooMuch: it cannot be used, or there are too many.
+            AgentToolsError: it cannot be carried out.
         """
-        return await self.answers.context(caller, id)
+        if type(message) is messages.ToolRequest:
+            return self.answers.in_context(message, caller, asker.call, received, make=True)
+        if type(message) is messages.ContextWatch:
+            return self.answers.in_context(message, caller, asker.watch, received)
+        return self.answers.receive(message, caller)
 
     def begin(
         self,

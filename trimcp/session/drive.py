@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -123,22 +123,41 @@ def direct_ends() -> tuple[DirectEnd, DirectEnd]:
     return left, right
 
 
+class Receiver(Protocol):
+    """What a reader delivers to: a session, or whatever carries out a connection's messages in place of one."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the reader must not read on."""
+        ...
+
+    async def readable(self) -> None:
+        """Wait until the reader may read on."""
+        ...
+
+    def deliver(self, batch: Sequence[Incoming], /) -> None:
+        """Process received messages. Never waits and never raises because of what a peer sent."""
+        ...
+
+
 AnyChannel: TypeAlias = MessageChannel | DirectEnd
 """What a session can run over: a channel that it reads, or a direct end that needs no reader and writer."""
 
 
-async def drive(session: Session, channel: AnyChannel) -> None:
+async def drive(session: Session, channel: AnyChannel, receiver: Receiver | None = None) -> None:
     """Run a session over a channel until the peer disconnects or `session.close()` is called, then close the channel.
+
+    What arrives is delivered to `receiver`, if there is one, in place of the session.
 
     Cancelling this stops every handler, sends only what is already queued, and closes the channel.
     """
-    async with driving(session, channel):
+    async with driving(session, channel, receiver):
         await session.closed.wait()
 
 
 @asynccontextmanager
-async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
-    """Run a session over a channel while the body runs.
+async def driving(session: Session, channel: AnyChannel, receiver: Receiver | None = None) -> AsyncIterator[None]:
+    """Run a session over a channel while the body runs; `receiver` is as for `drive`.
 
     The body's exceptions are raised unchanged. If the peer disconnects the body goes on: its calls raise
     `ConnectionLost`.
@@ -150,7 +169,7 @@ async def driving(session: Session, channel: AnyChannel) -> AsyncIterator[None]:
             async with _running_jobs(session, lambda jobs: channel.attach(session)):
                 yield
         else:
-            async with _driving_channel(session, channel):
+            async with _driving_channel(session, channel, session if receiver is None else receiver):
                 yield
 
 
@@ -169,7 +188,7 @@ def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIterator[None]:
+async def _driving_channel(session: Session, channel: MessageChannel, receiver: Receiver) -> AsyncIterator[None]:
     """Run a session over a channel with a reader and a writer task, and end both in order."""
     transport = session.transport
     transport.mirrors_headers, transport.http_statistics = channel.mirrors_headers, channel.http_statistics
@@ -180,7 +199,7 @@ async def _driving_channel(session: Session, channel: MessageChannel) -> AsyncIt
         assert isinstance(outbox, Outbox)
         if channel.sends_now:
             transport.sends_now, outbox.send_nowait = True, channel.send_nowait
-        driver = _ChannelDriver(session, channel, outbox)
+        driver = _ChannelDriver(session, channel, outbox, receiver)
         if channel.holding is not None:
             driver.connection, channel.holding.holder = channel.holding.holder, driver
             outbox.weigher = session
@@ -214,18 +233,18 @@ async def _running_jobs(session: Session, begin: Callable[[trio.Nursery], object
 _SHORT: Final = 0.02  # seconds without reading after which the session checks whether the peer is still connected
 
 
-async def readable_or_left(session: Session, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
-    """Wait until the session may read on. Most such waits are short; during a long one the peer is watched.
+async def readable_or_left(receiver: Receiver, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
+    """Wait until the reader may read on. Most such waits are short; during a long one the peer is watched.
 
     Args:
-        session: may be closed meanwhile, which ends the wait.
+        receiver: its session may be closed meanwhile, which ends the wait.
         wait_peer_closed: waits until the peer has left, and returns True; or False if there is something else to do.
 
     Returns:
         Whether the peer has left, so that nobody would read the answers to what is still unread.
     """
     with trio.move_on_after(_SHORT) as short:
-        await session.readable()
+        await receiver.readable()
     if not short.cancelled_caught:
         return False
     left = False
@@ -237,8 +256,8 @@ async def readable_or_left(session: Session, wait_peer_closed: Callable[[], Awai
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch)
-        await session.readable()
-        nursery.cancel_scope.cancel(reason="the session reads on")
+        await receiver.readable()
+        nursery.cancel_scope.cancel(reason="reading goes on")
     return left
 
 
@@ -269,6 +288,7 @@ class _ChannelDriver:
     session: Session
     channel: MessageChannel
     outbox: Outbox
+    receiver: Receiver
     connection: Holder | None = attrs.field(init=False, default=None)
     writer: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
     _progress: PeerProgress = attrs.field(init=False)
@@ -340,18 +360,18 @@ class _ChannelDriver:
 
     async def _deliver(self) -> None:
         """Deliver messages until the peer disconnects."""
-        session, channel = self.session, self.channel
+        receiver, channel = self.receiver, self.channel
         try:
             while True:
-                if session.paused:
+                if receiver.paused:
                     channel.count_received()
                     await self._readable()
-                session.deliver(await channel.receive())
+                receiver.deliver(await channel.receive())
         except trio.EndOfChannel:
             self._lose(channel.close_reason() or "the peer closed the connection")
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._lose(f"the connection broke: {error}" if str(error) else "the connection broke")
-        log.debug("the peer is gone: %s", session.lost)
+        log.debug("the peer is gone: %s", self.session.lost)
 
     async def _readable(self) -> None:
         """Wait until the session may read on. Most such waits are short; during a long one the peer is watched.
@@ -360,7 +380,7 @@ class _ChannelDriver:
             trio.EndOfChannel: the peer disconnected meanwhile, so nobody would read the answers to what is still
                 unread.
         """
-        if await readable_or_left(self.session, self._hung_up):
+        if await readable_or_left(self.receiver, self._hung_up):
             raise trio.EndOfChannel("the peer has left")
 
     async def _hung_up(self) -> bool:

@@ -53,7 +53,6 @@ class TransportFacts:
     single_request: bool = False  # whether the session ends after one request
     via: object = None  # the part of a program that accepted it, if that part ends it; None for the whole run
     when_closed: Callable[[], None] | None = None  # called when it is closed, once, if no driver waits for that
-    busy: bool = False  # whether a message is carried out for which those behind it wait: reading pauses
     # What others wait for from this peer, beside our requests. While it holds anything, reading does not pause for
     # lack of room, and draining goes on.
     owed: Sized = attrs.field(default=())

@@ -274,10 +274,7 @@ class Session:
         sink = self.sink
         if self.closed.is_set():
             return False
-        transport = self.transport
-        if transport.busy:
-            return True
-        if self.pending or transport.owed:
+        if self.pending or self.transport.owed:
             # A peer that floods us while it owes us an answer has to read first: then its answer is read, too.
             return sink.queues and sink.full_of_replies(_FLOOD)
         # Refusals and pongs are posted without waiting. So a peer that sends but never reads is paused here.

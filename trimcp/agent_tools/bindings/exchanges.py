@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import attrs
 import trio
 
-from trimcp.agent_tools.answering import crashed
+from trimcp.agent_tools.answering import Found, Later, crashed, message_of
 from trimcp.agent_tools.callers import AgentCaller
+from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
@@ -107,14 +110,6 @@ class AgentExchange(Handler, StreamSink):
 
     # What differs
 
-    async def read(self) -> AgentMessage:
-        """Return the message that was not read before there was a task. Raises AgentToolsError."""
-        raise NotImplementedError
-
-    async def complete(self, request: ToolRequest, size: int) -> int:
-        """Read the values of a call, once its context is known; return its size. Raises AgentToolsError."""
-        return size
-
     @abstractmethod
     def new_stream(self) -> EventStream:
         """Return the stream that the response becomes."""
@@ -206,31 +201,51 @@ class AgentExchange(Handler, StreamSink):
 
     # From a message to its answer
 
-    def take(self, message: AgentMessage, size: int) -> None:
-        """Begin to answer a message: a call whose context is in memory at once, anything else in a task.
+    def receive(self, message: AgentMessage, size: int) -> Callable[[], Awaitable[None]] | None:
+        """Carry a message out as far as possible now, and return what is left to do in a task; None if it is a call.
 
         Raises:
-            AgentToolsError: it cannot be answered.
+            AgentToolsError: it cannot be carried out.
         """
         port = self.port
         if port.shared.draining:
             raise errors.draining(started=False)
-        caller = self.caller or port.caller(self.head)
-        if isinstance(message, ToolRequest):
-            context = port.run.context_now(caller, message.context_id)
-            if context is not None or message.context_id is None:
-                self.begin(message, caller, context, size)
-                return
-        self.answer_later(message, caller, size)
+        caller = self.caller = self.caller or port.caller(self.head)
+        found = port.run.receive(message, caller, self, size)
+        return None if found is None else partial(self._finish, message, found)
 
-    def answer_later(self, message: AgentMessage | None, caller: AgentCaller, size: int) -> None:
-        """Answer a message, or what `read` returns, in a task of the server's run."""
+    async def _finish(self, message: AgentMessage, found: AgentMessage | Later) -> None:
+        answer = await found.answer() if isinstance(found, Later) else found
+        if answer is not None:
+            await self.send(message, answer)
+
+    def work(self, function: Callable[[], Awaitable[None]], message: AgentMessage | None = None) -> None:
+        """Do what is left in a task of the server's run, which is cancelled with the request."""
         self._scope = trio.CancelScope(deadline=self.deadline)
         self.port.opened(self)
-        self.port.run.server.nursery.start_soon(self._answer, message, caller, size, self._scope)
+        self.port.run.server.nursery.start_soon(self._work, function, message, self._scope)
 
-    def begin(self, request: ToolRequest, caller: AgentCaller, context: Any, size: int) -> None:
-        """Start a call. Raises AgentToolsError if it was not started."""
+    async def _work(
+        self, function: Callable[[], Awaitable[None]], message: AgentMessage | None, scope: trio.CancelScope
+    ) -> None:
+        try:
+            with scope:
+                await function()
+            if scope.cancelled_caught and trio.current_time() >= self.deadline:
+                self.fail(errors.DeadlinePassed("the time of the call is over"))
+        except errors.AgentToolsError as error:
+            self.fail(error)
+        except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
+            self.fail(crashed(error, message))
+        finally:
+            self.port.closed(self)
+
+    def call(self, request: ToolRequest, context: ContextActor | None, size: int) -> Found:
+        """Start a call, unless its client has left. Raises AgentToolsError if it was not started."""
+        if self._reply is None:
+            return None
+        caller = self.caller
+        assert caller is not None
         port, head = self.port, self.head
         port.shared.exchanges += 1
         if self.progress:
@@ -254,6 +269,7 @@ class AgentExchange(Handler, StreamSink):
             raise
         if not call.over:
             self._call = call
+        return None
 
     def count_out(self) -> None:
         """Note that the call is over, or was not started. Leaves no cycle of references."""
@@ -262,36 +278,11 @@ class AgentExchange(Handler, StreamSink):
         if self.progress:
             shared.silent.remove(self)
 
-    async def _answer(
-        self, message: AgentMessage | None, caller: AgentCaller, size: int, scope: trio.CancelScope
-    ) -> None:
-        """Answer a message that may have to wait. A task of the server's run."""
-        port = self.port
-        try:
-            with scope:
-                if message is None:
-                    message = await self.read()
-                if isinstance(message, ToolRequest):
-                    id = message.context_id
-                    context = None if id is None else await port.run.context(caller, id)
-                    size = await self.complete(message, size)
-                    if self._reply is not None:
-                        self.begin(message, caller, context, size)
-                elif isinstance(message, ContextWatch):
-                    await self._watch(message, caller)
-                else:
-                    await self.send(message, await port.run.answers.answer(message, caller))
-            if scope.cancelled_caught and trio.current_time() >= self.deadline:
-                self.fail(errors.DeadlinePassed("the time of the call is over"))
-        except errors.AgentToolsError as error:
-            self.fail(error)
-        except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
-            self.fail(crashed(error, message))
-        finally:
-            port.closed(self)
+    def watch(self, message: ContextWatch, context: ContextActor, size: int) -> Found:
+        return Later(message, partial(self._watch, context))
 
-    async def _watch(self, message: ContextWatch, caller: AgentCaller) -> None:
-        async with self.port.run.answers.watch(message.context_id, caller) as events:
+    async def _watch(self, context: ContextActor) -> None:
+        async with context.watch() as events:
             reply = self._reply
             if reply is None:
                 return
@@ -300,5 +291,5 @@ class AgentExchange(Handler, StreamSink):
             stream.open(reply, self.head.reply_headers)
             async for event in events:
                 await stream.room()
-                stream.post(Outgoing(await self.event(event), Kind.NOTIFICATION))
+                stream.post(Outgoing(await self.event(message_of(event)), Kind.NOTIFICATION))
             stream.end()

@@ -20,13 +20,14 @@ import attrs
 import orjson
 import trio
 
-from trimcp.agent_tools.answering import crashed
+from trimcp.agent_tools.answering import Found, Later
 from trimcp.agent_tools.bindings.exchanges import AgentExchange, AgentPort, refusal_error
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import shown
+from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.answers import CallAnswer
-from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed, draining
+from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed
 from trimcp.agent_tools.messages.protobuf import (
     DESCRIPTORS,
     ERROR_TRAILER,
@@ -177,21 +178,25 @@ class RpcExchange(AgentExchange):
         cls, asked, _ = self._method
         try:
             message = self._asked = decode(asked, payload)
-            if self.port.shared.draining:
-                raise draining(started=False)
             timeout = timeout_of(head) if "grpc-timeout" in headers else math.inf
             if cls is messages.ToolRequest:
-                self._take_call(message, len(payload), timeout)
-                return
-            self._both = wants_both(message)
-            self.deadline: float = trio.current_time() + timeout
-            self.answer_later(None, self.caller, len(payload))
+                self._receive_call(message, len(payload), timeout)
+            else:
+                self._both = wants_both(message)
+                self.deadline: float = trio.current_time() + timeout
+                self.work(partial(self._convert_and_receive, len(payload)))
         except AgentToolsError as error:
             self.fail(error)
 
-    def _take_call(self, message: Any, size: int, timeout: float) -> None:
+    async def _convert_and_receive(self, size: int) -> None:
+        message, self._asked = self._asked, None
+        members = await in_turns(members_of(message, self.port.shared.settings.limits))
+        left = self.receive(messages.read_as(self._method[0], members), size)
+        if left is not None:
+            await left()
+
+    def _receive_call(self, message: Any, size: int, timeout: float) -> None:
         """Begin a call. Its values are converted only if there is such a tool, in such a context, for this caller."""
-        run = self.port.run
         members = members_before(message)
         if "request_id" not in members:
             members["request_id"] = f"rpc-{secrets.token_hex(8)}"
@@ -200,22 +205,29 @@ class RpcExchange(AgentExchange):
         request = messages.read_as(messages.ToolRequest, members)
         self.progress: bool = self._method[2] is PB.CallEvent
         self._both = not in_text(message)
-        caller = self.caller
         if size >= _SOON:  # smaller ones cost less than to ask twice
-            _, entry = run.catalog.find(request.tool_name, request.version, caller)
-            if not shown(entry, caller.principal):
-                self._asked = message = None  # the session refuses the call
-        context = run.context_now(caller, request.context_id)
-        if (context is None and request.context_id is not None) or (message is not None and is_large(message)):
-            self.answer_later(request, caller, size)
-            return
+            _, entry = self.port.run.catalog.find(request.tool_name, request.version, self.caller)
+            if not shown(entry, self.caller.principal):
+                self._asked = None  # the session refuses the call
+        left = self.receive(request, size)
+        if left is not None:
+            self.work(left, request)
+
+    def call(self, request: messages.ToolRequest, context: ContextActor | None, size: int) -> Found:
+        message = self._asked
         if message is not None:
+            if is_large(message):
+                return Later(request, partial(self._convert_and_call, request, context, size))
             self._asked = None
             if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
                 request.arguments = _object(messages.read_value(text, self.port.shared.settings.limits), "arguments")
             else:
                 size += at_once(self._convert(message, request))
-        self.begin(request, caller, context, size)
+        return super().call(request, context, size)
+
+    async def _convert_and_call(self, request: messages.ToolRequest, context: ContextActor | None, size: int) -> Found:
+        message, self._asked = self._asked, None
+        return self.call(request, context, size + await in_turns(self._convert(message, request)))
 
     def too_large(self, beginning: bytes) -> HttpResponse:
         return error_response(self.oversize())
@@ -239,14 +251,6 @@ class RpcExchange(AgentExchange):
         if text := message.input_responses_json:
             request.input_responses = _object(messages.read_value(text, limits), "input_responses")
         return MEMBER * members
-
-    async def complete(self, request: messages.ToolRequest, size: int) -> int:
-        message, self._asked = self._asked, None
-        return size if message is None else size + await in_turns(self._convert(message, request))
-
-    async def read(self) -> messages.AgentMessage:
-        message, self._asked = self._asked, None
-        return messages.read_as(self._method[0], await in_turns(members_of(message, self.port.shared.settings.limits)))
 
     # Answers
 
@@ -277,9 +281,7 @@ class RpcExchange(AgentExchange):
         if error is None:
             result, status = answer.result or b"null", answer.status(extended=True)
             if self._both and len(result) >= LARGE:
-                self._scope = trio.CancelScope()
-                self.port.opened(self)
-                self.port.run.server.nursery.start_soon(self._answer_both, request, status, result, self._scope)
+                self.work(partial(self._answer_both, request, status, result), request)
                 return
             value = at_once(write_any(_loads(result))) if self._both else None
             self._respond(response_bytes(request.request_id, status, result, value))
@@ -289,19 +291,11 @@ class RpcExchange(AgentExchange):
         else:
             self.fail(error)
 
-    async def _answer_both(
-        self, request: messages.ToolRequest, status: str, result: bytes, scope: trio.CancelScope
-    ) -> None:
-        """Respond with a large result in both forms. A task of the server's run."""
-        try:
-            with scope:
-                value = await in_turns(write_any(_loads(result)))
-                if self._reply is not None:
-                    self._respond(response_bytes(request.request_id, status, result, value))
-        except Exception as error:  # ours: this exchange's answer, and nobody else's
-            self.fail(crashed(error, request))
-        finally:
-            self.port.closed(self)
+    async def _answer_both(self, request: messages.ToolRequest, status: str, result: bytes) -> None:
+        """Respond with a large result in both forms."""
+        value = await in_turns(write_any(_loads(result)))
+        if self._reply is not None:
+            self._respond(response_bytes(request.request_id, status, result, value))
 
     async def event(self, message: messages.AgentMessage) -> bytes:
         found = PB.ContextEvent()

@@ -29,6 +29,7 @@ from urllib.parse import parse_qs
 import attrs
 import trio
 
+from trimcp.agent_tools.answering import failed, said_of
 from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, AgentExchange, AgentPort, is_local, refusal_error
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.messages import errors, messages
@@ -49,6 +50,7 @@ _SUBPROTOCOL: Final = "agent-tools"
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
 _PATCH: Final = "application/merge-patch+json"
 _ANY_VERSION: Final = "*"
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], messages.AgentMessage]
 """Returns the message that a head and a body's object are, perhaps in strict mode. Raises `MalformedMessage`."""
@@ -183,9 +185,9 @@ class AgentHttp(AgentPort):
         return HttpResponse(status, (*response.headers, *headers), response.body)
 
 
-def failure(error: errors.AgentToolsError, request_id: str | None = None) -> HttpResponse:
-    """Return the response that consists of an error."""
-    body = messages.encode_message(messages.ErrorMessage(request_id=request_id, error=error.body()))
+def failure(error: errors.AgentToolsError, said: Mapping[str, Any] = _NOTHING) -> HttpResponse:
+    """Return the response that consists of an error; `said` is what the message says of itself."""
+    body = messages.encode_message(failed(said, error))
     return HttpResponse(error.http_status, (*JSON_HEADERS, *_headers_of(error)), body)
 
 
@@ -205,8 +207,8 @@ class JsonExchange(AgentExchange):
 
     reader: Reader
     value: Any = None  # that of the body, if it was parsed
-    _request: messages.ToolRequest | None = attrs.field(init=False, default=None)
-    _request_id: str | None = attrs.field(init=False, default=None)
+    _message: messages.AgentMessage | None = attrs.field(init=False, default=None)
+    _said: Mapping[str, Any] = attrs.field(init=False, default=_NOTHING)  # what a malformed message says of itself
     _takes_json: bool = attrs.field(init=False, default=True)
 
     # Called by the host
@@ -217,30 +219,21 @@ class JsonExchange(AgentExchange):
         value: dict[str, Any] = {}
         try:
             value = self._object(body)
-            message = self.reader(self.head, value, self.port.run.strict)
-            self._request_id = message.request_id
+            message = self._message = self.reader(self.head, value, self.port.run.strict)
             if isinstance(message, messages.ToolRequest):
-                self._request = message
                 accept = self.head.headers.get("accept", "")
                 if EVENTS in accept.lower():  # by name: `*/*` is what a client sends that does not know streams
                     self._takes_json, events = accepts(accept)
                     self.progress: bool = events
-            self.take(message, len(body))
+            left = self.receive(message, len(body))
+            if left is not None:
+                self.work(left, message)
         except errors.AgentToolsError as error:
-            if self._request_id is None and self.reader in (_read_typed, _read_call):
-                self._name(value)
+            if self.reader is _read_typed:
+                self._said = value
+            elif self.reader is _read_call:
+                self._said = {**value, "type": messages.ToolRequest.type}
             self.fail(error)
-
-    def _name(self, value: dict[str, Any]) -> None:
-        """Note what a malformed message says of itself, so that its answer can repeat it."""
-        said = value.get("request_id")
-        if type(said) is str and 0 < len(said) <= messages.MAX_ID:
-            self._request_id = said
-            if self.reader is _read_call or value.get("type") == messages.ToolRequest.type:
-                extended = value.get("statuses") == "extended"
-                self._request = messages.ToolRequest(
-                    tool_name="", request_id=said, statuses="extended" if extended else None
-                )
 
     def _object(self, body: bytes) -> dict[str, Any]:
         """Return the body as an object; what has no body is an empty one."""
@@ -312,9 +305,7 @@ class JsonExchange(AgentExchange):
             return
         if reply is None:
             return
-        response = failure(error, self._request_id)
-        if self._request is not None:
-            response.body = CallAnswer(error=error).encode(self._request)
+        response = failure(error, self._said if self._message is None else said_of(self._message))
         response.headers = (*response.headers, *self.head.reply_headers)
         self.port.shared.show("-->", response.body)
         reply.send(response)

@@ -1,7 +1,7 @@
 """Agent tools over a WebSocket, `/agent`: one JSON message per text message, both ways.
 
 The connection is a session like any other, so its limits, its pauses, its outbox and its end are those of MCP.
-`AgentChannel` stands between the two: it carries out what is read, and hands the session calls only.
+`AgentStream` receives in its place: it carries out what is read, and hands the session calls only.
 
 Messages are carried out in the order of their arrival, most of them at once. One that has to wait has a task, and
 reading pauses until it has ended. Three kinds keep the others waiting no longer than they must: updates that a store
@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 import trio
 
-from trimcp.agent_tools.answering import Later, Overtaking, crashed, message_of
+from trimcp.agent_tools.answering import Later, crashed, failed, message_of, said_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.providers import StreamProvider
 from trimcp.agent_tools.contexts.actor import ContextActor
@@ -34,8 +34,6 @@ from trimcp.session.queues import EACH, SMALL, weight
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session
 from trimcp.support.cleaning import log_crash
-from trimcp.support.containment import contained
-from trimcp.transports.wrapped import WrappedChannel
 from trimcp.wire.jsonrpc import Malformed
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
@@ -156,9 +154,6 @@ _MAX_UNSAVED_BYTES: Final = 256 * 1024
 _MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval
 
 
-_CarryOut: TypeAlias = Callable[[], Awaitable[None]]
-
-
 async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChannel, via: object = None) -> None:
     """Serve one connection until the peer closes it; then close the channel.
 
@@ -171,63 +166,73 @@ async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChanne
     session = run.server.session()
     session.engine.modern.required = True
     session.transport.via = via
-    wrapped = AgentChannel(channel, run, caller, session)
-    session.watchers.add(wrapped.lost)
+    stream = AgentStream(run, caller, session)
+    session.watchers.add(stream.lost)
     try:
-        await drive(session, wrapped)
+        await drive(session, channel, stream)
     finally:
-        session.watchers.discard(wrapped.lost)
-        wrapped.lost(session.lost or ConnectionLost("the connection has ended"))
+        session.watchers.discard(stream.lost)
+        stream.lost(session.lost or ConnectionLost("the connection has ended"))
 
 
 @attrs.define(eq=False)
-class AgentChannel(WrappedChannel):
-    """Carries out the messages of one connection, and delivers its calls to the session."""
+class AgentStream:
+    """Receives the messages of one connection in place of its session, to which it delivers the calls."""
 
     run: AgentRun
     caller: AgentCaller
     session: Session
     _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
-    _batch: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
-    _batch_bytes: int = attrs.field(init=False, default=0)  # and their memory
+    _weighed: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
+    _weight: int = attrs.field(init=False, default=0)  # and their memory
+    _busy: bool = attrs.field(init=False, default=False)  # a message is carried out for which those behind it wait
     _watches: StreamWatches = attrs.field(init=False)
-    _unsaved: deque[tuple[messages.AgentMessage, _CarryOut, int]] = attrs.field(init=False, factory=deque)
+    _unsaved: deque[tuple[Later, int]] = attrs.field(init=False, factory=deque)
     _unsaved_bytes: int = attrs.field(init=False, default=0)
     _held: bool = attrs.field(init=False, default=False)  # whether the next message waits for them
     _beside: int = attrs.field(init=False, default=0)
     _provider: StreamProvider | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
         self._watches = StreamWatches(self.session)
 
-    # The channel
+    # Called by the driver, as a session's
 
-    async def receive(self) -> Sequence[Incoming]:
-        """Carry out the messages that have arrived, until the session has to pause. It gets its calls at once.
+    @property
+    def paused(self) -> bool:
+        return (self._busy or bool(self._unread) or self.session.paused) and not self.session.closed.is_set()
 
-        So nothing is returned. Cancelling this loses nothing: what was read and not carried out stays here.
-        """
+    async def readable(self) -> None:
+        """Wait until everything that was read is carried out, and more may be read."""
+        session = self.session
+        while self.paused:
+            if self._busy:
+                await session.readers.park()
+            elif session.paused:
+                await session.readable()
+            else:
+                self._carry_out()
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        """Carry out the messages that have arrived, until reading has to pause; the session gets its calls at once."""
+        self._unread.extend(batch)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
         unread, session = self._unread, self.session
-        if not unread:
-            unread.extend(await self.channel.receive())
-        elif session.closed.is_set():
-            await trio.sleep_forever()  # the session ends, and cancels this
-        while unread and not session.paused:
-            self._take(unread.popleft())
-        if unread or self._batch or session.paused:
+        while unread and not (self._busy or session.paused or session.closed.is_set()):
+            self._receive(unread.popleft())
+        if unread or self._weighed or session.paused:
             self._count_unread()
-            self.channel.count_received()
-        return ()
 
     def _count_unread(self) -> None:
         """Count what was read and not carried out as memory of the peer, together with what it does not read."""
         left = len(self._unread)
         if not left:
-            self._batch = self._batch_bytes = 0
-        elif not self._batch:
-            self._batch, self._batch_bytes = left, sum(map(_memory_of, self._unread))
-        self.session.memory.unread = self._batch_bytes * left // self._batch if left else 0
+            self._weighed = self._weight = 0
+        elif not self._weighed:
+            self._weighed, self._weight = left, sum(map(_memory_of, self._unread))
+        self.session.memory.unread = self._weight * left // self._weighed if left else 0
         self.session.weigh()
 
     def lost(self, why: ConnectionLost) -> None:
@@ -239,7 +244,7 @@ class AgentChannel(WrappedChannel):
 
     # Messages
 
-    def _take(self, incoming: Incoming) -> None:
+    def _receive(self, incoming: Incoming) -> None:
         """Carry out a message, or begin to. Never raises because of what a peer sent."""
         value: Any = incoming.message
         try:
@@ -248,60 +253,74 @@ class AgentChannel(WrappedChannel):
             message = messages.read_message(value, strict=self.run.strict)
             if self._unsaved and self._waits_for_updates(message):
                 self._unread.appendleft(incoming)
-                self._held = self.session.transport.busy = True  # until they are kept
+                self._held = self._busy = True  # until they are kept
                 return
-            carry_out = _CARRY_OUT.get(type(message))
-            if carry_out is None and not message.asks:
+            of_stream = _OF_STREAM.get(type(message))
+            if of_stream is None and not message.asks:
                 raise errors.MalformedMessage(f"`{message.type}` is sent by services only")
             if message.asks and self.session.draining.is_set() and type(message) is not messages.ContextUnwatch:
                 raise errors.draining(started=False)
-            if carry_out is not None:
-                carry_out(self, message, incoming)
-                return
-            found = self.run.answers.take(message, self.caller)
-            if isinstance(found, Later):
-                self._later(found.while_waiting, message, partial(self._reply_later, found), incoming.size)
+            if of_stream is None:
+                found = self.run.receive(message, self.caller, self, incoming)
             else:
+                found = of_stream(self, message)
+            if isinstance(found, Later):
+                self._wait(found, incoming.size)
+            elif found is not None:
                 self._reply(found)
-        except errors.AgentToolsError as error:
-            self._fail(value, error)
         except Exception as error:  # one message must not end the connection
-            self._fail(value, crashed(error, value))
+            self._fail(value, error)
 
-    def _call(self, request: messages.ToolRequest, incoming: Incoming) -> None:
-        context = self.run.context_now(self.caller, request.context_id)
-        if context is None and request.context_id is not None:
-            self._later("nothing", request, partial(self._call_in, request, incoming))
-        else:
-            self._begin(request, context, incoming)
+    def call(self, request: messages.ToolRequest, context: ContextActor | None, received: Incoming) -> None:
+        """Start a call, unless nobody would end it or read its answer."""
+        if self.session.lost is None:
+            self.run.begin(
+                request,
+                self.caller,
+                context,
+                self.session.sink,
+                self._answered,
+                session=self.session,
+                headers=received.headers,
+                size=received.size,
+                translate=progress_of if request.progress is True else None,
+                transport="websocket",
+            )
 
-    async def _call_in(self, request: messages.ToolRequest, incoming: Incoming) -> None:
-        assert request.context_id is not None
-        context = await self.run.context(self.caller, request.context_id)
-        if self.session.lost is None:  # else nobody would end the call, or read its answer
-            self._begin(request, context, incoming)
-
-    def _begin(self, request: messages.ToolRequest, context: ContextActor | None, incoming: Incoming) -> None:
-        self.run.begin(
-            request,
-            self.caller,
-            context,
-            self.session.sink,
-            self._answered,
-            session=self.session,
-            headers=incoming.headers,
-            size=incoming.size,
-            translate=progress_of if request.progress is True else None,
-            transport="websocket",
-        )
+    def watch(self, message: messages.ContextWatch, context: ContextActor, received: Incoming) -> None:
+        self._watches.open(context, message.request_id)
 
     def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
         self._post(answer.encode(call.request), Kind.REPLY)
 
-    def _cancel(self, message: messages.ToolCancel, incoming: Incoming) -> None:
+    # Messages of a stream
+
+    def _cancel(self, message: messages.ToolCancel) -> None:
         call = self.run.call_of(self.caller, message.context_id, message.request_id, self.session)
         if call is not None:
             call.cancel(message.reason or "cancelled by the agent")
+
+    def _unwatch(self, message: messages.ContextUnwatch) -> None:
+        self._watches.close(message.context_id)
+
+    def _provide(self, message: messages.ProvideTools) -> Later:
+        waits = self.run.catalog.may_wait(message.tools)
+        return Later(message, partial(self._offer, message), "approvals" if waits else "nothing")
+
+    async def _offer(self, message: messages.ProvideTools) -> messages.AgentMessage:
+        if self.session.lost is not None:
+            raise errors.ProviderGone(str(self.session.lost))
+        if self._provider is None:
+            # Until its calls are answered, reading goes on.
+            provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
+            self._provider, self.session.transport.owed = provider, provider.calls
+        return await self._provider.offer(message.tools)
+
+    def _of_call_down(self, message: messages.ToolResponse | messages.ToolProgress) -> None:
+        if self._provider is not None:
+            self._provider.receive(message)
+
+    # Messages that take time
 
     def _waits_for_updates(self, message: messages.AgentMessage) -> bool:
         """Return whether a message is carried out only once the store has the updates before it."""
@@ -309,100 +328,59 @@ class AgentChannel(WrappedChannel):
             return len(self._unsaved) >= _MAX_UNSAVED or self._unsaved_bytes >= _MAX_UNSAVED_BYTES
         return type(message) not in (messages.ToolCancel, messages.ToolResponse, messages.ToolProgress)
 
+    def _wait(self, later: Later, size: int) -> None:
+        """Answer a message in a task, and let those behind it overtake as far as they may."""
+        start_soon, meanwhile = self.session.background.start_soon, later.while_waiting
+        if meanwhile == "updates":
+            self._unsaved.append((later, size))
+            self._unsaved_bytes += size
+            if len(self._unsaved) == 1:
+                start_soon(self._answer_unsaved)
+        elif meanwhile == "everything":
+            start_soon(self._answer, later)
+        elif meanwhile == "approvals":
+            if self._beside >= _MAX_BESIDE:
+                raise errors.TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
+            self._beside += 1
+            start_soon(self._answer_beside, later)
+        else:
+            self._busy = True
+            start_soon(self._answer_in_turn, later)
+
     async def _answer_unsaved(self) -> None:
         """Answer updates in their order, each once the store has it. Then what waits for them goes on."""
         while self._unsaved:
-            message, carry_out, size = self._unsaved[0]
-            await self._carried_out(message, carry_out)
+            later, size = self._unsaved[0]
+            await self._answer(later)
             self._unsaved.popleft()
             self._unsaved_bytes -= size
         if self._held:
             self._held = False
             self._go_on()
 
-    def _watch(self, message: messages.ContextWatch, incoming: Incoming) -> None:
-        context = self.run.context_now(self.caller, message.context_id)
-        if context is None:
-            self._later("nothing", message, partial(self._watch_found, message))
-        else:
-            self._watches.open(context, message.request_id)
-
-    async def _watch_found(self, message: messages.ContextWatch) -> None:
-        self._watches.open(await self.run.answers.find(self.caller, message.context_id), message.request_id)
-
-    def _unwatch(self, message: messages.ContextUnwatch, incoming: Incoming) -> None:
-        self._watches.close(message.context_id)
-
-    def _provide(self, message: messages.ProvideTools, incoming: Incoming) -> None:
-        waits = self.run.catalog.may_wait(message.tools)
-        self._later("approvals" if waits else "nothing", message, partial(self._offer, message))
-
-    async def _offer(self, message: messages.ProvideTools) -> None:
-        if self.session.lost is not None:
-            raise errors.ProviderGone(str(self.session.lost))
-        if self._provider is None:
-            # Until its calls are answered, reading goes on.
-            provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
-            self._provider, self.session.transport.owed = provider, provider.calls
-        answer = await self._provider.offer(message.tools)
-        answer.request_id = message.request_id
-        self._reply(answer)
-
-    def _of_call_down(self, message: messages.ToolResponse | messages.ToolProgress, incoming: Incoming) -> None:
-        if self._provider is not None:
-            self._provider.take(message)
-
-    # Messages that take time
-
-    def _later(
-        self, meanwhile: Overtaking, message: messages.AgentMessage, carry_out: _CarryOut, size: int = 0
-    ) -> None:
-        """Carry out a message in a task, and let those behind it overtake as far as they may."""
-        if meanwhile == "updates":
-            self._unsaved.append((message, carry_out, size))
-            self._unsaved_bytes += size
-            if len(self._unsaved) == 1:
-                self.session.background.start_soon(self._answer_unsaved)
-        elif meanwhile == "everything":
-            self.session.background.start_soon(self._carried_out, message, carry_out)
-        elif meanwhile == "approvals":
-            if self._beside >= _MAX_BESIDE:
-                raise errors.TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
-            self._beside += 1
-            self.session.background.start_soon(self._carried_out_beside, message, carry_out)
-        else:
-            self.session.transport.busy = True
-            self.session.background.start_soon(self._carried_out_in_turn, message, carry_out)
-
-    async def _carried_out_in_turn(self, message: messages.AgentMessage, carry_out: _CarryOut) -> None:
+    async def _answer_in_turn(self, later: Later) -> None:
         try:
-            await self._carried_out(message, carry_out)
+            await self._answer(later)
         finally:
             self._go_on()
 
     def _go_on(self) -> None:
-        self.session.transport.busy = False
+        self._busy = False
         self.session.readers.unpark_all()
 
-    async def _carried_out_beside(self, message: messages.AgentMessage, carry_out: _CarryOut) -> None:
+    async def _answer_beside(self, later: Later) -> None:
         try:
-            await self._carried_out(message, carry_out)
+            await self._answer(later)
         finally:
             self._beside -= 1
 
-    async def _carried_out(self, message: messages.AgentMessage, carry_out: _CarryOut) -> None:
-        value = {"type": message.type, "request_id": message.request_id}
-        if isinstance(message, messages.ToolRequest):
-            value["statuses"] = message.statuses
+    async def _answer(self, later: Later) -> None:
         try:
-            await contained(carry_out)
-        except errors.AgentToolsError as error:
-            self._fail(value, error)
+            answer = await later.answer()
+            if answer is not None:
+                self._reply(answer)
         except Exception as error:  # a handler's, or ours: this message's answer
-            self._fail(value, crashed(error, value))
-
-    async def _reply_later(self, later: Later) -> None:
-        self._reply(await later.answer())
+            self._fail(said_of(later.message), error)
 
     # The way down to the provider
 
@@ -418,18 +396,13 @@ class AgentChannel(WrappedChannel):
 
     # Answers
 
-    def _fail(self, value: Any, error: errors.AgentToolsError) -> None:
-        """Answer a message with an error: a call that names itself gets its `tool_response`."""
+    def _fail(self, value: Any, error: Exception) -> None:
+        """Answer a message with an error."""
+        if not isinstance(error, errors.AgentToolsError):
+            error = crashed(error, value)
         if type(value) is Malformed:
             value = {"request_id": value.request_id}
-        value = value if type(value) is dict else {}
-        said = value.get("request_id")
-        id = said if type(said) is str and 0 < len(said) <= messages.MAX_ID else None
-        if value.get("type") == messages.ToolRequest.type and id is not None:
-            status = error.extended_status if value.get("statuses") == "extended" else "error"
-            self._reply(messages.ToolResponse(request_id=id, status=status, error=error.body()))
-        else:
-            self._reply(messages.ErrorMessage(request_id=id, error=error.body()))
+        self._reply(failed(value if type(value) is dict else {}, error))
 
     def _reply(self, message: messages.AgentMessage) -> None:
         self._post(messages.encode_message(message), Kind.REPLY)
@@ -444,13 +417,11 @@ def _memory_of(incoming: Incoming) -> int:
     return EACH + (weight(value, incoming.size) if type(value) is dict and incoming.size > SMALL else incoming.size)
 
 
-_CARRY_OUT: Final[Mapping[type[messages.AgentMessage], Callable[[AgentChannel, Any, Incoming], None]]] = {
-    messages.ToolRequest: AgentChannel._call,
-    messages.ToolCancel: AgentChannel._cancel,
-    messages.ToolResponse: AgentChannel._of_call_down,
-    messages.ToolProgress: AgentChannel._of_call_down,
-    messages.ContextWatch: AgentChannel._watch,
-    messages.ContextUnwatch: AgentChannel._unwatch,
-    messages.ProvideTools: AgentChannel._provide,
+_OF_STREAM: Final[Mapping[type[messages.AgentMessage], Callable[[AgentStream, Any], Later | None]]] = {
+    messages.ToolCancel: AgentStream._cancel,
+    messages.ToolResponse: AgentStream._of_call_down,
+    messages.ToolProgress: AgentStream._of_call_down,
+    messages.ContextUnwatch: AgentStream._unwatch,
+    messages.ProvideTools: AgentStream._provide,
 }
-"""What belongs to a connection. Other messages are answered by `Answering`, or come from services only."""
+"""What belongs to a connection. Other messages are answered by `AgentRun`, or come from services only."""

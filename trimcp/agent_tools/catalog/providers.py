@@ -77,7 +77,7 @@ class StreamProvider:
         registered = await self.catalog.register_all(manifests, self.caller, self)
         return messages.ToolsRegistered(tools=[each.to_json() for each in registered])
 
-    def take(self, message: messages.ToolResponse | messages.ToolProgress) -> None:
+    def receive(self, message: messages.ToolResponse | messages.ToolProgress) -> None:
         """Take what the provider sends of a call. What belongs to no call is dropped: it was cancelled."""
         call = self.calls.get(message.request_id or "")
         if call is None or call.answered.is_set():
