@@ -48,14 +48,8 @@ class AgentCaller:
 def agent_of(principal: Principal | None, claim: str | None = None, said: str | None = None) -> str:
     """Return the agent's id: what its token says, never only what the request says.
 
-    Args:
-        principal: who sends the request.
-        claim: the claim of the token that names the agent; by default the client that the token was issued to, and the
-            principal itself if the token names none.
-        said: the agent's id as a header repeats it, or None.
-
-    Raises:
-        NotAllowed: the token lacks the claim, or the header names another agent.
+    Without a `claim` it is the client that the token was issued to, and the principal itself if the token names none.
+    Raises NotAllowed if the token lacks the claim, or the header, which `said` is, names another agent.
     """
     if principal is None:
         agent = ANONYMOUS

@@ -133,8 +133,7 @@ class ToolProvision:
     async def connect(self) -> None:
         """Open a connection and serve it until it is lost; then wait until the next may be opened.
 
-        Raises:
-            McpError: the connection failed in a way that will not pass, or there were too many.
+        Raises the McpError of a connection that failed in a way that will not pass, or if there were too many.
         """
         since: float | None = None
         opening = trio.CancelScope(deadline=trio.current_time() + self._count.restarts.connect_timeout)

@@ -97,12 +97,7 @@ class AgentRun:
         self.answers = Answering(self.contexts, self.catalog)
 
     def caller(self, principal: Any, address: str | None, said: str | None = None, *, loopback: bool) -> AgentCaller:
-        """Return who sends a request.
-
-        Raises:
-            Unauthenticated: nobody knows who, and it does not come from this machine.
-            NotAllowed: as `agent_of` does.
-        """
+        """Return who sends a request. Raises as `agent_of`; Unauthenticated if it is unknown and from afar."""
         if principal is None and not loopback and not self.anonymous_anywhere:
             raise errors.Unauthenticated(
                 "this service has no check of tokens, so it serves callers on its own machine only"
@@ -110,11 +105,7 @@ class AgentRun:
         return AgentCaller(principal, agent_of(principal, self.agent_claim, said), address, loopback)
 
     def find(self, request: messages.ToolRequest, caller: AgentCaller) -> tuple[str, ToolEntry]:
-        """Return the tool that a request is for, after checking its arguments: nothing is queued before.
-
-        Raises:
-            UnknownTool, InvalidArguments: there is none, or they do not fit its schema.
-        """
+        """Return the tool that a request is for. Raises UnknownTool, InvalidArguments: nothing is queued before."""
         key, entry = self.catalog.find(request.tool_name, request.version, caller)
         arguments = request.arguments or {}
         # Who may not see the tool learns nothing of its schema: the session refuses the call.
@@ -129,14 +120,7 @@ class AgentRun:
     ) -> Found:
         """Carry a message of an agent out: return its answer, or what waits for it; None if it answers by itself.
 
-        Args:
-            message: the message.
-            caller: who sends it.
-            asker: begins a call, or a watch, once its context is known; gets `received` again.
-            received: what the binding knows of the message.
-
-        Raises:
-            AgentToolsError: it cannot be carried out.
+        `asker` begins a call, or a watch, once its context is known, and gets `received` again. Raises AgentToolsError.
         """
         if type(message) is messages.ToolRequest:
             return self.answers.in_context(message, caller, asker.call, received, make=True)
@@ -160,23 +144,11 @@ class AgentRun:
         translate: Callable[[bytes, str], bytes] | None = None,
         transport: str = "http",
     ) -> AgentCall:
-        """Start a call, which ends with one call of `on_answer`, perhaps before this returns.
+        """Start a call, which ends with one call of `on_answer`, perhaps before this returns; that must not block.
 
-        Args:
-            request: what to call.
-            caller: who calls.
-            context: the context that it belongs to, or None.
-            out: takes its `tool_progress`, as `Outgoing` messages, and says when a tool has to wait for the reader.
-            on_answer: called with the answer. It must not block.
-            session: the session of the connection; None for one of this call's own.
-            headers, size: of the request, see `Incoming`.
-            holding: counts the memory of a session of its own.
-            via: the part of the program whose `drain` ends it.
-            translate: returns what is sent of a progress notification and a `request_id`; None sends no progress.
-            transport: the transport's name in records.
-
-        Raises:
-            UnknownTool, InvalidArguments, NotAllowed, RequestUnderWay, TooMuch: it was not started.
+        `out` takes its progress, as `translate` returns it of a notification and a `request_id`, and says when a tool
+        has to wait for the reader. Without the `session` of a connection it gets one of its own, whose memory `holding`
+        counts and which the `drain` of `via` ends. Raises AgentToolsError if it was not started.
         """
         key, entry = self.find(request, caller)
         asked = None

@@ -202,11 +202,7 @@ class AgentExchange(Handler, StreamSink):
     # From a message to its answer
 
     def receive(self, message: AgentMessage, size: int) -> Callable[[], Awaitable[None]] | None:
-        """Carry a message out as far as possible now, and return what is left to do in a task; None if it is a call.
-
-        Raises:
-            AgentToolsError: it cannot be carried out.
-        """
+        """Carry a message out as far as possible now, and return what is left to do in a task; None if it is a call."""
         port = self.port
         if port.shared.draining:
             raise errors.draining(started=False)

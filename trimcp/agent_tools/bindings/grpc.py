@@ -25,59 +25,18 @@ from trimcp.agent_tools.bindings.exchanges import AgentExchange, AgentPort, refu
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import shown
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.messages import messages
+from trimcp.agent_tools.messages import messages, protobuf
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed
-from trimcp.agent_tools.messages.protobuf import (
-    DESCRIPTORS,
-    ERROR_TRAILER,
-    MEMBER,
-    METHODS,
-    PB,
-    SERVICE,
-    Steps,
-    arguments_of,
-    at_once,
-    decode,
-    fill,
-    in_text,
-    in_turns,
-    is_large,
-    members_before,
-    members_of,
-    response_bytes,
-    wants_both,
-    write_any,
-)
 from trimcp.agent_tools.service import AgentCall
 from trimcp.budget import LARGE
 from trimcp.channel import MessageChannel, Outgoing
-from trimcp.framing.grpc import (
-    GRPC_HEADERS,
-    OK_TRAILERS,
-    PREFIX,
-    GrpcFault,
-    GrpcStatus,
-    message_frame,
-    status_trailers,
-    text_field,
-    whole_message,
-)
-from trimcp.transports.grpc.server import (
-    GrpcRoutes,
-    fault_response,
-    has_bad_timeout,
-    kept_headers,
-    refusal_text,
-    status_response,
-    timeout_of,
-)
+from trimcp.framing import grpc
+from trimcp.transports.grpc import server
 from trimcp.transports.http.interfaces import Admitted, Head, HttpReply, HttpResponse
 from trimcp.transports.http.state.streams import EventStream
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, encode
-
-__all__ = ["DESCRIPTORS", "SERVICE", "AgentRpc"]
 
 _SOON: Final = 1_024  # bytes of a request from which on nothing of it is converted for somebody who is refused
 _LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept are bounded
@@ -85,8 +44,8 @@ _LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept
 _Method: TypeAlias = tuple[type[messages.AgentMessage], Any, Any]
 
 _METHODS: Final[Mapping[str, _Method]] = {
-    **{cls.method: (cls, *METHODS[cls.method]) for cls in messages.MESSAGES.values() if cls.method},
-    "CallStream": (messages.ToolRequest, *METHODS["CallStream"]),
+    **{cls.method: (cls, *protobuf.METHODS[cls.method]) for cls in messages.MESSAGES.values() if cls.method},
+    "CallStream": (messages.ToolRequest, *protobuf.METHODS["CallStream"]),
 }
 """The message that each method is, with the classes of its request and its answer."""
 
@@ -101,14 +60,14 @@ class AgentRpc:
 
     port: AgentPort
 
-    def admit(self, routes: GrpcRoutes, head: Head) -> Admitted:
+    def admit(self, routes: server.GrpcRoutes, head: Head) -> Admitted:
         """Admit a call by its head: a `GrpcService`."""
-        name = head.path[len(SERVICE) :]
+        name = head.path[len(protobuf.SERVICE) :]
         method = _METHODS.get(name)
         if method is None:
             if name == "Provide":
                 return self._provide(routes, head)
-            return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
+            return server.status_response(grpc.GrpcStatus.UNIMPLEMENTED, "there is no such method")
         port = self.port
         if not port.has_room(head):
             return error_response(port.too_much(head))
@@ -122,9 +81,11 @@ class AgentRpc:
 
     def refused(self, refused: HttpResponse) -> HttpResponse:
         """Return the answer to a call that would be refused with this response over HTTP: a `GrpcService`."""
-        return error_response(refusal_error(refused.status, refusal_text(refused)), *kept_headers(refused))
+        return error_response(
+            refusal_error(refused.status, server.refusal_text(refused)), *server.kept_headers(refused)
+        )
 
-    def _provide(self, routes: GrpcRoutes, head: Head) -> Admitted:
+    def _provide(self, routes: server.GrpcRoutes, head: Head) -> Admitted:
         """Return how to serve a provider, or the refusal."""
         found = routes.face.upgrade(head)
         if isinstance(found, HttpResponse):
@@ -145,7 +106,7 @@ class AgentRpc:
 
 
 def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:
-    return RpcExchange(port, head, caller, method) if port.has_room(head) and not has_bad_timeout(head) else None
+    return RpcExchange(port, head, caller, method) if port.has_room(head) and not server.has_bad_timeout(head) else None
 
 
 @attrs.define(eq=False)
@@ -164,25 +125,25 @@ class RpcExchange(AgentExchange):
 
     @property
     def max_body(self) -> int:
-        return self.port.shared.service.max_message + PREFIX
+        return self.port.shared.service.max_message + grpc.PREFIX
 
     def start(self, body: bytes, reply: HttpReply) -> None:
         """Begin to answer: a call at once, anything else in a task."""
         self._reply, head = reply, self.head
         headers = head.headers
-        payload = whole_message(body, self.port.shared.service.max_message, headers.get("grpc-encoding"))
-        if isinstance(payload, GrpcFault):
+        payload = grpc.whole_message(body, self.port.shared.service.max_message, headers.get("grpc-encoding"))
+        if isinstance(payload, grpc.GrpcFault):
             self._reply = None
-            reply.send(fault_response(payload))
+            reply.send(server.fault_response(payload))
             return
         cls, asked, _ = self._method
         try:
-            message = self._asked = decode(asked, payload)
-            timeout = timeout_of(head) if "grpc-timeout" in headers else math.inf
+            message = self._asked = protobuf.decode(asked, payload)
+            timeout = server.timeout_of(head) if "grpc-timeout" in headers else math.inf
             if cls is messages.ToolRequest:
                 self._receive_call(message, len(payload), timeout)
             else:
-                self._both = wants_both(message)
+                self._both = protobuf.wants_both(message)
                 self.deadline: float = trio.current_time() + timeout
                 self.work(partial(self._convert_and_receive, len(payload)))
         except AgentToolsError as error:
@@ -190,21 +151,21 @@ class RpcExchange(AgentExchange):
 
     async def _convert_and_receive(self, size: int) -> None:
         message, self._asked = self._asked, None
-        members = await in_turns(members_of(message, self.port.shared.settings.limits))
+        members = await protobuf.in_turns(protobuf.members_of(message, self.port.shared.settings.limits))
         left = self.receive(messages.read_as(self._method[0], members), size)
         if left is not None:
             await left()
 
     def _receive_call(self, message: Any, size: int, timeout: float) -> None:
         """Begin a call. Its values are converted only if there is such a tool, in such a context, for this caller."""
-        members = members_before(message)
+        members = protobuf.members_before(message)
         if "request_id" not in members:
             members["request_id"] = f"rpc-{secrets.token_hex(8)}"
         if timeout < math.inf:
             members["timeout"] = min(members.get("timeout", math.inf), max(timeout, 0.001))
         request = messages.read_as(messages.ToolRequest, members)
-        self.progress: bool = self._method[2] is PB.CallEvent
-        self._both = not in_text(message)
+        self.progress: bool = self._method[2] is protobuf.PB.CallEvent
+        self._both = not protobuf.in_text(message)
         if size >= _SOON:  # smaller ones cost less than to ask twice
             _, entry = self.port.run.catalog.find(request.tool_name, request.version, self.caller)
             if not shown(entry, self.caller.principal):
@@ -216,41 +177,41 @@ class RpcExchange(AgentExchange):
     def call(self, request: messages.ToolRequest, context: ContextActor | None, size: int) -> Found:
         message = self._asked
         if message is not None:
-            if is_large(message):
+            if protobuf.is_large(message):
                 return Later(request, partial(self._convert_and_call, request, context, size))
             self._asked = None
             if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
                 request.arguments = _object(messages.read_value(text, self.port.shared.settings.limits), "arguments")
             else:
-                size += at_once(self._convert(message, request))
+                size += protobuf.at_once(self._convert(message, request))
         return super().call(request, context, size)
 
     async def _convert_and_call(self, request: messages.ToolRequest, context: ContextActor | None, size: int) -> Found:
         message, self._asked = self._asked, None
-        return self.call(request, context, size + await in_turns(self._convert(message, request)))
+        return self.call(request, context, size + await protobuf.in_turns(self._convert(message, request)))
 
     def too_large(self, beginning: bytes) -> HttpResponse:
         return error_response(self.oversize())
 
     def refused(self, response: HttpResponse) -> HttpResponse:
-        return error_response(refusal_error(response.status, refusal_text(response)))
+        return error_response(refusal_error(response.status, server.refusal_text(response)))
 
     def end(self) -> None:
         """End what a task answers, because the port is closed or the caller's token has expired."""
         if isinstance(self._stream, MessageStream):
-            self._stream.trailers = status_trailers(GrpcStatus.UNAVAILABLE, ENDS)
+            self._stream.trailers = grpc.status_trailers(grpc.GrpcStatus.UNAVAILABLE, ENDS)
         super().end()
 
     # From messages to values
 
-    def _convert(self, message: Any, request: messages.ToolRequest) -> Steps[int]:
+    def _convert(self, message: Any, request: messages.ToolRequest) -> protobuf.Steps[int]:
         """Set a call's values; return the memory that they take beside their bytes. Raises MalformedMessage."""
         limits = self.port.shared.settings.limits
-        found, members = yield from arguments_of(message, limits)
+        found, members = yield from protobuf.arguments_of(message, limits)
         request.arguments = None if found is None else _object(found, "arguments")
         if text := message.input_responses_json:
             request.input_responses = _object(messages.read_value(text, limits), "input_responses")
-        return MEMBER * members
+        return protobuf.MEMBER * members
 
     # Answers
 
@@ -262,16 +223,16 @@ class RpcExchange(AgentExchange):
         params = _loads(data)["params"]
         said = self._said
         if not said:
-            said = self._said = text_field(1, request_id.encode())
+            said = self._said = grpc.text_field(1, request_id.encode())
         progress = b"%b\x11%b" % (said, _NUMBER(params["progress"]))
         if "total" in params:
             progress += b"\x19" + _NUMBER(params["total"])
         if "message" in params:
-            progress += text_field(4, params["message"].encode())
+            progress += grpc.text_field(4, params["message"].encode())
         size = len(progress)
         if size < 0x80:  # nearly always
             return _SHORT(0, size + 2, 0x0A, size) + progress
-        return message_frame(text_field(1, progress))
+        return grpc.message_frame(grpc.text_field(1, progress))
 
     def answered(self, call: AgentCall, answer: CallAnswer) -> None:
         self.count_out()
@@ -283,40 +244,44 @@ class RpcExchange(AgentExchange):
             if self._both and len(result) >= LARGE:
                 self.work(partial(self._answer_both, request, status, result), request)
                 return
-            value = at_once(write_any(_loads(result))) if self._both else None
-            self._respond(response_bytes(request.request_id, status, result, value))
+            value = protobuf.at_once(protobuf.write_any(_loads(result))) if self._both else None
+            self._respond(protobuf.response_bytes(request.request_id, status, result, value))
         elif isinstance(error, ToolFailed):
             members = {"request_id": request.request_id, "status": answer.status(extended=True), "error": error.body()}
-            self._respond(at_once(fill(PB.ToolResponse(), members, both=self._both)).SerializeToString())
+            self._respond(
+                protobuf.at_once(
+                    protobuf.fill(protobuf.PB.ToolResponse(), members, both=self._both)
+                ).SerializeToString()
+            )
         else:
             self.fail(error)
 
     async def _answer_both(self, request: messages.ToolRequest, status: str, result: bytes) -> None:
         """Respond with a large result in both forms."""
-        value = await in_turns(write_any(_loads(result)))
+        value = await protobuf.in_turns(protobuf.write_any(_loads(result)))
         if self._reply is not None:
-            self._respond(response_bytes(request.request_id, status, result, value))
+            self._respond(protobuf.response_bytes(request.request_id, status, result, value))
 
     async def event(self, message: messages.AgentMessage) -> bytes:
-        found = PB.ContextEvent()
+        found = protobuf.PB.ContextEvent()
         field = getattr(found, message.type.removeprefix("context_"))
         field.SetInParent()
-        await in_turns(fill(field, messages.as_json(message), both=self._both))
-        return message_frame(found.SerializeToString())
+        await protobuf.in_turns(protobuf.fill(field, messages.as_json(message), both=self._both))
+        return grpc.message_frame(found.SerializeToString())
 
     async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
-        message = await in_turns(fill(self._method[2](), messages.as_json(answer), both=self._both))
+        message = await protobuf.in_turns(protobuf.fill(self._method[2](), messages.as_json(answer), both=self._both))
         self._respond(message.SerializeToString())
 
     def _respond(self, payload: bytes) -> None:
         """Respond with the last, or only, message."""
         reply, self._reply = self._reply, None
         if self.progress:
-            payload = text_field(2, payload)
+            payload = grpc.text_field(2, payload)
         if self._stream is not None:
-            self._stream.end(message_frame(payload))
+            self._stream.end(grpc.message_frame(payload))
         elif reply is not None:
-            reply.send(HttpResponse(200, GRPC_HEADERS, message_frame(payload), OK_TRAILERS))
+            reply.send(HttpResponse(200, grpc.GRPC_HEADERS, grpc.message_frame(payload), grpc.OK_TRAILERS))
 
     def fail(self, error: AgentToolsError) -> None:
         """Respond with an error, as the status of the call."""
@@ -337,20 +302,20 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 class MessageStream(EventStream):
     """Messages of gRPC in place of events: what is posted are frames."""
 
-    trailers: tuple[tuple[str, str], ...] = OK_TRAILERS  # with which the response ends
+    trailers: tuple[tuple[str, str], ...] = grpc.OK_TRAILERS  # with which the response ends
 
     def open(self, reply: HttpReply, headers: tuple[tuple[str, str], ...], first: bytes = b"") -> None:
         self.reply: HttpReply | None = reply
         if self.until < math.inf:
             self.open_streams.add(self)
-        reply.start(HttpResponse(200, GRPC_HEADERS, first))
+        reply.start(HttpResponse(200, grpc.GRPC_HEADERS, first))
         self.writable()
 
     def keep_alive(self) -> None:
         return  # the connection is pinged
 
     def lapse(self) -> None:
-        self.trailers = status_trailers(GrpcStatus.UNAUTHENTICATED, "the access token has expired")
+        self.trailers = grpc.status_trailers(grpc.GrpcStatus.UNAUTHENTICATED, "the access token has expired")
         self._leave()
         if self.on_lapse is not None:
             self.on_lapse()
@@ -379,13 +344,13 @@ def error_trailers(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
     text = base64.b64encode(encode(body)).rstrip(b"=")
     if len(text) > _LONGEST_ERROR:
         text = base64.b64encode(encode({**body, "data": None})).rstrip(b"=")
-    status = GrpcStatus[error.grpc_status]
-    return (*status_trailers(status, error.message), (ERROR_TRAILER, text.decode("ascii")))
+    status = grpc.GrpcStatus[error.grpc_status]
+    return (*grpc.status_trailers(status, error.message), (protobuf.ERROR_TRAILER, text.decode("ascii")))
 
 
 def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
     """Return the answer to a call that consists of an error."""
-    return HttpResponse(200, (*GRPC_HEADERS, *headers, *error_trailers(error)))
+    return HttpResponse(200, (*grpc.GRPC_HEADERS, *headers, *error_trailers(error)))
 
 
 # A provider's stream
@@ -394,11 +359,11 @@ def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpRes
 def _from_provider(payload: bytes) -> Any:
     """Return the JSON message that a `FromProvider` is, or what is wrong with it."""
     try:
-        message = decode(PB.FromProvider, payload)
+        message = protobuf.decode(protobuf.PB.FromProvider, payload)
         name = message.WhichOneof("message")
         if name is None:
             return Malformed(INVALID_REQUEST, "an empty message", None, "shape")
-        return {"type": name, **at_once(members_of(getattr(message, name)))}
+        return {"type": name, **protobuf.at_once(protobuf.members_of(getattr(message, name)))}
     except MalformedMessage as error:
         return Malformed(INVALID_REQUEST, error.message, None, "shape")
 
@@ -407,7 +372,7 @@ async def _to_provider(text: bytes) -> bytes:
     """Return the frame of the `ToProvider` that a JSON message is."""
     members = _loads(text)
     name = "refused" if members["type"] == "error" else members["type"]
-    message = PB.ToProvider()
+    message = protobuf.PB.ToProvider()
     getattr(message, name).SetInParent()
-    await in_turns(fill(getattr(message, name), members, both=True))
-    return message_frame(message.SerializeToString())
+    await protobuf.in_turns(protobuf.fill(getattr(message, name), members, both=True))
+    return grpc.message_frame(message.SerializeToString())

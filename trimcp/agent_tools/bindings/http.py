@@ -93,14 +93,15 @@ class AgentHttp(AgentPort):
     def grpc_services(self) -> Mapping[str, Any]:
         """See `SecondProtocol`. Without `trimcp[grpc]` each call is answered with what is missing."""
         try:
-            from trimcp.agent_tools.bindings.grpc import DESCRIPTORS, SERVICE, AgentRpc
+            from trimcp.agent_tools.bindings.grpc import AgentRpc
+            from trimcp.agent_tools.messages import protobuf
         except LocalError as error:
             from trimcp.transports.grpc.server import MissingService
 
             return {"/trimcp.v1.AgentTools/": MissingService(str(error))}
         from trimcp.transports.grpc.reflection import PATHS, Reflection
 
-        return {SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection(*DESCRIPTORS))}
+        return {protobuf.SERVICE: AgentRpc(self), **dict.fromkeys(PATHS, Reflection(*protobuf.DESCRIPTORS))}
 
     # Responses
 

@@ -67,13 +67,7 @@ class StreamWatches:
         return len(self._open)
 
     def open(self, context: ContextActor, request_id: str | None) -> None:
-        """Send the context's state now, then each update, at last that it has ended.
-
-        Raises:
-            MalformedMessage: the connection watches it already.
-            TooMuch: the connection, or the context, has too many watches.
-            ContextGone: the context has ended.
-        """
+        """Send the context's state now, then each update, at last that it has ended. Raises AgentToolsError."""
         if context.id in self._open:
             raise errors.MalformedMessage("this connection watches the context already")
         if len(self._open) >= _MAX_WATCHES:
@@ -155,13 +149,9 @@ _MAX_BESIDE: Final = 64  # registrations of one connection that wait for approva
 
 
 async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChannel, via: object = None) -> None:
-    """Serve one connection until the peer closes it; then close the channel.
+    """Serve one connection, whose messages are JSON values, until the peer closes it; then close the channel.
 
-    Args:
-        run: the agent tools.
-        caller: who is connected.
-        channel: its messages are JSON values, or `Malformed`.
-        via: the part of the program whose `drain` ends the connection.
+    `via` is the part of the program whose `drain` ends the connection.
     """
     session = run.server.session()
     session.engine.modern.required = True

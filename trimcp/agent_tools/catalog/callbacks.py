@@ -82,12 +82,7 @@ class Callbacks:
             self._secrets[place] = secret_bytes(secret)
 
     def check(self, url: str) -> httpx2.URL:
-        """Return a URL that may be called.
-
-        Raises:
-            UnfitManifest: it is no https URL, or has credentials.
-            NotAllowed: its host or port is not on the list.
-        """
+        """Return a URL that may be called. Raises UnfitManifest or, for a host that is not on the list, NotAllowed."""
         # One parser decides and connects: two could see two hosts in one text.
         try:
             parsed = httpx2.URL(url) if url.isascii() and url.isprintable() else httpx2.URL("")
@@ -101,11 +96,7 @@ class Callbacks:
         return parsed
 
     async def resolve(self, url: str) -> CallbackTarget:
-        """Return where a URL is called from now on.
-
-        Raises:
-            UnfitManifest, NotAllowed: as for `check`, and the name has no address or one that is not public.
-        """
+        """Return where a URL is called from now on. Raises as `check`, also without a public address."""
         parsed = self.check(url)
         host = parsed.raw_host.decode("ascii")
         private = host in self.private
@@ -141,10 +132,7 @@ class CallbackTarget:
     async def call(self, manifest: Manifest, arguments: Mapping[str, Any], *, request_id: str) -> Any:
         """Carry out a call and return its result, any JSON value. Cancelling it cuts the connection.
 
-        Raises:
-            ToolFailed, InvalidArguments, TooMuch: the callback says so.
-            DeadlinePassed: there was no answer in time.
-            ProviderGone: there was none, or one that cannot be understood.
+        Raises ToolFailed, InvalidArguments or TooMuch if the callback says so, DeadlinePassed, and else ProviderGone.
         """
         message = {
             "type": "tool_request",

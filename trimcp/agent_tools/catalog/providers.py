@@ -45,14 +45,7 @@ class _CallDown:
 
 @attrs.define(eq=False, repr=False)
 class StreamProvider:
-    """The tools of one stream. A `Provider` to the catalog.
-
-    Args:
-        catalog: where its tools are registered.
-        caller: whose stream it is.
-        down: sends messages to it.
-        on_idle: called when the last call under way has ended.
-    """
+    """The tools of one stream. A `Provider` to the catalog."""
 
     catalog: Catalog
     caller: AgentCaller
@@ -67,11 +60,7 @@ class StreamProvider:
         return self.caller.agent
 
     async def offer(self, manifests: Sequence[Any]) -> messages.ToolsRegistered:
-        """Register tools, all of them or none, and say what became of each.
-
-        Raises:
-            AgentToolsError: one of them cannot be registered.
-        """
+        """Register tools, all of them or none, and say what became of each."""
         if self._lost is not None:
             raise ProviderGone(f"the provider has disconnected: {self._lost}")
         registered = await self.catalog.register_all(manifests, self.caller, self)

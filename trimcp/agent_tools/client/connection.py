@@ -108,11 +108,7 @@ async def connect(
 
 
 def target_of(url: str | AgentTarget, max_rounds: int, **options: Any) -> AgentTarget:
-    """Return the target of a connection, after checking what it was opened with; options of None were not given.
-
-    Raises:
-        LocalError: it is not opened in Trio, or an `AgentTarget` comes with options.
-    """
+    """Return the target of a connection, after checking what it was opened with; options of None were not given."""
     require_trio()
     check_number("max_rounds", max_rounds, whole=True, zero=True)
     if isinstance(url, AgentTarget):

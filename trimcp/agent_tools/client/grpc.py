@@ -45,11 +45,7 @@ except ImportError as _error:
 
 @asynccontextmanager
 async def open_grpc_wire(target: AgentTarget) -> AsyncIterator[GrpcWire]:
-    """Connect, and yield a wire to the service; leaving closes the connection.
-
-    Raises:
-        ConnectionLost: connecting failed; the text says why.
-    """
+    """Connect, and yield a wire to the service; leaving closes the connection. Raises ConnectionLost."""
     target.check_no_auth()
     url = urlsplit(target.url)._replace(query="", fragment="").geturl()
     server = GrpcServer(url, target.all_headers(), target.uds, target.ssl_context, timeout=target.timeout)
@@ -229,11 +225,7 @@ class GrpcProviderStream(QueuedProviderStream):
     _decoder: GrpcDecoder = attrs.field(kw_only=True, alias="decoder")
 
     async def offer(self, offer: messages.ProvideTools) -> None:
-        """Offer the tools, and wait for what the service makes of it.
-
-        Raises:
-            AgentToolsError: they cannot be registered.
-        """
+        """Offer the tools, and wait for what the service makes of it. Raises AgentToolsError if they are refused."""
         message = PB.FromProvider()
         message.provide_tools.SetInParent()
         at_once(fill(message.provide_tools, messages.as_json(offer), both=False))

@@ -45,11 +45,7 @@ async def open_http(target: AgentTarget) -> AsyncIterator[HttpWire]:
 
 @attrs.frozen
 class _Sent:
-    """A request as HTTP has it.
-
-    Attributes:
-        method, path: of the request; the path has no part of the service's URL.
-    """
+    """A request as HTTP has it. Its path has no part of the service's URL."""
 
     method: str
     path: str
@@ -111,9 +107,7 @@ class HttpWire:
     async def _exchange(self, sent: _Sent, read: Callable[[OpenReply], Awaitable[AnswerT]]) -> AnswerT:
         """Send a request and return what `read` makes of its reply; send it again where that is safe.
 
-        Raises:
-            AgentToolsError, InvalidReply, ConnectionLost: as `AgentWire` says.
-            AuthorizationError: no access token could be obtained.
+        Raises as `AgentWire` says, and AuthorizationError if no access token could be obtained.
         """
         attempt = 0
         while True:
@@ -144,12 +138,9 @@ class HttpWire:
             yield reply
 
     async def _value(self, reply: OpenReply) -> Any:
-        """Return the JSON value of a reply.
+        """Return the JSON value of a reply. Raises InvalidReply if it is too large or no JSON, ExchangeBroken.
 
-        Raises:
-            AgentToolsError: the body is no JSON, as from a proxy, and the status is one of the protocol's errors.
-            InvalidReply: the body is too large or no JSON.
-            ExchangeBroken: the connection broke.
+        What is no JSON, as from a proxy, is the error of the protocol that its status stands for, if there is one.
         """
         try:
             body = await reply.body(self._sizes.max_message)

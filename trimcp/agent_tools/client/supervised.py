@@ -38,10 +38,7 @@ _log = logging.getLogger("trimcp.agent_tools")
 async def pause_before_next(count: RestartCount, failure: McpError, since: float | None) -> None:
     """Wait until the next connection may be opened, or raise the failure of the last one if there were too many.
 
-    Args:
-        count: of the restarts.
-        failure: why there is no connection.
-        since: since when there had been one, or None.
+    `since` is since when there had been one, or None.
     """
     now = trio.current_time()
     count.ended(now, since)

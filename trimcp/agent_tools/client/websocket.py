@@ -64,13 +64,7 @@ async def open_agent_channel(
 ) -> AsyncIterator[WebSocketChannel]:
     """Connect, and yield a channel of JSON values to the service; leaving closes the connection.
 
-    Args:
-        target: the service.
-        read: returns a message from its text, see `WebSocketChannel`.
-
-    Raises:
-        ConnectionLost: connecting failed; the text says why.
-        AgentToolsError: the service refused the connection.
+    Raises ConnectionLost, with why, or the AgentToolsError with which the service refused the connection.
     """
     target.check_no_auth()
     parts = urlsplit(target.url)
@@ -298,8 +292,7 @@ class WebSocketWire:
     def _take(self, value: Any, size: int) -> None:
         """Give a message to who waits for it.
 
-        Raises:
-            InvalidReply: it is too large to be read, or no JSON. Nobody knows whose answer it is.
+        Raises InvalidReply if it is too large to be read, or no JSON: nobody knows whose answer it is.
         """
         if type(value) is not dict:
             raise InvalidReply(value.message if isinstance(value, Malformed) else "a message is a JSON object")

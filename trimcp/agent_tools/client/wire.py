@@ -105,9 +105,7 @@ class ProviderStream(Sink):
     async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
         """Wait for the next message; return it and its bytes.
 
-        Raises:
-            trio.EndOfChannel: the service has closed the stream.
-            ConnectionLost: the connection broke.
+        Raises trio.EndOfChannel if the service has closed the stream, and ConnectionLost if the connection broke.
         """
 
 
@@ -212,9 +210,7 @@ class AgentTarget:
 def response_in(value: Any) -> messages.ToolResponse:
     """Return the answer to a call, from its JSON value. A status that no specification has is left as it is.
 
-    Raises:
-        AgentToolsError: it is an error without a status.
-        InvalidReply: it is no answer to a call.
+    Raises an AgentToolsError without a status, and InvalidReply if it is no answer to a call.
     """
     if type(value) is dict and value.get("type") == messages.ToolResponse.type and type(value.get("status")) is str:
         status = value["status"]
@@ -227,9 +223,7 @@ def response_in(value: Any) -> messages.ToolResponse:
 def answer_in(value: Any, asked: messages.AgentMessage) -> messages.AgentMessage:
     """Return the answer to a message that is no call, from its JSON value.
 
-    Raises:
-        AgentToolsError: the answer is an error.
-        InvalidReply: it is no answer to such a message.
+    Raises the AgentToolsError that it is, and InvalidReply if it is no answer to such a message.
     """
     wanted = messages.MESSAGES[asked.answer]
     if type(value) is dict and value.get("type") == wanted.type:

@@ -281,9 +281,7 @@ class ContextActor(StoredState):
     def stop(self, reason: str, last: ContextEvent | None) -> None:
         """Take nothing more: cancel the calls and tasks, end the watchers. What follows is the table's.
 
-        Args:
-            reason: why it ends.
-            last: what its watchers are told; None if it goes on in the store.
+        `last` is what its watchers are told; None if it goes on in the store.
         """
         self.ended: str | None = reason
         self._over, self._kept_on = trio.Event(), last is None

@@ -45,12 +45,7 @@ def is_id(id: str) -> bool:
 
 
 def checked_id(id: str, *, new: bool = False) -> str:
-    """Return an id that an agent chose.
-
-    Raises:
-        MalformedMessage: it is empty, too long, or has characters that cannot be printed; or it is for a `new` context
-            and only the service gives out such ids.
-    """
+    """Return an id that an agent chose. Raises MalformedMessage, for a `new` one also if only we give it out."""
     if not is_id(id):
         raise MalformedMessage(f"a context's id is 1 to {_LONGEST} printable characters")
     if new and is_minted(id):
@@ -137,13 +132,8 @@ class LiveContexts:
     def make_room(self, owner: Owner, key: ShareKey, stored: Mapping[Owner, int]) -> ContextActor | None:
         """Return the context that has to end for a newcomer's, or None if there is room.
 
-        Args:
-            owner: whose the newcomer is.
-            key: the share that it counts into.
-            stored: how many each owner has that are not in memory.
-
-        Raises:
-            TooMuch: the owner has too many, or all have and none gives way.
+        `stored` says how many each owner has that are not in memory. Raises TooMuch if the owner has too many, or all
+        have and none gives way.
         """
         limits, share = self._limits, self._by_share.get(key)
         # Of what a store kept of callers without a principal nobody knows the addresses.

@@ -82,11 +82,9 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 
 def size_of(value: Any, bounds: StateBounds) -> StateSize:
-    """Return the size of a JSON value.
+    """Return the size of a JSON value. One with too many members is not read to its end.
 
-    Raises:
-        TooLargeMessage: it is beyond the bounds. A value with too many members is not read to its end.
-        MalformedMessage: something in it is no JSON value.
+    Raises TooLargeMessage beyond the bounds, and MalformedMessage if something in it is no JSON value.
     """
     measure = _Measure(bounds)
     size = measure.size_of(value, 1)
@@ -96,19 +94,10 @@ def size_of(value: Any, bounds: StateBounds) -> StateSize:
 
 
 def patched(state: Mapping[str, Any], kept: StateSize, patch: Mapping[str, Any], bounds: StateBounds) -> Patched:
-    """Return what a merge patch makes of a state, with the new size.
+    """Return what a merge patch, an object, makes of a state whose size is `kept`, with the new size.
 
     It takes time for the patch, for the values that it replaces, and for a shallow copy of each object that it changes.
-
-    Args:
-        state: the state, within the bounds.
-        kept: its size.
-        patch: the patch; an object.
-        bounds: those of the new state; its size and depth bound the patch, too.
-
-    Raises:
-        TooLargeMessage: the patch or the new state is beyond the bounds.
-        MalformedMessage: something in the patch is no JSON value.
+    The bounds are those of the new state; its size and depth bound the patch, too. Raises as `size_of`.
     """
     merge = _Merge(bounds)
     value = merge.into(state, patch, 1)

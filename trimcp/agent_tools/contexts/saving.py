@@ -165,11 +165,7 @@ class UnloadedContexts:
 
     @asynccontextmanager
     async def loaded(self, key: ContextKey, account: str) -> AsyncIterator[KeptContext | None]:
-        """Read a context and yield it, or None if there is none or its time is over; others wait for the block.
-
-        Raises:
-            AgentToolsError: the store failed.
-        """
+        """Read a context and yield it, or None if there is none or its time is over; others wait for the block."""
         event = self.loading[key] = trio.Event()
         try:
             yield await self.read(*key, account)
@@ -201,8 +197,7 @@ class UnloadedContexts:
     async def _turn(self, account: str) -> AsyncIterator[None]:
         """Let the block read from the store once it is this account's turn: it reads one thing at a time.
 
-        Raises:
-            AgentToolsError: the block raised something else, which is logged once, as failed writes are.
+        Raises an AgentToolsError for whatever the block raises, which is logged once, as failed writes are.
         """
         turns = self.readers.get(account)
         if turns is None:

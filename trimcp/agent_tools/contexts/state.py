@@ -33,11 +33,7 @@ ShareKey: TypeAlias = tuple[str, str]
 
 @attrs.define(eq=False, repr=False)
 class ContextShare:
-    """The contexts of one principal and agent, or without a principal of one address.
-
-    Attributes:
-        live, ending: how many there are.
-    """
+    """The contexts of one principal and agent, or without a principal of one address, that live or are ending."""
 
     key: ShareKey  # whose it is
     holding: Holding  # counts their memory
@@ -333,10 +329,8 @@ class StoredState:
     def record(self, entry: Mapping[str, Any], asked: bytes | None = None, answer: KeptAnswer | None = None) -> None:
         """Add a call to the tool history; no effect once the context has ended. The version stays.
 
-        Args:
-            entry: `{"request_id", "tool", "version", "arguments", "status", "at"}`, with the arguments as received.
-            asked: what was asked, in a form that compares.
-            answer: given again for the same request, or None.
+        `entry` has the arguments as received. `asked` is what was asked, in a form that compares; the same request is
+        given the answer again.
         """
         limits = self._states.limits
         if self.ended is not None:

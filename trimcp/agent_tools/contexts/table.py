@@ -133,13 +133,7 @@ class ContextTable:
         return actor
 
     async def find(self, owner: Owner, id: str, *, address: str | None = None) -> ContextActor:
-        """Return a context; `address` is that of whoever looks for it, as for `create`.
-
-        Raises:
-            UnknownContext: this owner has none with this id.
-            ContextGone: it has ended.
-            AgentToolsError: the store failed.
-        """
+        """Return a context. Raises UnknownContext, ContextGone, AgentToolsError if the store failed."""
         await trio.lowlevel.checkpoint_if_cancelled()
         actor = self.get(owner, id) or await self._seek(owner, id, address)
         if actor is None:
@@ -151,12 +145,7 @@ class ContextTable:
     ) -> ContextActor:
         """Return a context; make it if the agent chose its id and nobody made it yet.
 
-        Raises:
-            UnknownContext: the id is one that only the service gives out.
-            ContextGone: it has ended.
-            MalformedMessage: it is no id.
-            TooMuch: there are too many contexts.
-            AgentToolsError: the store failed.
+        Raises UnknownContext if the id is one that only the service gives out, and as `find` and `create`.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         actor = self.get(owner, id) or await self._seek(owner, id, address)
@@ -284,9 +273,7 @@ class ContextTable:
     async def end_session(self, owner: Owner, session: str, reason: str, *, address: str | None = None) -> None:
         """End all contexts of an owner that belong to a session, those that only the store has too, and wait for that.
 
-        Raises:
-            UnknownContext: there is none.
-            AgentToolsError: the store failed.
+        Raises UnknownContext if there is none, AgentToolsError if the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._unloaded.counts.get(owner):

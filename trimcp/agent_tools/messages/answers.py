@@ -13,17 +13,7 @@ from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.messages import ToolRequest
 from trimcp.channel import Outgoing
 from trimcp.server.media import json_text
-from trimcp.wire.codes import (
-    CANCELLED_BY_DRAIN,
-    CANCELLED_BY_OPERATOR,
-    FORBIDDEN,
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    MISSING_CAPABILITY,
-    OVERLOADED,
-    TIMED_OUT,
-)
+from trimcp.wire import codes
 from trimcp.wire.common import RESULT_INPUT_REQUIRED
 from trimcp.wire.jsonrpc import encode
 
@@ -132,10 +122,10 @@ def _value_of(text: str) -> bytes:
 
 
 _KINDS: Final[dict[int, type[errors.AgentToolsError]]] = {
-    FORBIDDEN: errors.NotAllowed,
-    CANCELLED_BY_DRAIN: errors.Draining,
-    TIMED_OUT: errors.DeadlinePassed,
-    CANCELLED_BY_OPERATOR: errors.RequestCancelled,
+    codes.FORBIDDEN: errors.NotAllowed,
+    codes.CANCELLED_BY_DRAIN: errors.Draining,
+    codes.TIMED_OUT: errors.DeadlinePassed,
+    codes.CANCELLED_BY_OPERATOR: errors.RequestCancelled,
 }
 """The errors of codes; every other one is what the tool itself answered."""
 
@@ -144,19 +134,19 @@ def _error(outgoing: Outgoing) -> errors.AgentToolsError:
     body = _loads(outgoing.data)["error"]
     code, message, data = outgoing.error, body["message"], body.get("data")
     facts = data if isinstance(data, dict) else {}
-    if code == INVALID_PARAMS:
+    if code == codes.INVALID_PARAMS:
         return (errors.InvalidArguments if "problems" in facts else errors.MalformedMessage)(message, data)
-    if code == OVERLOADED:
+    if code == codes.OVERLOADED:
         after = (outgoing.headers or {}).get("retry-after")
         return errors.TooMuch(message, retry_after=float(after) if after else 1)
-    if code == INTERNAL_ERROR:
+    if code == codes.INTERNAL_ERROR:
         kind = _ELSEWHERE.get(str(facts.get("reason")))
         return errors.ToolCrashed(message, data) if kind is None else kind(message)
-    if code == MISSING_CAPABILITY:
+    if code == codes.MISSING_CAPABILITY:
         return errors.ToolFailed(
             'the tool has a question: ask with `"statuses": "extended"` to get it as `input_required`'
         )
-    if code == INVALID_REQUEST:
+    if code == codes.INVALID_REQUEST:
         return errors.ToolFailed(message)
     return _KINDS.get(code or 0, errors.ToolFailed)(message, data)
 

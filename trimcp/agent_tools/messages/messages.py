@@ -413,10 +413,9 @@ EVENTS: Final = (ContextState, ContextUpdate, ContextDestroyed)
 
 
 def read_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
-    """Return the JSON value of a text. The caller has checked its size.
+    """Return the JSON value of a text, whose size the caller has checked.
 
-    Raises:
-        MalformedMessage: it is not JSON, or beyond the limits on depth, members or numbers.
+    Raises MalformedMessage if it is not JSON, or beyond the limits on depth, members or numbers.
     """
     value = parse_value(data, limits)
     if type(value) is Malformed:
@@ -425,11 +424,7 @@ def read_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
 
 
 def read_message(value: Any, *, strict: bool = False) -> AgentMessage:
-    """Return the message that a JSON value is.
-
-    Raises:
-        MalformedMessage: it is none; the text names the first member that is wrong.
-    """
+    """Return the message that a JSON value is. Raises MalformedMessage, which names the first member that is wrong."""
     if type(value) is not dict:
         raise MalformedMessage("a message is a JSON object")
     kind = value.get("type")

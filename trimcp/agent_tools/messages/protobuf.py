@@ -76,8 +76,7 @@ async def in_turns(steps: Steps[ResultT]) -> ResultT:
 def read_object(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Steps[dict[str, Any]]:
     """Convert a Struct to the JSON object that it is.
 
-    Raises:
-        MalformedMessage: it is none, or beyond the limits on depth and members; a number is NaN or infinite.
+    Raises MalformedMessage beyond the limits on depth and members, and for a number that is NaN or infinite.
     """
     found, _ = yield from read_counted(data, limits)
     return found
@@ -333,8 +332,7 @@ def _defaults(descriptor: Any) -> list[tuple[str, int | None]]:
 def fill(message: Any, members: Mapping[str, Any], *, both: bool) -> Steps[Any]:
     """Set a protobuf message to the members of a JSON message and return it; others are left out.
 
-    Args:
-        both: whether JSON values are also set as Struct or Value.
+    With `both` JSON values are also set as Struct or Value.
     """
     for field in message.DESCRIPTOR.fields:
         name, kind = field.name, _VALUES.get(field.full_name)
@@ -409,13 +407,7 @@ _SUCCESS: Final = text_field(2, b"success")
 
 
 def response_bytes(request_id: str, status: str, result: bytes, value: bytes | None) -> bytes:
-    """Return the `ToolResponse` of a call as bytes.
-
-    Args:
-        request_id, status: of the call.
-        result: its JSON text, which is copied.
-        value: the same as Value; None leaves it out.
-    """
+    """Return the `ToolResponse` of a call as bytes: the result's JSON text is copied; as Value it may be left out."""
     id = request_id.encode()
     said = _SUCCESS if status == "success" else text_field(2, status.encode())
     also = () if value is None else (b"\x1a", varint(len(value)), value)
