@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimcp.bench.histogram import Histogram
+from trimcp.bench.report import Histogram
 
 TIMES = st.lists(st.floats(1e-8, 1e5), min_size=1, max_size=300)
 PERCENTS = st.one_of(st.sampled_from([0.0, 50.0, 90.0, 99.0, 99.9, 100.0]), st.floats(0.0, 100.0))

@@ -6,9 +6,8 @@ import json
 
 import pytest
 
-from trimcp.bench.histogram import Histogram
 from trimcp.bench.plan import MixEntry, Plan
-from trimcp.bench.report import Cost, Failures, Generator, Report, Second, Snapshot
+from trimcp.bench.report import Cost, Failures, Generator, Histogram, Report, Second, Snapshot
 
 PLAN = Plan(MixEntry.tool("echo", {"text": "{n}"}))
 

@@ -6,8 +6,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from trimcp.bench.mux import Writer
 from trimcp.bench.tally import Tally
-from trimcp.bench.writer import Writer
 
 
 class Pipe:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from trimcp.bench.histogram import Histogram
 from trimcp.bench.plan import MixEntry, Plan
-from trimcp.bench.report import Cost, Failures, Generator, Report, Second, Snapshot
+from trimcp.bench.report import Cost, Failures, Generator, Histogram, Report, Second, Snapshot
 from trimcp.wire.revisions import LATEST
 
 MEBI = 1024 * 1024

@@ -12,10 +12,9 @@ import pytest
 from matplotlib.text import Annotation
 
 from tests.cli.reports import a_report, some_errors
-from trimcp.bench.histogram import Histogram
-from trimcp.bench.report import Second
-from trimcp.cli.bench_compare import ratios
+from trimcp.bench.report import Histogram, Second
 from trimcp.cli.bench_plot import Curve, check_plot, draw
+from trimcp.cli.bench_table import ratios
 from trimcp.cli.exits import USAGE, Failure
 
 ROOT = Path(__file__).parents[2]

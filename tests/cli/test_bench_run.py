@@ -15,8 +15,8 @@ import trio
 
 from tests.cli.reports import a_report, a_snapshot, some_errors
 from tests.cli.test_app import SERVER, read_until, started, trimcp, wait_for
-from trimcp.bench.histogram import Histogram
 from trimcp.bench.plan import MixEntry, Plan
+from trimcp.bench.report import Histogram
 from trimcp.cli import bench_run
 from trimcp.errors import ConnectionLost, LocalError, RemoteError
 

@@ -7,7 +7,7 @@ import sys
 
 import trio
 
-from trimcp.cli.workers import inherited
+from trimcp.cli.serving import inherited
 
 
 async def obey(stream: trio.SocketStream) -> None:

@@ -12,7 +12,7 @@ import trio.testing
 import trimcp
 from tests.peers.serving import NETWORK
 from tests.peers.serving import connected as connected_over
-from trimcp.guard.confirmation import Confirmation
+from trimcp.guard.permission import Confirmation
 from trimcp.testing.connect import connected
 from trimcp.wire.input_requests import ElicitFormParams
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_06_18, Revision

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.support.databases import OwnedDatabase, is_database
-from trimcp.support.files import UnusableFile, claim_file
+from trimcp.support.files import OwnedDatabase, UnusableFile, claim_file, is_database
 
 
 def claimed(path: Path) -> int:

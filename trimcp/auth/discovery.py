@@ -24,8 +24,7 @@ from trimcp.auth.metadata import (
     same_issuer,
     secure_url,
 )
-from trimcp.auth.replies import came, object_in, shown
-from trimcp.auth.steps import Fetch, Fetched, Step
+from trimcp.auth.steps import Fetch, Fetched, Step, came, object_in, shown
 from trimcp.errors import AuthorizationError
 
 T = TypeVar("T")

@@ -28,8 +28,7 @@ from trimcp.auth.discovery import Discovery, Flow, TokenSource, check_url
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import ProofKey
 from trimcp.auth.metadata import AuthorizationServer, is_text, origin_of, same_issuer, secure_url, texts_in
-from trimcp.auth.replies import code_of, failed, hint, object_in, refusal, shown
-from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit
+from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit, code_of, failed, hint, object_in, refusal, shown
 from trimcp.errors import AuthorizationError
 
 _log = logging.getLogger("trimcp.auth")

@@ -16,8 +16,7 @@ import trio
 from joserfc.jwk import Key
 
 from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read_json, same_issuer, secure_url
-from trimcp.auth.replies import came, object_in
-from trimcp.auth.steps import Fetch, Fetched
+from trimcp.auth.steps import Fetch, Fetched, came, object_in
 from trimcp.auth.verifying import key_for, read_keys
 from trimcp.errors import AuthorizationError
 from trimcp.support.bounds import checked

@@ -25,8 +25,7 @@ from trimcp.auth.discovery import Flow, T
 from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, Grant
 from trimcp.auth.metadata import host_of, origin_of
-from trimcp.auth.replies import code_of, shown
-from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit
+from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit, code_of, shown
 from trimcp.auth.stores import CredentialStore, MemoryStore
 from trimcp.errors import AuthorizationError
 from trimcp.support.addresses import is_loopback

@@ -98,7 +98,7 @@ def _session_runner(target: Target, transport: WireName, load: Load) -> Callable
 
     site = LoadSite.of(cast("HttpServer", target), load)
     if transport == "sse":
-        from trimcp.bench.events import events_opener
+        from trimcp.bench.http import events_opener
 
         return partial(run_session, opener=events_opener(site))
     from trimcp.bench.http import run_http_session

@@ -1,6 +1,6 @@
 """One session over a connection with many concurrent calls: its handshake, its calls, its reopening.
 
-It is independent of the transport, which is a `LoadChannel`.
+It is independent of the transport, which is a `LoadChannel`; a transport may send through a `Writer`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import heapq
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -18,6 +18,7 @@ import trio
 
 from trimcp.bench.requests import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Supply
+from trimcp.bench.tally import Tally
 from trimcp.errors import McpError
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.jsonrpc import encode_error, encode_result
@@ -395,3 +396,43 @@ class _Conversation:
             self._timer.deadline = due
         if self._load.supply.over and caller.idle:
             self._scope.cancel()
+
+
+@attrs.define(eq=False)
+class Writer:
+    """Sends without waiting as much as the system takes, and the rest in `run`, so that the reader never waits.
+
+    Its buffer is bounded by the number of concurrent calls.
+    """
+
+    # sends without waiting and returns how many bytes the system took; None if not supported
+    _send_nowait: Callable[[bytes], int] | None
+    _send_all: Callable[[bytes], Awaitable[object]]  # sends everything
+    _tally: Tally  # counts the bytes
+    _waiting: list[bytes] = attrs.field(init=False, factory=list)
+    _is_busy: bool = attrs.field(init=False, default=False)
+    _more: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def write(self, data: bytes) -> None:
+        """Send without waiting, and buffer the rest. Does not raise: if the connection broke, `run` does."""
+        self._tally.bytes_out += len(data)
+        if not self._is_busy and self._send_nowait is not None:
+            sent = 0
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                sent = self._send_nowait(data)
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._is_busy = True
+        self._waiting.append(data)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Send what `write` has buffered, until cancelled. Raises as `send_all` does."""
+        while True:
+            await self._more.wait()
+            self._more = trio.Event()
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                await self._send_all(b"".join(waiting))
+            self._is_busy = False

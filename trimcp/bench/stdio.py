@@ -9,10 +9,9 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
+from trimcp.bench.mux import LoadCaller, LoadChannel, Opener, Writer
 from trimcp.bench.supply import Load
 from trimcp.bench.tally import Tally
-from trimcp.bench.writer import Writer
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.child import ChildChannel, StdioServer

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimcp.bench.histogram import Histogram
-from trimcp.bench.report import Failures, Second
+from trimcp.bench.report import Failures, Histogram, Second
 
 LATE: Final = 0.010
 """Seconds of delay after which a call of an open loop begins late."""

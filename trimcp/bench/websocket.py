@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
+from trimcp.bench.mux import LoadCaller, LoadChannel, Opener, Writer
 from trimcp.bench.supply import Load
 from trimcp.bench.tally import Tally
-from trimcp.bench.writer import Writer
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.framing.frames import text_frame
 from trimcp.framing.gathering import Gathered

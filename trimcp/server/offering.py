@@ -28,9 +28,8 @@ from trimcp.wire.methods import METHODS
 # A server that has only tools does not load the modules for resources and prompts.
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
-    from trimcp.guard.confirmation import Fallback
     from trimcp.guard.filters import AppliedFilter, Filter
-    from trimcp.guard.permission import Allow, Permission
+    from trimcp.guard.permission import Allow, Fallback, Permission
     from trimcp.server.commands import CommandOptions
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions
@@ -165,7 +164,7 @@ class Offering:
             hints = entry.listed.annotations
             confirm = self.confirm == "destructive" and hints is not None and hints.destructive_hint is True
         if confirm:
-            from trimcp.guard.confirmation import Confirmation
+            from trimcp.guard.permission import Confirmation
 
             entry.confirmation = Confirmation(entry.listed, self.confirm_fallback)
         entry.permission = _permission(options, entry)

@@ -28,7 +28,7 @@ from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
-    from trimcp.guard.confirmation import Fallback
+    from trimcp.guard.permission import Fallback
     from trimcp.watch.observing import Observation
     from trimcp.watch.statistics import ServerStatistics
 

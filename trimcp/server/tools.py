@@ -32,8 +32,7 @@ from trimcp.wire.jsonrpc import Unencodable
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
 if TYPE_CHECKING:
-    from trimcp.guard.confirmation import Confirmation
-    from trimcp.guard.permission import Permission
+    from trimcp.guard.permission import Confirmation, Permission
     from trimcp.server.pools import Pools
 
 log: logging.Logger = logging.getLogger("trimcp.server")

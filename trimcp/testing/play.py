@@ -19,11 +19,59 @@ import trio
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.framing.headers import request_headers
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.testing import agent_messages
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.revisions import find
+
+CHOSEN: Final = {key: key for key in ("context_id", "session_id", "request_state")}
+"""The members in which the service sends a value of its choice and the agent returns it."""
+
+_OF_NOTIFICATION: Final = {
+    "tool_progress": ("notifications/progress", "progressToken"),
+    "tool_cancel": ("notifications/cancelled", "requestId"),
+}
+_TYPES: Final = {method: (type, member) for type, (method, member) in _OF_NOTIFICATION.items()}
+
+
+def of_agent_tools(messages: Sequence[tuple[bool, Any]]) -> bool:
+    """Return whether a recorded conversation is one of agent tools, not of MCP."""
+    return any(isinstance(said, dict) and "type" in said and "jsonrpc" not in said for _, said in messages)
+
+
+def as_mcp(message: Any, from_client: bool) -> Any:
+    """Return a message of agent tools as a request, an answer or a notification of MCP; `as_agent` undoes it."""
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        return {"method": "", "params": message}
+    type, id = message["type"], message.get("request_id")
+    rest = {name: value for name, value in message.items() if name not in ("type", "request_id")}
+    if type in _OF_NOTIFICATION:
+        method, member = _OF_NOTIFICATION[type]
+        return {"method": method, "params": {**rest, member: id}}
+    if id is None:
+        return {"method": type, "params": rest}
+    if type == "tool_request" or (from_client and type != "tool_response"):
+        return {"id": id, "method": type, "params": rest}
+    return {"id": id, "result": {"type": type, **rest}}
+
+
+def as_agent(message: dict[str, Any]) -> Any:
+    """Return the message of agent tools that `as_mcp` has shaped; an error becomes the answer to a call."""
+    id = {"request_id": message["id"]} if "id" in message else {}
+    if "error" in message:
+        error = {"code": "INTERNAL_ERROR", "message": message["error"]["message"]}
+        return {"type": "tool_response", **id, "status": "error", "error": error}
+    if "method" not in message:
+        return {**id, **message["result"]}
+    method, params = message["method"], message["params"]
+    if not method:
+        return params
+    type, member = _TYPES.get(method, (method, ""))
+    if member:
+        params = dict(params)
+        id = {"request_id": params.pop(member)}
+    return {"type": type, **id, **params}
+
 
 Alike: TypeAlias = Callable[[Any, Any, str], bool]
 """Returns whether an expected and an actual value at a path count as equal."""
@@ -37,7 +85,7 @@ _CHOSEN: Final = {
     **{key: key for key in ("requestState", "progressToken", "elicitationId", "taskId", "nextCursor")},
     "cursor": "nextCursor",
 }
-_CHOSEN_BY_SERVICE: Final = {**agent_messages.CHOSEN, "progressToken": "progressToken"}
+_CHOSEN_BY_SERVICE: Final = {**CHOSEN, "progressToken": "progressToken"}
 _MASKED: Final = re.compile(r"\*\*\*\d*")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")
 
@@ -67,9 +115,9 @@ async def play(
         ignore: JSON Pointers to values that may differ in any message of the other side; "*" matches any one step.
         patience: seconds to wait for the next expected message.
     """
-    agents = agent_messages.of_agent_tools(messages)
+    agents = of_agent_tools(messages)
     if agents:
-        messages = [(from_client, agent_messages.as_mcp(message, from_client)) for from_client, message in messages]
+        messages = [(from_client, as_mcp(message, from_client)) for from_client, message in messages]
     player = _Player(channel, client, [pointer.strip("/").split("/") for pointer in ignore], patience, agents)
     player.expect(messages)
     async with open_service_nursery() as nursery:
@@ -199,7 +247,7 @@ class _Player:
             while True:
                 for incoming in await self.channel.receive():
                     found = as_json(incoming.message)
-                    for message in _members(agent_messages.as_mcp(found, not self.client) if self.agents else found):
+                    for message in _members(as_mcp(found, not self.client) if self.agents else found):
                         await self._take(message)
                 self._changed.unpark_all()
         except (trio.EndOfChannel, trio.BrokenResourceError):
@@ -273,7 +321,7 @@ class _Player:
 
     def _plain(self, message: Any) -> Any:
         """Return a message as it was said."""
-        return agent_messages.as_agent(message) if self.agents else message
+        return as_agent(message) if self.agents else message
 
     def _name(self, message: Any) -> str:
         if "method" in message:
@@ -309,7 +357,7 @@ def _without(value: Any, pointer: list[str]) -> Any:
 
 
 def _of_agent(message: Any) -> Outgoing:
-    return Outgoing(orjson.dumps(agent_messages.as_agent(message)), Kind.NOTIFICATION)
+    return Outgoing(orjson.dumps(as_agent(message)), Kind.NOTIFICATION)
 
 
 def outgoing_of(message: Any) -> Outgoing:

@@ -23,9 +23,8 @@ from trimcp.client.client import Target, named, opened
 from trimcp.run import in_process
 from trimcp.server.server import Server
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.testing.agent_messages import of_agent_tools
 from trimcp.testing.journal import read_journal
-from trimcp.testing.play import differences, play
+from trimcp.testing.play import differences, of_agent_tools, play
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 

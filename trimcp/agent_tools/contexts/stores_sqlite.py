@@ -13,8 +13,7 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.support.cleaning import one_line
-from trimcp.support.databases import OwnedDatabase, is_database
-from trimcp.support.files import UnusableFile, WrongFile, claim_file
+from trimcp.support.files import OwnedDatabase, UnusableFile, WrongFile, claim_file, is_database
 from trimcp.wire.jsonrpc import encode, parse_value
 
 _MARK: Final = 0x74726D63

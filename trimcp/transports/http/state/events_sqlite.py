@@ -12,8 +12,7 @@ from typing import Any, Final
 import attrs
 
 from trimcp.support.cleaning import log_crash, one_line
-from trimcp.support.databases import OwnedDatabase, is_database
-from trimcp.support.files import UnusableFile, claim_file
+from trimcp.support.files import OwnedDatabase, UnusableFile, claim_file, is_database
 from trimcp.transports.http.state.events import OVERHEAD, BoundedEvents, Entry
 
 log: logging.Logger = logging.getLogger("trimcp.http")
