@@ -102,11 +102,7 @@ class _OwnerAccount:
 
 
 class Budget:
-    """A bound on the memory that all peers of a server together may use.
-
-    Args:
-        bound: bytes.
-    """
+    """A bound, in bytes, on the memory that all peers of a server together may use."""
 
     def __init__(self, bound: int = DEFAULT_MEMORY) -> None:
         self.bound: int = bound
@@ -462,10 +458,7 @@ def owner_of(principal: str | None, address: str | None) -> str:
     without a readable address share `NOWHERE_KNOWN`. A principal and an address never have the same result. Never
     raises.
 
-    Args:
-        principal: who sends the requests, from the transport's identity hook, or None.
-        address: the peer's address, with or without a port: "192.0.2.1", "192.0.2.1:40312", "2001:db8::1",
-            "[2001:db8::1]:443".
+    `address`: with or without a port: "192.0.2.1", "192.0.2.1:40312", "2001:db8::1", "[2001:db8::1]:443".
     """
     if principal is not None:
         return f"principal {principal}"

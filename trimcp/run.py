@@ -116,9 +116,8 @@ async def _drain_when(stop: trio.Event, session: Session, grace: float) -> None:
 def on_signals(first: Callable[[int], object], last: Callable[[], object] = lambda: None) -> Iterator[None]:
     """While the block runs, call `first` with the first SIGINT or SIGTERM; a second one ends the process.
 
-    Args:
-        first: called in Trio's thread, where it may cancel a scope or set an event.
-        last: called just before the process ends, even if the event loop is blocked.
+    `first` is called in Trio's thread, where it may cancel a scope or set an event; `last` just before the process
+    ends, even if the event loop is blocked.
     """
     token = trio.lowlevel.current_trio_token()
     seen = 0

@@ -119,9 +119,7 @@ def _is_public(text: str) -> bool:
 async def addresses_of(host: str, port: int, *, private: bool = False) -> list[str]:
     """Return the addresses that a name stands for, at least one.
 
-    Raises:
-        PrivateAddress: one of them is not public.
-        httpx2.ConnectError: the name cannot be resolved.
+    Raises PrivateAddress if one of them is not public, and httpx2.ConnectError if the name cannot be resolved.
     """
     try:
         found: list[Any] = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

@@ -63,14 +63,10 @@ class Login:
     forgotten: bool = attrs.field(init=False, default=False)
 
     def begin(self, challenge: AuthChallenge | None, known: Credentials | None) -> Flow[Credentials]:
-        """Find out who gives tokens, and get one.
+        """Find out who gives tokens, and get one. Raises AuthorizationError: there is no token to be had.
 
-        Raises AuthorizationError: there is no token to be had.
-
-        Args:
-            challenge: with which the server refused a request, or None.
-            known: what is kept of an earlier login. Its registration is used again where the issuer is the same, and
-                what it was allowed to do is asked for again.
+        Of what is `known` of an earlier login, the registration is used again where the issuer is the same, and what it
+        was allowed to do is asked for again.
         """
         discovery = self._discovery()
         found = yield from discovery.find(challenge)

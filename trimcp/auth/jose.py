@@ -69,12 +69,7 @@ class ProofKey:
         return self._key.thumbprint()
 
     def proof(self, method: str, url: str, token: str | None = None) -> str:
-        """Return a proof for one request; each may be used once.
-
-        Args:
-            url: of the request; query and fragment are not part of the proof.
-            token: the access token that is sent beside it, if one is.
-        """
+        """Return a proof for one request, sent beside `token` if there is one; each may be used once."""
         claims = {
             "jti": secrets.token_urlsafe(16),
             "htm": method,

@@ -267,13 +267,9 @@ def check_proof(
     replays: Replays,
     nonce: Callable[[object], bool] | None = None,
 ) -> None:
-    """Check that whoever sends a token has the key it is bound to (RFC 9449 section 4.3).
+    """Check that whoever sends a token has the key it is bound to (RFC 9449 section 4.3). Raises BadToken if not.
 
-    Raises BadToken: it does not prove that.
-
-    Args:
-        method, url: of the request; the URL without query.
-        nonce: tells whether what the proof holds as its nonce is good; None asks for none.
+    `url` is that of the request without query; `nonce` tells whether the proof's nonce is good; None asks for none.
     """
 
     def bad(why: str, error: str = "invalid_dpop_proof") -> BadToken:

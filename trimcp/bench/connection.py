@@ -72,12 +72,7 @@ class LoadConnection(ClientConnection):
             self._used = trio.current_time()
 
     async def request(self, data: bytes) -> None:
-        """Send a request; then read the response with `more`.
-
-        Raises:
-            ConnectionLost: connecting failed.
-            trio.BrokenResourceError: the connection broke before all was sent.
-        """
+        """Send a request; then read the response with `more`. Raises as `ready`, and BrokenResourceError."""
         await self.ready()
         wire = self._wire
         assert wire is not None
@@ -93,9 +88,7 @@ class LoadConnection(ClientConnection):
     async def more(self) -> list[bytes]:
         """Return the next received pieces of the response's body, perhaps none.
 
-        Raises:
-            UnreadableReply: it is not HTTP, or too large.
-            trio.BrokenResourceError: the connection ended before the response did.
+        Raises UnreadableReply: it is not HTTP, or too large. Raises BrokenResourceError: it ended too early.
         """
         reply = self.reply
         try:

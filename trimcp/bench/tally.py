@@ -28,11 +28,9 @@ class Tally:
     Right answers, cancellations and progress count from `begin` to `end`; failures always count, also in the warm-up.
 
     It has more than 20 fields because each is counted by itself while calls end.
-
-    Attributes:
-        calls, after, parts, errors, cancelled, timed_out, late, latency, progress: as in `Report`.
     """
 
+    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `latency`, `progress`: as in `Report`
     calls: int = 0
     failed: int = 0  # the sum of `errors`
     progress: int = 0

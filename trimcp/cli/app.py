@@ -75,8 +75,7 @@ class _Commands(click.Group):
 class _Subcommand(click.Command):
     """A command whose server may be given last, after `--`, and whose `--trace` and `--admin` may have a value.
 
-    Args:
-        sections: the sections of its help: titles, and the names of the parameters under each.
+    `sections`: the sections of its help: titles, and the names of the parameters under each.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:

@@ -48,9 +48,7 @@ def run_proxy(
 ) -> int:
     """Record until either side ends, and return the exit code. The headers are sent to a URL, and not written down.
 
-    Args:
-        masked, max_bytes: see `JournalWriter`.
-        agent_port: where an agent connects, if the target is a service of agent tools; None for MCP.
+    `masked` and `max_bytes` are those of `JournalWriter`; `agent_port` is where an agent connects, None for MCP.
     """
     target = _named_target(words, headers) if agent_port is None else _agent_target(words, headers)
     try:

@@ -37,9 +37,7 @@ def agent_target(words: tuple[str, ...], headers: dict[str, str]) -> AgentTarget
 async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) -> int:
     """Wait for one agent, and forward and note what it and the service say until either has closed.
 
-    Args:
-        target: the service. It gets the token that the agent has, if `target` has none.
-        port: where to listen on this machine; 0 for a free one.
+    The service gets the token that the agent has, if `target` has none. `port`: on this machine; 0 for a free one.
     """
     relay = AgentRelay(target, journal)
     async with open_service_nursery() as nursery:

@@ -94,9 +94,7 @@ def parse_arguments(
     JSON if possible, otherwise text. Raises ValueProblem: a word has no "=", or its value cannot be of any type the
     schema allows, or the tool has no such argument.
 
-    Args:
-        option: the option that they follow, with a space, for the texts of errors.
-        others: take names that the schema does not have, in any case.
+    `option` is the one that they follow, with a space, for errors; `others` takes names that the schema does not have.
     """
     properties = schema.get("properties")
     known = properties if isinstance(properties, Mapping) else {}

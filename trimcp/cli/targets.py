@@ -54,11 +54,8 @@ def find_target(
 ) -> Target:
     """Return the server that a TARGET names, see `TARGET_HELP`; it is neither started nor connected to yet.
 
-    Raises Failure: it names none; the text says what to do.
-
-    Args:
-        on_stderr: takes each line the server writes to its standard error.
-        headers: sent to it; only a URL can take them.
+    Raises Failure: it names none, or cannot take headers; the text says what to do. `on_stderr` takes each line that
+    the server writes to its standard error.
     """
     try:
         target = _find(text, on_stderr)

@@ -134,8 +134,7 @@ class Client(ClientProgram):
 def at_url(url: str, headers: Mapping[str, str] | None = None) -> HttpServer | WebSocketServer | GrpcServer:
     """Return the server at a URL as a target, with the defaults of `trimcp.http`, `trimcp.websocket`, `trimcp.grpc`.
 
-    Raises:
-        LocalError: the URL names no server, or a header cannot be sent.
+    Raises LocalError: the URL names no server, or a header cannot be sent.
     """
     from trimcp.transports.trace import trace_from_environment
 
@@ -156,9 +155,7 @@ def at_url(url: str, headers: Mapping[str, str] | None = None) -> HttpServer | W
 def named(target: Target) -> Opener:
     """Return the target that can be opened; of a URL, the same as `trimcp.http` and so on return.
 
-    Raises:
-        TypeError: it is no target; the text says what to pass, and quotes nothing of it.
-        LocalError: the URL names no server.
+    Raises LocalError: the URL names no server. Raises TypeError: it is no target; the text quotes nothing of it.
     """
     given: object = target  # at run time it may be anything
     if isinstance(given, str):
@@ -274,20 +271,15 @@ def _make(client: ClientProgram, offered: tuple[Revision, ...]) -> ClientSession
 
 @attrs.define(eq=False)
 class _Negotiation:
-    """Agrees with the server on a revision, on one connection.
-
-    Attributes:
-        started: whether the server is a child process that was started for this connection.
-        asked: the method of the request sent last.
-        failure: the error that led to RESPAWN, if it was one of the server's.
-    """
+    """Agrees with the server on a revision, on one connection."""
 
     session: ClientSession
     offered: tuple[Revision, ...]
     probe_timeout: float
     channel: AnyChannel
-    started: bool
-    asked: str = attrs.field(init=False, default="")
+    started: bool  # whether the server is a child process that was started for this connection
+    asked: str = attrs.field(init=False, default="")  # the method of the request sent last
+    # the error that led to RESPAWN, if it was one of the server's
     failure: RemoteError | None = attrs.field(init=False, default=None)
     probed: int = attrs.field(init=False, default=0)
     _met: Met | None = attrs.field(init=False, default=None)  # of the last probe; None before it

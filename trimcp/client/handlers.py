@@ -191,8 +191,7 @@ class ClientProgram:
     def set_roots(self, roots: Sequence[Root | str]) -> None:
         """Set the client's roots, and notify servers that they changed.
 
-        Raises:
-            ValueError: a root is not a `file://` URI (client/roots).
+        Raises ValueError: a root is not a `file://` URI (client/roots).
         """
         fixed = [Root(uri=root) if isinstance(root, str) else root for root in roots]
         for root in fixed:

@@ -61,8 +61,7 @@ class ServerEntry:
 def name_servers(source: Source) -> list[str]:
     """Return the names of the servers in a configuration, in its order, without checking the entries.
 
-    Raises:
-        LocalError: the file cannot be read or holds no servers.
+    Raises LocalError: the file cannot be read or holds no servers.
     """
     return list(_entries(source))
 
@@ -156,8 +155,7 @@ def _has_strings(value: Any) -> bool:
 def expand_variables(text: str, variables: Mapping[str, str], where: str) -> str:
     """Return text with `${NAME}`, `${env:NAME}` and `${NAME:-default}` replaced.
 
-    Raises:
-        LocalError: a variable is not set and has no default; the text names it and `where` it is used.
+    Raises LocalError: a variable is not set and has no default; the text names it and `where` it is used.
     """
 
     def value(match: re.Match[str]) -> str:

@@ -114,9 +114,8 @@ def check_request(
 ) -> str | None:
     """Return what is wrong with a request's headers, as the message of a HeaderMismatch error, or None.
 
-    Args:
-        named: the parameter that `Mcp-Name` repeats (`Method.mirrored`), or None; then that header is ignored.
-        version: the revision in the body's `_meta`.
+    `named` is the parameter that `Mcp-Name` repeats (`Method.mirrored`); None if that header is to be ignored.
+    `version` is the revision in the body's `_meta`.
     """
     if headers.get(VERSION) != version:
         return _mismatch("MCP-Protocol-Version", headers.get(VERSION), version)

@@ -49,16 +49,10 @@ def in_one_line(data: bytes) -> bytes:
 
 
 def encode_event(data: bytes, *, id: str | None = None, event: str | None = None, retry: int | None = None) -> bytes:
-    """Return the bytes of one event, with one line of data.
+    """Return the bytes of one event, with one line of data. `retry`: milliseconds to wait before reconnecting.
 
+    A line break in a JSON text can only be white space between tokens, so it becomes a space; see also `in_one_line`.
     Raises ValueError: `id` or `event` has a line break or another character that is not printable.
-
-    Args:
-        data: a JSON text, or any other line. A line break in it can only be white space between tokens, so it
-            becomes a space. See also `in_one_line`.
-        id: where a client that reconnects continues; None for no id.
-        event: its type; None means "message".
-        retry: milliseconds to wait before reconnecting; None leaves that unchanged.
     """
     if 10 in data or 13 in data:  # a line end; faster than a search for bytes
         data = data.replace(b"\n", b" ").replace(b"\r", b" ")

@@ -164,17 +164,11 @@ def _map_json(value: Any, change: Callable[[str], str]) -> Any:
 
 
 class SecretPattern(NamedTuple):
-    """One kind of secret.
+    """One kind of secret."""
 
-    Attributes:
-        name: shown in place of the secret.
-        marks: lower-case texts; the pattern is tried only if one of them occurs.
-        pattern: its first group, if it has one, is the secret; the rest is kept.
-    """
-
-    name: str
-    marks: list[str]
-    pattern: re.Pattern[str]
+    name: str  # shown in place of the secret
+    marks: list[str]  # lower-case texts; the pattern is tried only if one of them occurs
+    pattern: re.Pattern[str]  # its first group, if it has one, is the secret; the rest is kept
 
 
 # The beginning of a word, also after a newline escaped by JSON as two characters.

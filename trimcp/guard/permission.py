@@ -80,19 +80,13 @@ Visible: TypeAlias = Callable[[Admission], bool]
 
 @attrs.frozen(eq=False)
 class Permission:
-    """The requirements for using one tool, resource, prompt or completion.
+    """The requirements for using one tool, resource, prompt or completion."""
 
-    Attributes:
-        scopes: the scopes that a token needs, all of them; without them it is not listed either.
-        allow: decides on each request, after the scopes were checked.
-        confirmation: asks the user if `allow` returns `ASK`; tools only.
-        visible: decides who sees it; for others it does not exist.
-    """
-
+    # the scopes that a token needs, all of them; without them it is not listed either
     scopes: frozenset[str] = frozenset()
-    allow: Allow | None = None
-    confirmation: Confirmation | None = None
-    visible: Visible | None = None
+    allow: Allow | None = None  # decides on each request, after the scopes were checked
+    confirmation: Confirmation | None = None  # asks the user if `allow` returns `ASK`; tools only
+    visible: Visible | None = None  # decides who sees it; for others it does not exist
 
     def hides(self, admission: Admission) -> bool:
         """Return whether it does not exist for this sender."""
@@ -111,9 +105,8 @@ class Permission:
     def check_scopes(self, ctx: Context[Any], name: str) -> None:
         """Refuse a request whose token lacks scopes.
 
-        Raises:
-            ErrorReply: scopes are missing; `data` has all that are needed. Over HTTP it is a 403 (RFC 6750 section
-                3.1).
+        Raises ErrorReply: scopes are missing; `data` has all that are needed. Over HTTP it is a 403 (RFC 6750 section
+        3.1).
         """
         principal = ctx.principal
         if not self.shown_to(principal):
@@ -127,12 +120,7 @@ class Permission:
         await self.obtain(ctx, name, arguments)
 
     async def obtain(self, ctx: Context[Any], name: str, arguments: Mapping[str, Any] = _NO_ARGUMENTS) -> None:
-        """Return once a request is allowed.
-
-        Raises:
-            ErrorReply: the request is denied.
-            ToolError, CannotAsk: from `Confirmation.obtain`.
-        """
+        """Return once a request is allowed. Raises ErrorReply if it is denied, else as `Confirmation.obtain`."""
         if self.allow is None:
             return
         confirmation = self.confirmation
@@ -142,16 +130,9 @@ class Permission:
 
 
 async def judge(allow: Callable[[Any], Any], asked: AccessRequest, confirmation: Confirmation | None = None) -> None:
-    """Return once an `allow` function allows a request.
+    """Return once an `allow` function allows a request; `confirmation` is None where it may not return `ASK`.
 
-    Args:
-        allow: the function.
-        asked: the request.
-        confirmation: asks the user if the function returns `ASK`; None where it may not.
-
-    Raises:
-        ErrorReply: the request is denied.
-        ToolError, CannotAsk: from `Confirmation.obtain`.
+    Raises ErrorReply if the request is denied, else as `Confirmation.obtain`.
     """
     found = allow(asked)
     decision: Any = await found if isawaitable(found) else found
@@ -176,13 +157,8 @@ def permission_of(
 ) -> Permission | None:
     """Return a permission, or None if there are neither scopes nor a function.
 
-    Args:
-        scopes, allow, visible: see `Permission`.
-        tool: the tool it is for, to make a confirmation if `allow` asks for one.
-        confirmation: the tool's existing confirmation.
-
-    Raises:
-        TypeError: the scopes are a single string, or `allow` or `visible` is not callable.
+    Raises TypeError: the scopes are a single string, or `allow` or `visible` is not callable. A `tool` without an own
+    confirmation gets one, if `allow` asks for it.
     """
     if isinstance(scopes, str):
         raise TypeError(f"scopes is a list of scopes, such as [{scopes!r}]")

@@ -394,11 +394,9 @@ class Connection:
     # Answer requests
 
     def encode_result(self, request: RequestReceived, result: Any) -> bytes:
-        """Return the reply to `request` as bytes.
+        """Return the reply to `request` as bytes. Raises LocalError: the result cannot be encoded as JSON.
 
-        Raises:
-            NotInRevision: the request's revision cannot express it; see `refusal`.
-            LocalError: the result cannot be encoded as JSON.
+        Raises NotInRevision: the request's revision cannot express it; see `refusal`.
         """
         if type(result) is Encoded:
             # Joining is faster than formatting, which copies a long bytes object several times as it grows.

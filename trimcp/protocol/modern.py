@@ -174,9 +174,7 @@ class Modern:
     def load_result(self, method: BoundMethod, raw: dict[str, Any]) -> Any:
         """Return the payload of a server's answer, by its `resultType`; a missing one means complete.
 
-        Raises:
-            InvalidReply: the result type is unknown, or not allowed for this method.
-            WireError: the result does not fit its type.
+        Raises InvalidReply if that type is unknown or not allowed for the method, WireError if the result does not fit.
         """
         kind = raw.setdefault("resultType", "complete")
         if kind == "complete":

@@ -275,9 +275,8 @@ def prepare(
 ) -> PreparedFunction:
     """Inspect a function. Raises TypeError for a parameter whose type has no JSON form.
 
-    Args:
-        runs: the allowed values of `run`; for "process" the caller sets `remote`.
-        schema_given: the author wrote the JSON Schema; a single parameter `arguments` then takes all arguments.
+    `runs` are the allowed values of `run`; for "process" the caller sets `remote`. With `schema_given` the author wrote
+    the JSON Schema, and a single parameter `arguments` takes all arguments.
     """
     if run not in runs:
         raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")

@@ -211,16 +211,12 @@ class Registry(Generic[EntryT]):
         encode: Callable[[list[EntryT], str | None], Encoded],
         hidden: frozenset[str] = _NOTHING,
     ) -> Encoded:
-        """Return one page of the list, encoded, if possible from the cache.
+        """Return one page of the list, encoded, if possible from the cache; with `page_size` None all is one page.
 
         Raises ErrorReply: the cursor is not valid (-32602; server/utilities/pagination).
 
-        Args:
-            cursor: the `nextCursor` of the page before, or None for the first page.
-            page_size: entries per page; None for all on one.
-            key: the revision, and the client's scopes as `rights_of` returns them.
-            encode: makes the page from its entries and the cursor of the next one.
-            hidden: the names that the client does not see, as `hidden_from` returns them.
+        `key` is the revision, and the client's scopes as `rights_of` returns them; `hidden` is what `hidden_from`
+        returns. `encode` makes the page from its entries and the cursor of the next one.
         """
         place = (*key, cursor, hidden)
         cached = self._pages.get(place)

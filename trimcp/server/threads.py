@@ -46,9 +46,8 @@ class ThreadPortal:
     def wait(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
         """Run `await function(*args)` in Trio's thread, while the calling thread waits; return or raise its outcome.
 
-        Raises:
-            trio.Cancelled: the call has ended; do not catch it.
-            LocalError: the call has ended, and this is not the handler's own thread.
+        If the call has ended, raises trio.Cancelled, which must not be caught; in another thread than the handler's own
+        LocalError.
         """
         _check_cancelled()
         outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()

@@ -78,11 +78,7 @@ Part = str | _Expression
 class UriTemplate:
     """One template, such as `file:///{+path}{?lines}`.
 
-    Args:
-        text: the template.
-
-    Raises:
-        ValueError: it is not a template by RFC 6570.
+    `text`: the template. Raises ValueError: it is not a template by RFC 6570.
     """
 
     __slots__ = ("_steps", "text", "variables")

@@ -119,12 +119,9 @@ def open_questions(session: Session, job: Job) -> Questions:
 async def ask(session: Session, job: Job, name: str, params: Any, *, key: str | None = None) -> Any:
     """Send the peer a question during a request and return the payload of its answer.
 
-    `key`: the name of the question when re-running; by default derived from what is asked.
-
-    Raises:
-        CannotAsk: the client did not declare the capability, does not answer in time, or cannot be asked from here.
-        AskRefused: it answered with an error.
-        ErrorReply: the answer is not valid.
+    `key`: the name of the question when re-running; by default derived from what is asked. Raises AskRefused if the
+    client answers with an error, ErrorReply if the answer is not valid, and CannotAsk if it did not declare the
+    capability, does not answer in time, or cannot be asked from here.
     """
     if job.over:
         raise CannotAsk("the request is over; nobody waits for what would be asked")

@@ -91,11 +91,8 @@ class Rounds:
         """Wait for the final answer and return its payload; answer the server's questions meanwhile.
 
         If the peer refused the headers, and so did nothing, the request is sent once more with new ones. Cancelling
-        this tells the peer, which stops its handler.
-
-        Raises:
-            RemoteError, InvalidReply, ConnectionLost: as `Session.call`.
-            Exception: raised by the caller instead of an answer.
+        this tells the peer, which stops its handler. Raises as `Session.call`, and what the caller raises in place of
+        an answer.
         """
         pending = self._pending
         assert pending is not None

@@ -49,13 +49,10 @@ class DirectEnd(Sink):
     A message that one session posts is delivered directly to the other, without a reader and a writer task. It is still
     encoded and parsed: the sides share no objects, and a message that a wire would refuse is refused here. A sender
     waits for room while the other session would not read.
-
-    Attributes:
-        max_message: bytes of the largest message that our session accepts.
-        holding: counts the memory that the other session uses in ours; see `MessageChannel`.
     """
 
-    max_message: int = CLIENT_MAX_MESSAGE
+    max_message: int = CLIENT_MAX_MESSAGE  # bytes of the largest message that our session accepts
+    # counts the memory that the other session uses in ours; see `MessageChannel`
     holding: Holding | None = attrs.field(init=False, default=None)
     other: DirectEnd = attrs.field(init=False)
     session: Session | None = attrs.field(init=False, default=None)
@@ -234,14 +231,10 @@ _SHORT: Final = 0.02  # seconds without reading after which the session checks w
 
 
 async def readable_or_left(receiver: Receiver, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
-    """Wait until the reader may read on. Most such waits are short; during a long one the peer is watched.
+    """Wait until the reader may read on or the session is closed, and return whether the peer has left meanwhile.
 
-    Args:
-        receiver: its session may be closed meanwhile, which ends the wait.
-        wait_peer_closed: waits until the peer has left, and returns True; or False if there is something else to do.
-
-    Returns:
-        Whether the peer has left, so that nobody would read the answers to what is still unread.
+    Then nobody would read the answers to what is still unread. Most such waits are short; during a long one the peer is
+    watched: `wait_peer_closed` returns True once it has left, or False if there is something else to do.
     """
     with trio.move_on_after(_SHORT) as short:
         await receiver.readable()
@@ -279,17 +272,15 @@ class _ChannelDriver:
     each would cost more than the write. So the first write after a pause sets an alarm, which interrupts the reader. If
     no write is then in progress the alarm is switched off; else the reader checks whether the peer has taken anything
     since.
-
-    Attributes:
-        connection: the holder of the channel's memory before, which is ended with the session.
-        writer: the cancel scope of the writer. Shielded, so that the last messages of cancelled tasks are still sent.
     """
 
     session: Session
     channel: MessageChannel
     outbox: Outbox
     receiver: Receiver
+    # the holder of the channel's memory before, which is ended with the session
     connection: Holder | None = attrs.field(init=False, default=None)
+    # the cancel scope of the writer. Shielded, so that the last messages of cancelled tasks are still sent.
     writer: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
     _progress: PeerProgress = attrs.field(init=False)
     _reader: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)  # expires when the alarm is due
@@ -376,9 +367,8 @@ class _ChannelDriver:
     async def _readable(self) -> None:
         """Wait until the session may read on. Most such waits are short; during a long one the peer is watched.
 
-        Raises:
-            trio.EndOfChannel: the peer disconnected meanwhile, so nobody would read the answers to what is still
-                unread.
+        Raises trio.EndOfChannel: the peer disconnected meanwhile, so nobody would read the answers to what is still
+        unread.
         """
         if await readable_or_left(self.receiver, self._hung_up):
             raise trio.EndOfChannel("the peer has left")

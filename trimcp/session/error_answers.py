@@ -65,10 +65,7 @@ def own_error_data(code: int, *, started: bool) -> dict[str, JSON]:
 def error_for(error: BaseException, name: str, *, peer_lost: bool) -> ErrorReply | None:
     """Return the error that answers a request whose handler raised `error`; None if that is a crash.
 
-    Args:
-        error: what was raised.
-        name: the request's method.
-        peer_lost: whether the session has lost its peer: then a handler that failed because of that did not crash.
+    If the session has lost its peer, a handler that failed because of that did not crash.
     """
     cause = unwrap_single(error)
     if isinstance(cause, CannotAsk):

@@ -22,8 +22,7 @@ class HeldReplies:
 class SessionMemory(Amount):
     """The memory that the peer uses in one session, as counted in the budget, and the parts of it that others tell.
 
-    Args:
-        budget: counts the memory that all peers together use; None counts nothing.
+    `budget`: counts the memory that all peers together use; None counts nothing.
     """
 
     __slots__ = ("arriving", "budget", "handshake", "held_replies", "unread")

@@ -303,16 +303,9 @@ class Job:
     async def attempt(self, task: trio.lowlevel.Task, around: object) -> bool:
         """Run the handler once, which sets the job's reply or its `failure`. The tasks that it started have ended, too.
 
-        Args:
-            task: the current task.
-            around: its innermost scope, which is the job's.
-
-        Returns:
-            Whether the handler has left a scope open. Then the job has failed, and closing its scope raises an error.
-
-        Raises:
-            trio.Cancelled: its scope was cancelled; a reply or a failure may still be set.
-            KeyboardInterrupt: raised on unchanged.
+        Returns whether the handler has left a scope open: then the job has failed, and closing its scope raises an
+        error. `around` is the task's innermost scope, which is the job's. When that is cancelled, a reply or a failure
+        may still be set.
         """
         session = self.session
         left: RuntimeError | None = None
@@ -363,8 +356,7 @@ class Job:
     async def settle(self, task: trio.lowlevel.Task) -> bool:
         """End a job that has failed or whose scope was cancelled. One that unwound to ask may run again first.
 
-        Returns:
-            Whether a handler has left a scope open.
+        Returns whether a handler has left a scope open.
         """
         left_open = False
         try:

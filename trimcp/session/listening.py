@@ -153,9 +153,7 @@ class Subscriptions:
     async def listening(self, wanted: SubscriptionFilter) -> AsyncIterator[Subscription]:
         """Subscribe, yield the subscription once the server acknowledged it, and unsubscribe on leaving.
 
-        Raises:
-            RemoteError, ConnectionLost: the server refused, or is gone.
-            LocalError: the server offers no such subscription.
+        Raises RemoteError or ConnectionLost: the server refused, or is gone. Raises LocalError: it has none such.
         """
         revision = self.session.revision
         words = {} if revision is None else methods_of(revision)

@@ -219,11 +219,8 @@ class Pushed:
 class PushedConnection(Pushed):
     """One pushed session that is one connection: it pauses its reader instead of refusing what is too much.
 
-    It ends with the connection: handlers unwind first and their last messages are still sent, as in `drive`.
-
-    Args:
-        session: the session, whose sink is a `WrittenOutbox`.
-        crew: runs its jobs, beside those of others.
+    It ends with the connection: handlers unwind first and their last messages are still sent, as in `drive`. The
+    session's sink is a `WrittenOutbox`.
     """
 
     _outbox: WrittenOutbox = attrs.field(init=False)

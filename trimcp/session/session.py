@@ -348,11 +348,7 @@ class Session:
         Cancelling it (a deadline included) tells the peer, which stops its handler. What it belongs to, if anything,
         is the request that came from `origin`.
 
-        Raises:
-            RemoteError: the peer answered with an error.
-            InvalidReply: it answered with what is no answer.
-            ConnectionLost: the connection ended meanwhile.
-            LocalError: the request may not be sent now; nothing was.
+        Raises RemoteError, InvalidReply (it is no answer), ConnectionLost, or LocalError: nothing was sent.
         """
         pending = await self.begin(name, params, meta=meta, origin=origin)
         try:

@@ -81,12 +81,8 @@ class Turns:
     async def take(self, whose: object, deadline: float = math.inf) -> float:
         """Wait for a turn, to be ended with `give_back`, and return when it began, on Trio's clock.
 
-        Cancelling this leaves the queue. Raises ErrorReply: too many wait, or it could not begin before the deadline;
-        `data` says when to retry.
-
-        Args:
-            whose: identifies the session: calls of one session wait behind each other, and sessions alternate.
-            deadline: the latest time to begin, on Trio's clock.
+        Calls of one session (`whose`) wait behind each other, and sessions alternate. Cancelling this leaves the queue.
+        Raises ErrorReply: too many wait, or it could not begin before the deadline; `data` says when to retry.
         """
         if self.waiting or not self._may_begin():
             await self._queue(whose, deadline)

@@ -27,16 +27,10 @@ def is_token(text: str) -> bool:
 
 
 def check_number(name: str, value: object, *, whole: bool = False, zero: bool = False, optional: bool = False) -> None:
-    """Check one number of a setting. Infinity is accepted unless `whole` is set.
+    """Check one number of a setting: an integer if it has to be `whole`, else infinity is accepted as well.
 
-    Args:
-        whole: require an integer.
-        zero: accept 0.
-        optional: accept None.
-
-    Raises:
-        TypeError: the value is not a number of that kind (a bool is not a number).
-        ValueError: the value is NaN or negative, or it is 0 and `zero` is not set.
+    Raises TypeError: the value is not a number of that kind (a bool is not a number). Raises ValueError: it is NaN or
+    negative, or it is 0 and `zero` is not set.
     """
     if value is None and optional:
         return
@@ -65,11 +59,7 @@ def checked(*, zero: Collection[str] = (), unchecked: Collection[str] = ()) -> T
     """Return an attrs field transformer that checks every number and every bool of a class.
 
     Fields annotated `int` must be at least 1, and fields annotated `float` greater than 0; each may be `| None`. A
-    field that has a validator of its own is not checked again.
-
-    Args:
-        zero: names of fields that may be 0.
-        unchecked: names of fields that are not checked.
+    field that has a validator of its own is not checked again. `zero` and `unchecked` are names of fields.
     """
 
     def transform(cls: type, attributes: list[attrs.Attribute[Any]]) -> list[attrs.Attribute[Any]]:

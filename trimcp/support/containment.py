@@ -35,10 +35,8 @@ def is_cancelled(scope: object) -> bool:
 def split_own_failures(error: BaseException, around: object) -> tuple[BaseException | None, BaseException | None]:
     """Split what code raised: return its own failure, and the cancellation that came from outside of the code.
 
-    Args:
-        error: what was raised. Raised again if it is or holds a `KeyboardInterrupt`, or if the code's coroutine was
-            closed outside of Trio, where it is not possible to wait.
-        around: the `innermost_scope` in which the code was called.
+    `around` is the `innermost_scope` in which the code was called. The error is raised again if it is or holds a
+    `KeyboardInterrupt`, or if the code's coroutine was closed outside of Trio, where it is not possible to wait.
     """
     crash, cancelled = split_cancelled(error)
     if crash is not None and _is_interrupt(crash):
@@ -73,9 +71,7 @@ def abandon_left_open(task: trio.lowlevel.Task, around: object, nurseries: int =
     Tasks in such a nursery are cancelled and unwind on their own, as when the task ends. In that case, Trio would also
     raise an error around the task, which would end everything that runs beside it.
 
-    Args:
-        around: its `innermost_scope` before; closing that scope raises a RuntimeError now.
-        nurseries: how many nurseries it had open before.
+    `around` is its `innermost_scope` before: closing that scope raises a RuntimeError now.
     """
     if not has_left_open(task, around, nurseries):
         return None
@@ -95,10 +91,8 @@ def abandon_left_open(task: trio.lowlevel.Task, around: object, nurseries: int =
 async def contained(function: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:
     """Return what `await function(*args, **options)` returns, for a function of users' code.
 
-    Raises:
-        Exception: raised by the function; a RuntimeError if it raised anything else or left something open.
-        trio.Cancelled: an outer scope is cancelled.
-        KeyboardInterrupt: raised on unchanged.
+    Raises what the function raises, or a RuntimeError if that is no Exception or it left something open. A cancellation
+    from outside and KeyboardInterrupt are raised on.
     """
     task = trio.lowlevel.current_task()
     nurseries = len(task.child_nurseries)

@@ -66,9 +66,7 @@ def read_file(path: str | os.PathLike[str], what: str, *, secret: bool = False, 
 def read_text(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> str:
     """Return the text in a file, which is UTF-8, perhaps with a byte order mark; see `read_file`.
 
-    Raises:
-        UnusableFile: it cannot be read.
-        WrongFile: it is no UTF-8. The error does not quote it.
+    Raises UnusableFile: it cannot be read. Raises WrongFile: it is no UTF-8; the error does not quote it.
     """
     try:
         return read_file(path, what, secret=secret).decode("utf-8-sig")
@@ -116,14 +114,9 @@ def claim_file(path: Path, *, fits: Callable[[bytes], bool], wrong: str, busy: s
 
     Whoever closes the descriptor gives the file up. It becomes its owner's alone (0600).
 
-    Args:
-        path: of the file; a link is not followed: where others can write, it could name another file.
-        fits: tells whether the first hundred bytes, or none, are of the right kind of file.
-        wrong, busy: what to say where they are not, and where another process has it.
-
-    Raises:
-        UnusableFile: it cannot be opened, or another process has it.
-        WrongFile: it is of another kind; it was not changed.
+    A link is not followed: where others can write, it could name another file. `fits` tells whether the first hundred
+    bytes, or none, are of the right kind of file. Raises WrongFile with the text `wrong` if they are not: the file was
+    not changed. Raises UnusableFile: it cannot be opened, or another process has it (`busy`).
     """
     flags = os.O_RDWR | os.O_CREAT | _BINARY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:

@@ -43,15 +43,11 @@ class Restarts:
 
 @attrs.define(eq=False)
 class RestartCount:
-    """Counts the restarts of one connection. The caller has the clock.
-
-    Attributes:
-        in_a_row: how many connections in a row failed or did not last.
-    """
+    """Counts the restarts of one connection. The caller has the clock."""
 
     restarts: Restarts
     _random: Random = attrs.field(factory=Random)
-    in_a_row: int = attrs.field(init=False, default=0)
+    in_a_row: int = attrs.field(init=False, default=0)  # how many connections in a row failed or did not last
     _recent: deque[float] = attrs.field(init=False, factory=deque)
 
     def ended(self, now: float, since: float | None) -> None:
@@ -62,12 +58,7 @@ class RestartCount:
             self.in_a_row += 1
 
     def next_pause(self, now: float, longer: float = 0.0) -> float | None:
-        """Count a restart, and return the seconds to wait before it; None if there were too many.
-
-        Args:
-            now: the present time.
-            longer: seconds to wait beside the pause itself.
-        """
+        """Count a restart, and return the seconds to wait before it, `longer` included; None if there were too many."""
         while self._recent and self._recent[0] <= now - self.restarts.within:
             self._recent.popleft()
         if len(self._recent) >= self.restarts.most:

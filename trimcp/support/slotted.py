@@ -29,9 +29,7 @@ def slotted(cls: type[T] | None = None, /, *, frozen: bool = False, kw_only: boo
 
     Its own comparison, hash and repr stay: `@valued` and `@shown` of `trimcp.support.values` go below it.
 
-    Args:
-        frozen: its attributes cannot be set. Its subclasses say so too.
-        kw_only: its `__init__` takes them by keyword only.
+    If it is `frozen` its attributes cannot be set, and its subclasses say so too.
     """
 
     def decorate(cls: type[T]) -> type[T]:

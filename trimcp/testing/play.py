@@ -378,12 +378,7 @@ def outgoing_of(message: Any) -> Outgoing:
 
 
 def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None = None) -> Iterator[str]:
-    """Yield a line for every place where two JSON values differ, with its path.
-
-    Args:
-        path: the path of the whole value.
-        alike: if it returns True, two values count as equal.
-    """
+    """Yield a line for every place where two JSON values differ, with its path; `alike` may count two as equal."""
     if expected == "..." or (alike is not None and alike(expected, actual, path)):
         return
     if isinstance(expected, dict) and isinstance(actual, dict):

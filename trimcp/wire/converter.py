@@ -270,18 +270,15 @@ class WireConverter:
     def load(self, value: Any, tp: Any) -> Any:
         """Return the payload in a JSON value: of class `tp`, or of a union, list or dict of classes.
 
-        Raises:
-            WireError: it does not match.
+        Raises WireError: it does not match.
         """
         return self.loader(tp)(value)
 
     def load_readable(self, value: dict[str, Any], method: Method) -> Any:
         """Return a method's result without the members of its list that cannot be read: they are its `rejected`.
 
-        Slower than `load`, so for what `load` refuses.
-
-        Raises:
-            WireError: something else does not match, or nothing that is of use is left. A list may be left empty.
+        Slower than `load`, so for what `load` refuses. Raises WireError: something else does not match, or nothing that
+        is of use is left. A list may be left empty.
         """
         tp = method.result
         attribute = next((each for each in attributes(tp) if each.name == method.members), None)
@@ -328,9 +325,8 @@ class WireConverter:
     def dump(self, payload: Any) -> Any:
         """Return the JSON value of a payload in this revision. Open JSON in it is not copied.
 
-        Raises:
-            NotInRevision: the revision does not have this payload, or a part of it.
-            WireError: as above, or a value in it does not have its declared type.
+        Raises WireError: a value in it does not have its declared type; NotInRevision: the revision does not have this
+        payload, or a part of it.
         """
         return self.dumper(type(payload))(payload)
 

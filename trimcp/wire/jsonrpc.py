@@ -439,14 +439,10 @@ def encode_result(id: RequestId, result: JSON) -> bytes:
 
 
 def encode_error(id: RequestId | None, code: int, message: str, data: JSON = None, *, null_id: bool = False) -> bytes:
-    """Return an error answer's text; without a `data` member if it is None.
+    """Return an error answer's text; without a `data` member if it is None. Raises as `encode` does.
 
-    Raises Unencodable: as `encode` does.
-
-    Args:
-        id: the request it answers, or None if that could not be read.
-        null_id: if `id` is None, whether to write `"id": null` as in JSON-RPC, or to omit it as in MCP from 2025-11-25
-            on.
+    `id` is None if that of the request could not be read: with `null_id` it is then written as null, as in JSON-RPC,
+    else omitted, as in MCP from 2025-11-25 on.
     """
     error = {"code": code, "message": message} if data is None else {"code": code, "message": message, "data": data}
     if id is None and not null_id:

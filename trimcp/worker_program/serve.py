@@ -66,11 +66,9 @@ class ParentConnection:
         self._call = call
 
     def send(self, call: str, message: Mapping[str, JSON], *, last: bool = False) -> None:
-        """Send a message that belongs to a call. Waits while the client is slow.
+        """Send a message that belongs to a call. Waits while the client is slow. Raises as `encode` does.
 
-        Raises:
-            LocalError: that call is over.
-            Unencodable: the message cannot be encoded as JSON.
+        Raises LocalError: that call is over.
         """
         line = encode({**message, "call": call}) + b"\n"
         with self._lock:

@@ -90,11 +90,9 @@ class Sandbox:
 
     @staticmethod
     def of(read: Sequence[str | os.PathLike[str]], write: Sequence[str | os.PathLike[str]], scratch: int) -> Sandbox:
-        """Return the settings, checked. Raises LocalError without bubblewrap, or if it makes no sandbox here.
+        """Return the settings, checked. Raises ValueError: a path is not absolute, or does not exist.
 
-        Raises:
-            LocalError: bubblewrap is not installed, or it can make no sandbox here; the text says why.
-            ValueError: a path is not absolute, or does not exist.
+        Raises LocalError: bubblewrap is not installed, or it can make no sandbox here; the text says why.
         """
         if worker_loads():
             return Sandbox("bwrap", (), (), scratch)
@@ -228,11 +226,8 @@ class SandboxedProgram:
     ) -> SandboxedProgram:
         """Start a program in a sandbox; a task in the nursery waits for its end. Raises OSError if that fails.
 
-        It cannot be cancelled, and takes some milliseconds.
-
-        Args:
-            nursery: must not end before it has.
-            keep: descriptors that it inherits beside its standard streams.
+        It cannot be cancelled, and takes some milliseconds. The nursery must not end before it has. It inherits the
+        descriptors `keep` beside its standard streams.
         """
         mark = Descendants.new_mark()
         reading, writing = os.pipe()
@@ -334,13 +329,7 @@ class SandboxedProgram:
 async def start_worker(
     nursery: trio.Nursery, sandbox: Sandbox, command: Sequence[str], output: int, keep: Sequence[int]
 ) -> SandboxedProgram:
-    """Start a worker process in a sandbox. Raises OSError if that fails.
-
-    Args:
-        nursery: must not end before it has.
-        output: the descriptor of its output.
-        keep: other descriptors that it inherits.
-    """
+    """Start a worker process in a sandbox, with these descriptors; see `SandboxedProgram.start`."""
     environment = environment_of(INHERITED, HOME, {})
     pipes = Pipes(subprocess.DEVNULL, output, output)
     return await SandboxedProgram.start(nursery, sandbox, command, environment, HOME, pipes, keep=keep)

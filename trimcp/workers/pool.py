@@ -395,18 +395,10 @@ class WorkerPool:
     ) -> AsyncIterator[WorkerProcess]:
         """Provide a worker for one call, with this bound of its address space.
 
-        If the block ends before the worker is `done`, for example when cancelled, the worker is killed.
+        If the block ends before the worker is `done`, for example when cancelled, the worker is killed. While all
+        workers are busy, sessions (`whose`) take turns. `tool` marks what the worker writes; in a sandbox it is new.
 
-        Args:
-            memory: bytes, or None for no bound.
-            whose: identifies the session; while all workers are busy, sessions take turns.
-            deadline: the latest time to begin, on Trio's clock.
-            tool: whose call it is; marks what the worker writes.
-            sandbox: where the worker is to run, which then is a new one; None for a plain process.
-
-        Raises:
-            ErrorReply: the deadline has passed.
-            OSError: no process could be started.
+        Raises ErrorReply: the deadline has passed. Raises OSError: no process could be started.
         """
         worker = await self._take(memory, sandbox, whose, deadline, tool)
         try:

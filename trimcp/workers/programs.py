@@ -204,9 +204,7 @@ class PlainProgram:
 def bounded_by(prlimit: str, memory: int | None, cpu_time: float | None, processes: int | None) -> list[str]:
     """Return the beginning of a command line that bounds each process of what follows.
 
-    Args:
-        memory, cpu_time: as of a command.
-        processes: how many there may be, in namespaces of users of their own; their first process is one more.
+    `processes`: how many there may be, in namespaces of users of their own; their first process is one more.
     """
     prefix = [prlimit, "--core=0"]
     if memory is not None:

@@ -267,14 +267,8 @@ def remote_tool(
 ) -> RemoteTool:
     """Inspect the function of a tool that is to run in worker processes.
 
-    Args:
-        is_async: whether the function is async, which is refused.
-        wants_context: whether the function takes the context.
-
-    Raises:
-        TypeError: it is async, or a worker could not find it; the text says what to do.
-        ValueError: a bound is not positive, or a path of a sandbox does not exist.
-        LocalError: its sandbox cannot be made here.
+    Raises TypeError: it is async, or a worker could not find it; the text says what to do. Raises ValueError: a bound
+    is not positive, or a path of a sandbox does not exist. Raises LocalError: its sandbox cannot be made here.
     """
     memory, cpu_time = options.get("memory"), options.get("cpu_time")
     if sys.platform == "win32":

@@ -20,13 +20,9 @@ _MEMBERS: Final = ("request", "session", "reason", "grace")
 
 @attrs.frozen
 class Watching:
-    """The commands of the page.
+    """The commands of the page."""
 
-    Attributes:
-        target: whose servers it shows; see `sockets_of`.
-    """
-
-    target: str | None
+    target: str | None  # whose servers it shows; see `sockets_of`
 
     async def pictures(self, members: Mapping[str, Any], send: Send) -> None:
         """Send pictures of all servers, until the page leaves. One that reads slowly gets fewer of them."""
