@@ -440,7 +440,7 @@ class Running:
     def _call_tool(self, ctx: Context[Any], params: CallToolParams) -> Awaitable[Any]:
         entry = self.server.tools.get(params.name)
         if entry is None or (entry.permission is not None and entry.permission.hides(ctx.admission)):
-            raise ErrorReply(INVALID_PARAMS, f"unknown tool: {params.name[:100]}")
+            raise _unknown("tool", params.name)
         if entry.permission is not None:
             entry.permission.check_scopes(ctx, params.name)
         return entry.call(self.pools, ctx, params)
@@ -450,7 +450,7 @@ class Running:
         entry, variables = self.server.find_resource(uri)
         if entry is not None and not (entry.permission is not None and entry.permission.hides(ctx.admission)):
             if entry.permission is not None:
-                await entry.permission.require(ctx, uri, variables or {})
+                await entry.permission.require(ctx, uri, variables)
             try:
                 return await self.pools.in_turn(ctx, "resource", entry.address, entry.quota, entry.read, uri, variables)
             except ResourceNotFound:
@@ -462,7 +462,7 @@ class Running:
     async def _get_prompt(self, ctx: Context[Any], params: GetPromptParams) -> Any:
         entry = self.server.prompts.get(params.name)
         if entry is None or (entry.permission is not None and entry.permission.hides(ctx.admission)):
-            raise ErrorReply(INVALID_PARAMS, f"unknown prompt: {params.name[:100]}")
+            raise _unknown("prompt", params.name)
         arguments: Mapping[str, str] = {} if params.arguments is None else params.arguments
         if entry.permission is not None:
             await entry.permission.require(ctx, params.name, arguments)
@@ -478,11 +478,11 @@ class Running:
         if not of_prompt:
             about = server.templates.get(target) or server.resources.get(target)
         what = "prompt" if of_prompt else "resource template"
-        if about is not None and about.permission is not None and not about.permission.hides(ctx.admission):
+        if about is not None and about.permission is not None:
+            if about.permission.hides(ctx.admission):
+                raise _unknown(what, target)
             known = (params.context and params.context.arguments) or {}
             await about.permission.require(ctx, target, {**known, params.argument.name: params.argument.value})
-        elif about is not None and about.permission is not None:
-            raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
         completer = server.completers.get((target, params.argument.name))
         if completer is not None:
             name = f"{target}: {params.argument.name}"
@@ -491,10 +491,14 @@ class Running:
                 await completer.permission.obtain(ctx, target)
             return await self.pools.in_turn(ctx, "completion", name, completer.quota, completer.complete, params)
         if about is None:
-            raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {target[:100]}")
+            raise _unknown(what, target)
         typed = params.argument.value.casefold()
         choices = about.choices.get(params.argument.name, ()) if of_prompt else ()
         return suggestions([choice for choice in choices if choice.casefold().startswith(typed)])
+
+
+def _unknown(what: str, name: str) -> ErrorReply:
+    return ErrorReply(INVALID_PARAMS, f"unknown {what}: {name[:100]}")
 
 
 def _is_beyond_64_bits(error: BaseException) -> bool:
