@@ -63,23 +63,17 @@ class _Common(TypedDict, total=False):
     grace: float
 
 
-class _Options(_Common, total=False):
-    """Options of everything that serves HTTP."""
-
-    software: Software
-
-
-class _Serving(_Options, total=False):
-    """Options that `serve_websocket` passes on to `serve_http`."""
-
-    stop: trio.Event | None
-    task_status: trio.TaskStatus[list[str]]
-
-
 class _ServingGrpc(_Common, total=False):
     """Options that `serve_grpc` passes on to `serve_http`."""
 
     stop: trio.Event | None
+
+
+class _Serving(_ServingGrpc, total=False):
+    """Options that `serve_websocket` passes on to `serve_http`."""
+
+    software: Software
+    task_status: trio.TaskStatus[list[str]]
 
 
 class _RunningGrpc(_Common, total=False):
@@ -89,11 +83,10 @@ class _RunningGrpc(_Common, total=False):
     settings: HttpSettings | None
 
 
-class _RunningOptions(_Options, total=False):
+class _RunningOptions(_RunningGrpc, total=False):
     """Options that `run_http` and `run_websocket` pass on."""
 
-    port: int
-    settings: HttpSettings | None
+    software: Software
 
 
 # Serving

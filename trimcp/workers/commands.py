@@ -154,22 +154,9 @@ class Command:
         command: the program and its arguments. `{name}` is replaced by the argument of that name, as one argument or a
             part of one; an argument with a placeholder that has no value is left out. `{{name}}` is the text `{name}`.
             A value that begins with "-" is refused where it would be an option: unless text or "--" stands before it.
-        isolation: "command" or "bwrap".
-        stdin: what the program reads: "json" (all arguments, as JSON), "{name}" (the text of one), or None for nothing.
-            "auto" is "json" if the command has no placeholder, else nothing.
-        output: "text", or "json", which is parsed.
-        success: the exit statuses that are no errors.
-        env: variables to set.
-        inherit_env: names of the variables it inherits of ours.
-        cwd: its working directory, by default one of its own, which is empty and removed with it.
-        read: with "bwrap", paths it may read, beside the system's programs.
-        write: with "bwrap", paths it may write.
-        scratch: with "bwrap", bytes that fit into its own directory.
-        timeout: seconds for one run.
-        max_output: bytes of output it may write.
-        memory: bytes of address space for each of its processes (RLIMIT_AS).
-        cpu_time: seconds of processor time for each of its processes, rounded up (RLIMIT_CPU).
-        processes: with "bwrap", how many processes and threads it may have at once (RLIMIT_NPROC).
+        stdin: as of `CommandOptions`, or "auto", which is "json" if the command has no placeholder, else nothing.
+        isolation, output, success, env, inherit_env, cwd, read, write, scratch, timeout, max_output, memory, cpu_time,
+            processes: as of `CommandOptions`.
     """
 
     command: tuple[str, ...] = attrs.field(converter=_as_command)
