@@ -166,7 +166,7 @@ async def test_nothing_is_left_of_a_connection() -> None:
     """What has arrived of a message would stay in memory until the next collection."""
 
     def left() -> int:
-        return sum(isinstance(each, WebSocketChannel | AgentStream | Session) for each in gc.get_objects())
+        return sum(type(each) in (WebSocketChannel, AgentStream, Session) for each in gc.get_objects())
 
     async with listening("own") as at:
         gc.collect()

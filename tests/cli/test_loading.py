@@ -98,28 +98,32 @@ _OTHERWISE = "A server written with something else can be named by its command l
 _DEEP = "def f(n):\n    g(n)\ndef g(n):\n    f(n - 1) if n else 1 / 0\nf(9)\n"
 
 
+_COMMANDS = [
+    ("run", "broken.py"),
+    ("inspect", "broken.py"),
+    ("call", "broken.py", "tool"),
+    ("read", "broken.py", "notes:///a"),
+    ("prompt", "broken.py", "p"),
+    ("bench", "--tool", "t", "broken.py"),
+    ("record", "journal", "broken.py"),
+]
+_BROKEN = [
+    ('server = trimcp.Server("s"\n', _BY_ITSELF, "SyntaxError: '(' was never closed"),
+    ("import no_such\n", _BY_ITSELF, "ModuleNotFoundError: No module named 'no_such'"),
+    ("x = 1\n", "broken.py has no trimcp.Server", _OTHERWISE),
+    (_DEEP, "broken.py cannot be loaded", "ZeroDivisionError: division by zero"),
+]
+
+
+# Each command with one broken file, and each file with one that loads it here and one that starts a process: the file
+# decides what is told, before anything is known of the command.
 @pytest.mark.parametrize(
-    ("source", "told", "last"),
+    ("words", "source", "told", "last"),
     [
-        ('server = trimcp.Server("s"\n', _BY_ITSELF, "SyntaxError: '(' was never closed"),
-        ("import no_such\n", _BY_ITSELF, "ModuleNotFoundError: No module named 'no_such'"),
-        ("x = 1\n", "broken.py has no trimcp.Server", _OTHERWISE),
-        (_DEEP, "broken.py cannot be loaded", "ZeroDivisionError: division by zero"),
+        pytest.param(words, *broken, id=f"{words[0]}-{broken[2].split()[0]}")
+        for words in _COMMANDS
+        for broken in (_BROKEN if words[0] in ("run", "inspect") else _BROKEN[1:2])
     ],
-    ids=["syntax", "import", "no server", "long traceback"],
-)
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("run", "broken.py"),
-        ("inspect", "broken.py"),
-        ("call", "broken.py", "tool"),
-        ("read", "broken.py", "notes:///a"),
-        ("prompt", "broken.py", "p"),
-        ("bench", "--tool", "t", "broken.py"),
-        ("record", "journal", "broken.py"),
-    ],
-    ids=lambda words: words[0],
 )
 def test_a_file_that_cannot_be_loaded_is_a_mistake_of_the_command_line(
     words: tuple[str, ...], source: str, told: str, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,6 +19,9 @@ from trimcp.wire.revisions import LEGACY, OLDEST, REVISIONS, Revision
 
 SUBSETS = [*chain.from_iterable(combinations(REVISIONS, size) for size in range(1, len(REVISIONS) + 1))]
 
+# Over the others of a kind sessions begin as over these, by the same code: each revision alone, the old ones and all.
+ONE_OF_A_KIND = ("memory", "http", "http/2", "http+sse", "websocket", "grpc")
+
 CHILD = """
 import sys, trimcp
 server = trimcp.Server("some", revisions=[each for each in trimcp.REVISIONS if each.name in sys.argv[1:]])
@@ -59,7 +62,7 @@ async def target(transport: str, revisions: tuple[Revision, ...]) -> AsyncIterat
 
 def tried(transport: str, *, served_here: bool) -> list[tuple[Revision, ...]]:
     """The subsets tried over a transport, of a server or of clients: all, except where that takes time."""
-    if transport in IN_MEMORY or EVERY_PAIR or (served_here and transport != "stdio"):
+    if transport == "framed" or EVERY_PAIR or (served_here and transport in ONE_OF_A_KIND):
         chosen = SUBSETS
     elif transport == "stdio" and not served_here:
         chosen = [REVISIONS]

@@ -116,6 +116,9 @@ def test_headers_weigh_where_each_request_brings_its_own() -> None:
     assert mailbox.bytes_queued == 0
 
 
+MANY = 500  # requests, beside which what the queues themselves take is little
+
+
 @pytest.mark.parametrize("revision", [LATEST_LEGACY, V2026_07_28], ids=str)
 @pytest.mark.parametrize("padding", [0, 700, 3_000])
 async def test_what_waits_weighs_what_it_occupies(revision: Revision, padding: int) -> None:
@@ -137,11 +140,11 @@ async def test_what_waits_weighs_what_it_occupies(revision: Revision, padding: i
         before = session.jobs.mailbox.bytes_queued
         tracemalloc.start()
         try:
-            arrive(2_000, 2_000)
+            arrive(2_000, MANY)
             gc.collect()
             occupied, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         weighed = session.jobs.mailbox.bytes_queued - before
         nursery.cancel_scope.cancel()
-    assert occupied <= weighed <= occupied + 2_000 * EACH // 2
+    assert occupied <= weighed <= occupied + MANY * EACH // 2
