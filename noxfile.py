@@ -195,6 +195,20 @@ def proto(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def browser(session: nox.Session) -> None:
+    """Walk through the pages of the command in a real browser; `-- --pictures` takes those of the documentation."""
+    if shutil.which("chromium") is None:
+        what = "there is no chromium on this machine's path: apt-get install chromium"
+        if "chromium" in os.environ.get("TRIMCP_REQUIRE", "").split(","):
+            session.error(f"{what}, which TRIMCP_REQUIRE names")
+        session.skip(what)
+    session.install(".[cli]", *groups("browser"))
+    chosen = [argument for argument in session.posargs if argument != "--pictures"]
+    with timed(session):
+        run_tests(session, *(chosen or ["tests/browser"]), TRIMCP_PICTURES=str(int("--pictures" in session.posargs)))
+
+
+@nox.session(default=False)
 def vendored(session: nox.Session) -> None:
     """Compare the libraries of the pages with what npm has of them."""
     folder = Path("trimcp/cli/web/page/vendor")

@@ -31,7 +31,7 @@ case " $SKIPPED " in *" $name "*) echo "nox > Session $name skipped: there is no
 case "$name" in tests*) echo "nox > left out: 2 tests, for want of curl: $TRIMCP_REQUIRE" ;; esac
 echo "nox > Session $name was successful."
 """
-SESSIONS = {"tests", "guarantees", "lint", "types", "bench-check", "docs", "h2spec", "conformance"}
+SESSIONS = {"tests", "guarantees", "lint", "types", "bench-check", "docs", "h2spec", "browser", "conformance"}
 
 
 def run(

@@ -1,5 +1,5 @@
 // `trimcp top --web`: the pictures of servers, and what one may do about what they show.
-import {Ask, Progress, Spark, ask, bytes, count, follow, html, render, said, seconds, useEffect, useState} from "/base.js";
+import {Ask, Progress, Spark, ask, bytes, count, follow, html, render, said, seconds, useEffect, useRef, useState} from "/base.js";
 
 const KEPT = 120; // samples of a sparkline
 const REASON = "cancelled in the browser";
@@ -41,7 +41,9 @@ function App() {
   const [trouble, setTrouble] = useState("");
   const [filter, setFilter] = useState(""), [sort, setSort] = useState("age");
   const [selected, setSelected] = useState(null), [opened, setOpened] = useState(false);
-  const [question, setQuestion] = useState(null), [told, setTold] = useState("");
+  const [question, putQuestion] = useState(null), [told, setTold] = useState("");
+  const asked = useRef(false); // from the key on, before the dialog is drawn: what is typed meanwhile is no command
+  const setQuestion = next => (asked.current = next !== null, putQuestion(next));
 
   useEffect(() => {
     document.title = "trimcp top";
@@ -77,29 +79,31 @@ function App() {
     done: () => act(picture.source, {do: "drain", reason: "drained in the browser"}, "The server is drained."),
   });
 
-  useEffect(() => {
-    const press = event => {
-      if (question || event.ctrlKey || event.metaKey || event.altKey) return;
-      if (event.target.matches("input, select, textarea")) {
-        if (event.key === "Escape") event.target.blur();
-        return;
-      }
-      const at = rows.findIndex(one => one.key === selected);
-      const move = step => rows.length && setSelected(rows[Math.max(0, Math.min(rows.length - 1, at + step))].key);
-      const keys = {
-        j: () => move(1), ArrowDown: () => move(1), k: () => move(-1), ArrowUp: () => move(at < 0 ? 1 : -1),
-        Enter: () => event.target.matches("button, summary") || row && setOpened(!opened),
-        Escape: () => setOpened(false), c: () => row && cancel(row), x: () => row && close(row.picture, row.session),
-        d: () => row && drain(row.picture), "/": () => document.getElementById("filter").focus(),
-        s: () => setSort(Object.keys(SORTS)[(Object.keys(SORTS).indexOf(sort) + 1) % 4]),
-      };
-      if (!keys[event.key] || event.key === "Enter" && event.target.matches("button, summary")) return;
-      event.preventDefault();
-      keys[event.key]();
+  const pressed = useRef(null); // what a key does with that which is drawn now
+  pressed.current = event => {
+    if (asked.current || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.matches("input, select, textarea")) {
+      if (event.key === "Escape") event.target.blur();
+      return;
+    }
+    const at = rows.findIndex(one => one.key === selected);
+    const move = step => rows.length && setSelected(rows[Math.max(0, Math.min(rows.length - 1, at + step))].key);
+    const keys = {
+      j: () => move(1), ArrowDown: () => move(1), k: () => move(-1), ArrowUp: () => move(at < 0 ? 1 : -1),
+      Enter: () => event.target.matches("button, summary") || row && setOpened(!opened),
+      Escape: () => setOpened(false), c: () => row && cancel(row), x: () => row && close(row.picture, row.session),
+      d: () => row && drain(row.picture), "/": () => document.getElementById("filter").focus(),
+      s: () => setSort(Object.keys(SORTS)[(Object.keys(SORTS).indexOf(sort) + 1) % 4]),
     };
+    if (!keys[event.key] || event.key === "Enter" && event.target.matches("button, summary")) return;
+    event.preventDefault();
+    keys[event.key]();
+  };
+  useEffect(() => {
+    const press = event => pressed.current(event);
     addEventListener("keydown", press);
     return () => removeEventListener("keydown", press);
-  });
+  }, []);
 
   const stats = (now.pictures ?? []).map(one => one.statistics);
   const sum = name => stats.reduce((all, one) => all + one[name], 0);

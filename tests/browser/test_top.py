@@ -1,0 +1,181 @@
+"""`trimcp top --web` in a real browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import trio
+from playwright.sync_api import Page, expect
+
+import trimcp
+import trimcp.testing
+from tests.browser.pages import HOSTILE, picture, visit, watched
+from tests.peers.chromium import serving_pages
+
+pytestmark = pytest.mark.needs("chromium")
+
+
+def make_server(told: list[str]) -> trimcp.Server[None]:
+    server: trimcp.Server[None] = trimcp.Server("builder", version="1.0")
+
+    @server.tool
+    async def build(files: int = 500, *, ctx: trimcp.Context) -> str:
+        for file in range(files):
+            await trio.sleep(0.02)
+            await ctx.report_progress(file + 1, total=files, message=f"file {file}")
+        return "built"
+
+    @server.tool
+    async def stuck(*, ctx: trimcp.Context) -> str:
+        try:
+            await trio.sleep_forever()
+        finally:
+            told.append(str(ctx.cancel_detail))
+        return ""
+
+    return server
+
+
+async def call(session: trimcp.ClientSession, tool: str, refusals: list[str], **arguments: Any) -> None:
+    try:
+        await session.call_tool(tool, arguments)
+    except trimcp.McpError as error:
+        refusals.append(str(error))
+
+
+async def test_progress_moves_and_a_cancel_reaches_the_handler_and_its_caller() -> None:
+    told: list[str] = []
+    refusals: list[str] = []
+    server = make_server(told)
+
+    def walk(page: Page) -> None:
+        bar = page.get_by_role("progressbar")
+        before = bar.get_attribute("value")
+        assert before is not None
+        expect(bar).not_to_have_attribute("value", before)
+        page.get_by_role("button", name="stuck", exact=True).click()
+        expect(page.locator("pre")).to_contain_text("await trio.sleep_forever()")
+        picture(page, "top")
+        page.get_by_role("button", name="Cancel stuck").click()
+        page.get_by_label("The reason").fill("no room")
+        page.get_by_role("button", name="Cancel it").click()
+        expect(page.locator(".ended")).to_contain_text("cancelled by the operator: no room")
+        expect(page.get_by_role("button", name="Cancel stuck")).to_have_count(0)
+
+    async with trimcp.testing.connected(server) as session, watched(server) as url, trio.open_nursery() as nursery:
+        nursery.start_soon(call, session, "build", refusals)
+        nursery.start_soon(call, session, "stuck", refusals)
+        assert await visit(url, walk) == []
+        assert told == ["no room"]
+        assert "no room" in refusals[0]
+        nursery.cancel_scope.cancel()
+
+
+async def test_keys_alone_select_open_cancel_close_and_drain() -> None:
+    told: list[str] = []
+    refusals: list[str] = []
+    server = make_server(told)
+
+    def walk(page: Page) -> None:
+        expect(page.locator(".calls > li")).to_have_count(2)
+        press = page.keyboard.press
+        press("j")
+        press("Enter")
+        expect(page.locator(".opened")).to_be_visible()
+        press("Escape")
+        expect(page.locator(".opened")).to_have_count(0)
+        press("/")
+        page.keyboard.type("nothing of it")
+        expect(page.locator("main")).to_contain_text("Nothing that runs has this.")
+        page.get_by_label("Filter").fill("")
+        press("Escape")
+        press("c")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.type("by hand")
+        press("Enter")
+        expect(page.locator(".ended")).to_contain_text("by hand")
+        press("j")
+        press("d")
+        expect(page.get_by_role("dialog")).to_contain_text("Drain builder?")
+        press("Escape")
+        expect(page.get_by_role("dialog")).to_have_count(0)
+        press("x")
+        expect(page.get_by_role("dialog")).to_be_visible()
+        page.keyboard.type("goodbye")
+        press("Enter")
+        expect(page.get_by_role("status")).to_contain_text("The session is closed.")
+
+    async with trimcp.testing.connected(server) as session, watched(server) as url, trio.open_nursery() as nursery:
+        nursery.start_soon(call, session, "stuck", refusals)
+        nursery.start_soon(call, session, "stuck", refusals)
+        assert await visit(url, walk) == []
+    assert told == ["by hand", "goodbye"]
+    assert len(refusals) == 2
+
+
+async def test_what_a_client_says_is_text() -> None:
+    server: trimcp.Server[None] = trimcp.Server(HOSTILE, version=HOSTILE)
+
+    @server.tool(name="x")
+    async def hold(*, ctx: trimcp.Context) -> str:
+        await ctx.report_progress(1, total=2, message=HOSTILE)
+        await trio.sleep_forever()
+        return ""
+
+    def walk(page: Page) -> None:
+        page.get_by_role("button", name="x", exact=True).click()
+        expect(page.locator("main")).to_contain_text("<script>hit()</script>")
+        expect(page.locator("main")).to_contain_text("\\u202e")
+        for place in ("main img", "main script", "#hit"):
+            expect(page.locator(place)).to_have_count(0)
+
+    client = trimcp.Client(HOSTILE, HOSTILE)
+    async with (
+        trimcp.testing.connected(server, client) as session,
+        watched(server) as url,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(call, session, "x", [])
+        assert await visit(url, walk) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_page_of_another_origin_learns_and_does_nothing() -> None:
+    server = make_server([])
+
+    def walk(page: Page) -> None:
+        failed = """async ([url, token]) => {
+            try { return (await fetch(url + "do/pictures", {method: "POST", body: "{}", headers: token ?
+                {"Authorization": "Bearer " + token, "Content-Type": "application/json"} : {}})).status; }
+            catch (error) { return "refused"; }
+        }"""
+        address, _, token = url.partition("#")
+        assert page.evaluate(failed, [address, ""]) == "refused"
+        assert page.evaluate(failed, [address, token]) == "refused"
+        page.evaluate("url => document.body.append(Object.assign(document.createElement('iframe'), {src: url}))", url)
+        page.wait_for_load_state("networkidle")
+        assert all("trimcp top" not in frame.content() for frame in page.frames)
+
+    async with watched(server) as url, serving_pages() as origin:
+        assert "frame-ancestors" in str(await visit(origin, walk))
+
+
+async def test_without_the_token_it_says_what_it_wants() -> None:
+    def walk(page: Page) -> None:
+        expect(page.get_by_role("status")).to_contain_text("the whole address that the command printed")
+
+    async with watched(make_server([])) as url:
+        assert "400" in str(await visit(url.partition("#")[0], walk))  # what the browser says of the refusal
+
+
+async def test_the_token_leaves_the_address_and_a_reload_still_has_it() -> None:
+    def walk(page: Page) -> None:
+        expect(page.get_by_role("heading", name="builder")).to_be_visible()
+        assert "#" not in page.url
+        page.reload()
+        expect(page.get_by_role("heading", name="builder")).to_be_visible()
+        assert page.context.cookies() == []
+
+    async with watched(make_server([])) as url:
+        assert await visit(url, walk) == []
