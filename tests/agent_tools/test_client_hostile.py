@@ -152,7 +152,7 @@ def test_what_is_posted_after_the_end_is_dropped() -> None:
         wire = WebSocketWire(Said([]))
         stream = WebSocketProviderStream(wire._outbox)
         await wire.read()
-        stream.post(Outgoing(b"{}", None))
+        stream.out.post(Outgoing(b"{}", None))
         assert len(wire._outbox) == 0
 
     trio.run(main)

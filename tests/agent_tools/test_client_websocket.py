@@ -329,7 +329,7 @@ async def test_a_provider_gets_requests_and_answers_them(monkeypatch: pytest.Mon
             cancel, _ = await stream.receive()
             assert isinstance(cancel, ToolCancel)
             answer = encode_message(ToolResponse(request_id="1", status="success", result=1))
-            stream.post(Outgoing(answer, Kind.REPLY))
+            stream.out.post(Outgoing(answer, Kind.REPLY))
             heard = [await peer.hear(), await peer.hear()]
             assert {each["type"] for each in heard} == {"tool_response", "error"}
             # More than it takes is refused, and the cancellation of what waits takes it out.

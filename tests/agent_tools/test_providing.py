@@ -18,11 +18,11 @@ from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import served
 from tests.peers.states import until
 from trimcp import agent_tools
-from trimcp.agent_tools import providing
 from trimcp.agent_tools.catalog.entries import Implemented
+from trimcp.agent_tools.client import supervised
 from trimcp.agent_tools.client.wire import AgentTarget, ProviderStream
 from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
-from trimcp.channel import Outgoing
+from trimcp.channel import Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.restarts import Restarts
 
@@ -220,8 +220,9 @@ async def test_a_refused_provider_is_told() -> None:
 # Against a stream that does what a test says
 
 
-class FakeStream(ProviderStream):
+class FakeStream(ProviderStream, Sink):
     def __init__(self) -> None:
+        self.out: Any = self
         self.registered = ToolsRegistered(tools=[{"name": "p.x", "status": "registered"}])
         self.posted: list[bytes] = []
         self.say, self._heard = trio.open_memory_channel[ToolRequest | ToolCancel](100)
@@ -274,7 +275,7 @@ class FakeService:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeService:
     found = FakeService()
-    monkeypatch.setattr(providing, "opened_wire", found.open)
+    monkeypatch.setattr(supervised, "opened_wire", found.open)
     return found
 
 

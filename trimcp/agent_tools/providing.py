@@ -18,9 +18,9 @@ import trio
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import Implemented
-from trimcp.agent_tools.client.connection import opened_wire
-from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, pause_before_next
-from trimcp.agent_tools.client.wire import AgentTarget, ProviderStream
+from trimcp.agent_tools.client.connection import MAX_ROUNDS, target_of
+from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, keep_open
+from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, ProviderStream
 from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
@@ -28,7 +28,7 @@ from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
 from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.channel import Kind, Outgoing, require_trio
+from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits
@@ -83,13 +83,7 @@ async def provide(
         ConnectionLost: it was given up, see `Restarts.most`.
         LocalError, TypeError, ValueError: the tools or options cannot be used.
     """
-    require_trio()
-    if isinstance(url, AgentTarget):
-        if (token, headers, uds, ssl_context) != (None,) * 4:
-            raise LocalError("options of the connection belong into the AgentTarget")
-        target = url
-    else:
-        target = AgentTarget(url, token, headers=headers, uds=uds, ssl_context=ssl_context)
+    target = target_of(url, MAX_ROUNDS, token=token, headers=headers, uds=uds, ssl_context=ssl_context)
     server = _server_of(tools, max_calls)
     async with (
         server.running() as running,
@@ -98,9 +92,8 @@ async def provide(
         # No call of a provider has a context: the table stays empty.
         run = AgentRun(running, contexts, Catalog(server))
         count = RestartCount(restarts) if random is None else RestartCount(restarts, random)
-        provision = ToolProvision(target, run, count, on_registered, task_status)
-        while True:
-            await provision.connect()
+        provision = ToolProvision(run, on_registered, task_status)
+        await keep_open(target, count, provision.use, provision.may_pass)
 
 
 def _server_of(tools: Tools, max_calls: int | None) -> Server[Any]:
@@ -123,35 +116,23 @@ def _server_of(tools: Tools, max_calls: int | None) -> Server[Any]:
 class ToolProvision:
     """Keeps the tools of a run offered to one service, over one connection after another."""
 
-    _target: AgentTarget
     _run: AgentRun
-    _count: RestartCount
     _on_registered: Callable[[list[dict[str, Any]]], object] | None
     _task_status: trio.TaskStatus[list[dict[str, Any]]]
     _registered: bool = attrs.field(init=False, default=False)
 
-    async def connect(self) -> None:
-        """Open a connection and serve it until it is lost; then wait until the next may be opened.
+    async def use(self, wire: AgentWire, begun: Callable[[], None]) -> None:
+        """Offer the tools over a connection, and serve it until it is lost."""
+        offer = ProvideTools(tools=[each.to_json() for each in self._run.catalog.manifests()])
+        async with wire.providing(offer) as stream:
+            begun()
+            self._note(stream.registered.tools)
+            await self._serve(stream)
 
-        Raises the McpError of a connection that failed in a way that will not pass, or if there were too many.
-        """
-        since: float | None = None
-        opening = trio.CancelScope(deadline=trio.current_time() + self._count.restarts.connect_timeout)
-        failure: McpError = ConnectionLost("the service took too long to take the tools")
-        try:
-            with opening:
-                offer = ProvideTools(tools=[each.to_json() for each in self._run.catalog.manifests()])
-                async with opened_wire(self._target) as wire, wire.providing(offer) as stream:
-                    opening.deadline = float("inf")
-                    since = trio.current_time()
-                    self._note(stream.registered.tools)
-                    await self._serve(stream)
-        except McpError as error:
-            # A connection that the service has not found lost yet holds the names.
-            if not isinstance(error, PASSING) and not (isinstance(error, NameTaken) and self._registered):
-                raise
-            failure = error
-        await pause_before_next(self._count, failure, since)
+    def may_pass(self, error: McpError) -> bool:
+        """Whether it may go better over the next connection."""
+        # A connection that the service has not found lost yet holds the names.
+        return isinstance(error, PASSING) or (isinstance(error, NameTaken) and self._registered)
 
     def _note(self, tools: list[dict[str, Any]]) -> None:
         """Tell what the service made of the offer."""
@@ -165,7 +146,7 @@ class ToolProvision:
 
     async def _serve(self, stream: ProviderStream) -> NoReturn:
         """Run the calls that arrive until the connection is lost, and cancel those that are then under way."""
-        pushed = self._run.server.open(stream)
+        pushed = self._run.server.open(stream.out)
         pushed.require_envelope()
         calls = ProviderCalls(self._run, stream, pushed.session)
         why = "the provider has stopped"
@@ -205,7 +186,7 @@ class ProviderCalls:
                 request,
                 self._caller,
                 None,
-                self._stream,
+                self._stream.out,
                 self._answered,
                 session=self._session,
                 size=size,
@@ -230,4 +211,4 @@ class ProviderCalls:
         self._post(answer, call.request)
 
     def _post(self, answer: CallAnswer, request: ToolRequest) -> None:
-        self._stream.post(Outgoing(answer.encode(request), Kind.REPLY))
+        self._stream.out.post(Outgoing(answer.encode(request), Kind.REPLY))

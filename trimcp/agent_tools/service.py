@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import attrs
 
@@ -163,7 +163,7 @@ class AgentRun:
                         "this request_id was another request's in the context: choose a new one"
                     )
                 call = AgentCall(self, request, caller, context, entry, out, on_answer, None, None, 0, None, transport)
-                on_answer(call, cast(CallAnswer, given[1]).again())
+                on_answer(call, given[1].again())
                 return call
         own = None
         if session is None:

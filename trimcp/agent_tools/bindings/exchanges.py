@@ -6,6 +6,7 @@ What the messages are, and how they are read and written, is what differs: `http
 from __future__ import annotations
 
 import math
+import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -22,11 +23,11 @@ from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.budget import owner_of
-from trimcp.channel import Kind, Outgoing
+from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.security import security_event
 from trimcp.support.addresses import is_loopback_address
 from trimcp.support.containment import server_ends
-from trimcp.transports.http.interfaces import Handler, Head, HttpReply
+from trimcp.transports.http.interfaces import Handler, Head, HttpReply, token_expired
 from trimcp.transports.http.state.sessions import Shared
 from trimcp.transports.http.state.streams import EventStream, StreamSink
 
@@ -64,6 +65,16 @@ class AgentPort:
         said = head.headers.get(AGENT_HEADER)
         address = head.peer.rpartition(":")[0] or None
         return self.run.caller(head.principal, address, said, loopback=is_local(head))
+
+    async def serve(self, head: Head, caller: AgentCaller, channel: MessageChannel) -> None:
+        """Serve a connection whose two directions go their own ways, until it ends or its caller's token expires."""
+        from trimcp.agent_tools.bindings.websocket import serve_agent
+
+        channel.holding = head.holding
+        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
+            await serve_agent(self.run, caller, channel, self.shared.sessions)
+        if scope.cancelled_caught:
+            token_expired(head.principal)
 
     def opened(self, exchange: AgentExchange) -> None:
         """Note that a task answers a request."""

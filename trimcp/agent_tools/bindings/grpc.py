@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import math
 import secrets
-import time
 from collections.abc import Mapping
 from functools import partial
 from struct import Struct
@@ -30,7 +29,7 @@ from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed
 from trimcp.agent_tools.service import AgentCall
 from trimcp.budget import LARGE
-from trimcp.channel import MessageChannel, Outgoing
+from trimcp.channel import Outgoing
 from trimcp.framing import grpc
 from trimcp.transports.grpc import server
 from trimcp.transports.http.interfaces import Admitted, Head, HttpReply, HttpResponse
@@ -94,15 +93,8 @@ class AgentRpc:
             caller = self.port.caller(head)
         except AgentToolsError as error:
             return error_response(error)
-        serve = partial(self._serve, head, caller)
+        serve = partial(self.port.serve, head, caller)
         return routes.tunnel(head, attrs.evolve(found, serve=serve, read=_from_provider), _to_provider)
-
-    async def _serve(self, head: Head, caller: AgentCaller, channel: MessageChannel) -> None:
-        from trimcp.agent_tools.bindings.websocket import serve_agent
-
-        channel.holding = head.holding
-        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())):
-            await serve_agent(self.port.run, caller, channel, self.port.shared.sessions)
 
 
 def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:

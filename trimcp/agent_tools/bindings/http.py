@@ -20,14 +20,12 @@ case if it accepts no JSON. Names and ids may have slashes.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 import attrs
-import trio
 
 from trimcp.agent_tools.answering import failed, said_of
 from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, AgentExchange, AgentPort, is_local, refusal_error
@@ -37,7 +35,6 @@ from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import MessageChannel
 from trimcp.errors import LocalError
-from trimcp.support.cleaning import harmless
 from trimcp.transports.http.endpoint.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.interfaces import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.state.streams import EventStream
@@ -157,19 +154,12 @@ class AgentHttp(AgentPort):
             raise errors.draining()
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
-        serve, most = partial(self._serve, head, self.caller(head)), self.shared.service.max_message
+        caller, write, most = self.caller(head), self.shared.settings.trace, self.shared.service.max_message
+
+        async def serve(channel: MessageChannel) -> None:
+            await self.serve(head, caller, channel if write is None else traced(channel, write))
+
         return Upgrade(serve, agreed, most, head.principal, head.headers, parse_value)
-
-    async def _serve(self, head: Head, caller: AgentCaller, channel: MessageChannel) -> None:
-        from trimcp.agent_tools.bindings.websocket import serve_agent
-
-        channel.holding = head.holding
-        if (write := self.shared.settings.trace) is not None:
-            channel = traced(channel, write)
-        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
-            await serve_agent(self.run, caller, channel, self.shared.sessions)
-        if scope.cancelled_caught:
-            log.info("a WebSocket of %s was closed: the access token has expired", harmless(head.principal or ""))
 
     def _schemas(self, head: Head) -> HttpResponse:
         from trimcp.agent_tools.messages.messages import published
@@ -232,7 +222,7 @@ class JsonExchange(AgentExchange):
         except errors.AgentToolsError as error:
             if self.reader is _read_typed:
                 self._said = value
-            elif self.reader is _read_call:
+            elif self.reader is _CALL:
                 self._said = {**value, "type": messages.ToolRequest.type}
             self.fail(error)
 
@@ -322,55 +312,26 @@ def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> messages.Agen
     return message
 
 
-def _read_call(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    return messages.read_as(messages.ToolRequest, body, strict=strict)
+@attrs.frozen(eq=False)
+class _Reading:
+    """A `Reader` of one kind of message; `members` returns those that a head and a body are."""
+
+    cls: type[messages.AgentMessage]
+    members: Callable[[Head, dict[str, Any]], dict[str, Any]] = lambda head, body: body
+
+    def __call__(self, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+        return messages.read_as(self.cls, self.members(head, body), strict=strict)
 
 
-def _read_list(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    query = _query(head)
-    name = _name(head) if head.path != "/tools" else query.get("name")
-    return messages.read_as(messages.ListTools, _given({"name": name, "version": query.get("version")}))
-
-
-def _read_registration(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    return messages.RegisterTool(tool=body)
-
-
-def _read_removal(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    return messages.read_as(messages.RemoveTool, _given({"name": _name(head), "version": _query(head).get("version")}))
-
-
-def _read_creation(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    return messages.read_as(messages.ContextCreate, body, strict=strict)
-
-
-def _read_read(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    return messages.read_as(messages.ContextRead, {"context_id": _name(head)})
-
-
-def _read_update(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    version = None
+def _members_of_update(head: Head, body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"context_id": _name(head), "updates": body}
     condition = head.headers.get("if-match", _ANY_VERSION).strip()
     if condition != _ANY_VERSION:
         digits = condition.removeprefix("W/").strip('"')
         if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
             raise errors.MalformedMessage('If-Match has the context\'s version: "3"')
-        version = int(digits)
-    return messages.read_as(
-        messages.ContextUpdate, _given({"context_id": _name(head), "updates": body, "version": version})
-    )
-
-
-def _read_end(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    query, id = _query(head), _name(head) or None
-    session = query.get("session_id") if id is None else None
-    return messages.read_as(
-        messages.ContextDestroy, _given({"context_id": id, "session_id": session, "reason": query.get("reason")})
-    )
-
-
-def _read_watch(head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-    return messages.read_as(messages.ContextWatch, {"context_id": _name(head).removesuffix("/events")})
+        found["version"] = int(digits)
+    return found
 
 
 def _name(head: Head) -> str:
@@ -378,25 +339,36 @@ def _name(head: Head) -> str:
     return head.path[1:].partition("/")[2]
 
 
-def _query(head: Head) -> dict[str, str]:
+def _query(head: Head, *names: str, **members: str) -> dict[str, Any]:
+    """Return these members with those of the query that have one of the names."""
     try:
-        return {name: values[-1] for name, values in parse_qs(head.query, max_num_fields=16).items()}
+        found = parse_qs(head.query, max_num_fields=16)
     except ValueError:
         raise errors.MalformedMessage("the query has too many members") from None
-
-
-def _given(members: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in members.items() if value is not None}
+    return {**members, **{name: found[name][-1] for name in names if name in found}}
 
 
 _Readers: TypeAlias = Mapping[str, Reader]
 
+_CALL: Final = _Reading(messages.ToolRequest)
 _PATHS: Final[dict[str, _Readers]] = {
-    "/tools": {"GET": _read_list},
-    "/tools/call": {"POST": _read_call},
-    "/tools/register": {"POST": _read_registration},
-    "/contexts": {"POST": _read_creation, "DELETE": _read_end},
+    "/tools": {"GET": _Reading(messages.ListTools, lambda head, _: _query(head, "name", "version"))},
+    "/tools/call": {"POST": _CALL},
+    "/tools/register": {"POST": _Reading(messages.RegisterTool, lambda _, body: {"tool": body})},
+    "/contexts": {
+        "POST": _Reading(messages.ContextCreate),
+        "DELETE": _Reading(messages.ContextDestroy, lambda head, _: _query(head, "session_id", "reason")),
+    },
 }
-_ONE_TOOL: Final[_Readers] = {"GET": _read_list, "DELETE": _read_removal}
-_ONE_CONTEXT: Final[_Readers] = {"GET": _read_read, "PATCH": _read_update, "DELETE": _read_end}
-_EVENTS: Final[_Readers] = {"GET": _read_watch}
+_ONE_TOOL: Final[_Readers] = {
+    "GET": _Reading(messages.ListTools, lambda head, _: _query(head, "version", name=_name(head))),
+    "DELETE": _Reading(messages.RemoveTool, lambda head, _: _query(head, "version", name=_name(head))),
+}
+_ONE_CONTEXT: Final[_Readers] = {
+    "GET": _Reading(messages.ContextRead, lambda head, _: {"context_id": _name(head)}),
+    "PATCH": _Reading(messages.ContextUpdate, _members_of_update),
+    "DELETE": _Reading(messages.ContextDestroy, lambda head, _: _query(head, "reason", context_id=_name(head))),
+}
+_EVENTS: Final[_Readers] = {
+    "GET": _Reading(messages.ContextWatch, lambda head, _: {"context_id": _name(head).removesuffix("/events")}),
+}

@@ -298,12 +298,13 @@ class AgentStream:
         return Later(message, partial(self._offer, message), "approvals" if waits else "nothing")
 
     async def _offer(self, message: messages.ProvideTools) -> messages.AgentMessage:
-        if self.session.lost is not None:
-            raise errors.ProviderGone(str(self.session.lost))
+        session = self.session
+        if session.lost is not None:
+            raise errors.ProviderGone(str(session.lost))
         if self._provider is None:
             # Until its calls are answered, reading goes on.
-            provider = StreamProvider(self.run.catalog, self.caller, self, self.session.readers.unpark_all)
-            self._provider, self.session.transport.owed = provider, provider.calls
+            provider = StreamProvider(self.run.catalog, self.caller, session.sink, session.readers.unpark_all)
+            self._provider, session.transport.owed = provider, provider.calls
         return await self._provider.offer(message.tools)
 
     def _of_call_down(self, message: messages.ToolResponse | messages.ToolProgress) -> None:
@@ -371,18 +372,6 @@ class AgentStream:
                 self._reply(answer)
         except Exception as error:  # a handler's, or ours: this message's answer
             self._fail(said_of(later.message), error)
-
-    # The way down to the provider
-
-    @property
-    def full(self) -> bool:
-        return self.session.sink.full
-
-    async def room(self) -> None:
-        await self.session.sink.room()
-
-    def post(self, message: messages.AgentMessage) -> None:
-        self._post(messages.encode_message(message), Kind.NOTIFICATION)
 
     # Answers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 import trio
@@ -14,24 +14,8 @@ from trimcp.agent_tools.catalog.entries import Progress
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import ProviderGone, ToolFailed, error_from
 from trimcp.agent_tools.messages.manifests import Manifest
+from trimcp.channel import Kind, Outgoing, Sink
 from trimcp.session.scopes import cancellation_text
-
-
-class Downstream(Protocol):
-    """The way of messages down to the provider."""
-
-    @property
-    def full(self) -> bool:
-        """Whether a sender has to wait for room first."""
-        ...
-
-    async def room(self) -> None:
-        """Wait until there is room, or the stream has ended."""
-        ...
-
-    def post(self, message: messages.AgentMessage, /) -> None:
-        """Enqueue now; never blocks. Dropped if the stream has ended."""
-        ...
 
 
 @attrs.define(eq=False, repr=False)
@@ -49,8 +33,8 @@ class StreamProvider:
 
     catalog: Catalog
     caller: AgentCaller
-    down: Downstream
-    on_idle: Callable[[], object] = lambda: None
+    down: Sink  # sends messages to the provider
+    on_idle: Callable[[], object] = lambda: None  # called when the last call under way has ended
     # the calls under way, by the ids that they have on this stream
     calls: dict[str, _CallDown] = attrs.field(init=False, factory=dict)
     _lost: str | None = attrs.field(init=False, default=None)
@@ -86,6 +70,9 @@ class StreamProvider:
         for call in self.calls.values():
             call.answered.set()
 
+    def _post(self, message: messages.AgentMessage) -> None:
+        self.down.post(Outgoing(messages.encode_message(message), Kind.NOTIFICATION))
+
     # Called by the catalog
 
     async def call(
@@ -106,12 +93,12 @@ class StreamProvider:
                     progress=True,
                     statuses="extended",
                 )
-                self.down.post(request)
+                self._post(request)
                 sent = True
             await call.answered.wait() if self._lost is None else await trio.lowlevel.checkpoint()
         except trio.Cancelled as cancelled:
             if sent and not call.answered.is_set():
-                self.down.post(messages.ToolCancel(request_id=request_id, reason=cancellation_text(cancelled)))
+                self._post(messages.ToolCancel(request_id=request_id, reason=cancellation_text(cancelled)))
             raise
         finally:
             del self.calls[request_id]

@@ -520,9 +520,13 @@ class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
 
     _messages: trio.abc.ReceiveChannel[messages.AgentMessage]
     _version: int = attrs.field(init=False, default=0)
+    _over: bool = attrs.field(init=False, default=False)
 
     async def receive(self) -> ContextEvent:
-        """Wait for the next event. Cancelling this loses nothing."""
+        """Wait for the next event; none follows "destroyed". Cancelling this loses nothing."""
+        if self._over:
+            await trio.lowlevel.checkpoint()
+            raise trio.EndOfChannel
         message = await self._messages.receive()
         if isinstance(message, messages.ContextState):
             self._version = message.version
@@ -531,6 +535,7 @@ class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
             self._version = self._version if message.version is None else message.version
             return ContextEvent("update", message.context_id, self._version, message.updates)
         assert isinstance(message, messages.ContextDestroyed)
+        self._over = True
         return ContextEvent("destroyed", message.context_id or "", self._version, reason=message.reason)
 
     async def aclose(self) -> None:

@@ -20,7 +20,7 @@ from trimcp.agent_tools.client.wire import (
     AgentTarget,
     NotSent,
     Progressed,
-    QueuedProviderStream,
+    ProviderStream,
     answer_in,
     event_in,
     response_in,
@@ -173,7 +173,6 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
     _call: Http2Call
     _decoder: GrpcDecoder
     _first: messages.AgentMessage | None = attrs.field(init=False, default=None)
-    _over: bool = attrs.field(init=False, default=False)
 
     async def begin(self) -> None:
         """Wait for the first event, which shows that the context can be watched."""
@@ -189,9 +188,6 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
                 self._first = first
                 raise
             return first
-        if self._over:
-            await trio.lowlevel.checkpoint()
-            raise trio.EndOfChannel
         try:
             return await self._next()
         except CallFailed as failure:
@@ -206,9 +202,7 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
         if name is None:
             raise InvalidReply("the service sent an event of another kind")
         cls = messages.MESSAGES[f"context_{name}"]
-        message = event_in(_tagged(cls, getattr(event, name)), (cls,))
-        self._over = isinstance(message, messages.ContextDestroyed)
-        return message
+        return event_in(_tagged(cls, getattr(event, name)), (cls,))
 
     async def aclose(self) -> None:
         """Receive no more, and end the watch at the service."""
@@ -217,7 +211,7 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
 
 @attrs.define(eq=False, repr=False)
-class GrpcProviderStream(QueuedProviderStream):
+class GrpcProviderStream(ProviderStream):
     """A `ProviderStream` on a call. What is not received makes the service wait."""
 
     _wire: GrpcWire = attrs.field(kw_only=True, alias="wire")
@@ -265,14 +259,14 @@ class GrpcProviderStream(QueuedProviderStream):
         try:
             while True:
                 gathered = bytearray()
-                for each in await self._outbox.receive():
+                for each in await self.out.receive():
                     gathered += _from_provider(each.data)
                     if len(gathered) >= PIECE:
                         await self._call.send(bytes(gathered))
                         gathered.clear()
                 await self._call.send(bytes(gathered))
         except (CallFailed, trio.EndOfChannel):
-            self._outbox.abandon()  # the reader says why
+            self.out.abandon()  # the reader says why
 
 
 def _from_provider(text: bytes) -> bytes:

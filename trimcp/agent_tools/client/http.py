@@ -244,23 +244,16 @@ class HttpWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
     """The events of one context. Nothing is read ahead but one event."""
 
     _events: trio.MemoryReceiveChannel[messages.AgentMessage]
-    # raised after the last event, unless that is a `ContextDestroyed`; None while more may arrive
-    failure: Exception | None = attrs.field(init=False, default=None)
-    _destroyed: bool = attrs.field(init=False, default=False)
+    failure: Exception | None = attrs.field(init=False, default=None)  # raised after the last event
 
     async def receive(self) -> messages.AgentMessage:
         """Wait for the next event. Cancelling this loses nothing."""
-        if self._destroyed:
-            await trio.lowlevel.checkpoint()
-            raise trio.EndOfChannel
         try:
-            event = await self._events.receive()
+            return await self._events.receive()
         except trio.EndOfChannel:
             if self.failure is not None:
                 raise self.failure from None
             raise
-        self._destroyed = isinstance(event, messages.ContextDestroyed)
-        return event
 
     async def aclose(self) -> None:
         """Receive no more; the block around it ends the watch."""

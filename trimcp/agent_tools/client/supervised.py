@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from random import Random
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import attrs
 import trio
@@ -35,7 +35,39 @@ _REPEATED: Final = (messages.ListTools, messages.ContextRead)
 _log = logging.getLogger("trimcp.agent_tools")
 
 
-async def pause_before_next(count: RestartCount, failure: McpError, since: float | None) -> None:
+async def keep_open(
+    target: AgentTarget,
+    count: RestartCount,
+    use: Callable[[AgentWire, Callable[[], None]], Awaitable[None]],
+    passing: Callable[[McpError], bool] = lambda error: isinstance(error, PASSING),
+) -> NoReturn:
+    """Open one connection after another, and have each used until it is lost, with pauses in between.
+
+    `use` calls its second argument once the connection works, which may not take longer than `connect_timeout`. Raises
+    what is not `passing`, and the failure of the last connection if there were too many.
+    """
+    while True:
+        since: float | None = None
+        failure: McpError = ConnectionLost("the service took too long to answer")
+        opening = trio.CancelScope(deadline=trio.current_time() + count.restarts.connect_timeout)
+
+        def begun(opening: trio.CancelScope = opening) -> None:
+            nonlocal since
+            opening.deadline, since = math.inf, trio.current_time()
+
+        try:
+            with opening:
+                async with opened_wire(target) as wire:
+                    await use(wire, begun)
+                failure = ConnectionLost("the connection was lost")
+        except McpError as error:
+            if not passing(error):
+                raise
+            failure = error
+        await _pause_before_next(count, failure, since)
+
+
+async def _pause_before_next(count: RestartCount, failure: McpError, since: float | None) -> None:
     """Wait until the next connection may be opened, or raise the failure of the last one if there were too many.
 
     `since` is since when there had been one, or None.
@@ -101,35 +133,20 @@ class SupervisedWire:
     async def run(self) -> None:
         """Keep a connection open until the service is given up."""
         try:
-            while True:
-                await self._connect()
+            await keep_open(self._target, self._count, self._use)
         except McpError as error:
             self._given_up = error
             self._changed.unpark_all()
             _log.error("the service is given up: %s", one_line(str(error), _LONGEST))  # no traceback
 
-    async def _connect(self) -> None:
-        """Open a connection and wait until it is lost; then wait until the next may be opened."""
-        since: float | None = None
-        failure: McpError = ConnectionLost("the service took too long to answer")
-        opening = trio.CancelScope(deadline=trio.current_time() + self._count.restarts.connect_timeout)
+    async def _use(self, wire: AgentWire, begun: Callable[[], None]) -> None:
+        begun()
+        self._wire = wire
+        self._changed.unpark_all()
         try:
-            with opening:
-                async with opened_wire(self._target) as wire:
-                    opening.deadline = math.inf
-                    since = trio.current_time()
-                    self._wire = wire
-                    self._changed.unpark_all()
-                    try:
-                        await wire.wait_lost()
-                    finally:
-                        self._wire = None
-                failure = ConnectionLost("the connection was lost")
-        except McpError as error:
-            if not isinstance(error, PASSING):
-                raise
-            failure = error
-        await pause_before_next(self._count, failure, since)
+            await wire.wait_lost()
+        finally:
+            self._wire = None
 
     async def _connected(self, other_than: AgentWire | None = None) -> AgentWire:
         """Wait for a connection. Raises why the service was given up."""

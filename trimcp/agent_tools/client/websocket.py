@@ -22,7 +22,7 @@ from trimcp.agent_tools.client.wire import (
     AgentTarget,
     NotSent,
     Progressed,
-    QueuedProviderStream,
+    ProviderStream,
     answer_in,
     event_in,
     new_outbox,
@@ -443,7 +443,7 @@ class WebSocketWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
 
 @attrs.define(eq=False, repr=False)
-class WebSocketProviderStream(QueuedProviderStream):
+class WebSocketProviderStream(ProviderStream):
     """A `ProviderStream` over the connection. Requests beyond 1,024 that wait, or 16 MiB of them, are refused."""
 
     _requests: deque[tuple[messages.ToolRequest | messages.ToolCancel, int]] = attrs.field(init=False, factory=deque)

@@ -7,8 +7,8 @@ A wire sends messages and returns their answers as messages. Queues, contexts an
 from __future__ import annotations
 
 import ssl
-from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ import trio
 
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
-from trimcp.channel import CLIENT_MAX_MESSAGE, Outgoing, Sink
+from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.session.queues import Outbox
 from trimcp.support.bounds import checked
@@ -76,7 +76,7 @@ class AgentWire(Protocol):
     def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         """Watch a context: a `ContextState` first, then `ContextUpdate`, or `ContextState` in place of several updates.
 
-        The channel ends after `ContextDestroyed`. A slow reader makes the service wait, or gets a state in place
+        Nothing is received after `ContextDestroyed`. A slow reader makes the service wait, or gets a state in place
         of what it missed; nothing is queued without bounds. Leaving the block ends the watch at the service.
         """
         ...
@@ -93,13 +93,18 @@ class AgentWire(Protocol):
         ...
 
 
-class ProviderStream(Sink):
-    """The stream on which a provider's tools are called. One task receives.
+def new_outbox() -> Outbox:
+    """Return the queue of what is sent over one connection, or one stream of a provider."""
+    return Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES)
 
-    What is posted are `tool_response` and `tool_progress` messages, as JSON text; dropped once the stream has ended.
-    """
 
-    registered: messages.ToolsRegistered  # what the service made of the offer
+@attrs.define(eq=False, repr=False)
+class ProviderStream(ABC):
+    """The stream on which a provider's tools are called. One task receives."""
+
+    # takes `tool_response` and `tool_progress` messages, as JSON text; they are dropped once the stream has ended
+    out: Outbox = attrs.field(factory=new_outbox)
+    registered: messages.ToolsRegistered = attrs.field(init=False)  # what the service made of the offer
 
     @abstractmethod
     async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
@@ -107,35 +112,6 @@ class ProviderStream(Sink):
 
         Raises trio.EndOfChannel if the service has closed the stream, and ConnectionLost if the connection broke.
         """
-
-
-def new_outbox() -> Outbox:
-    """Return the queue of what is sent over one connection, or one stream of a provider."""
-    return Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES)
-
-
-@attrs.define(eq=False, repr=False)
-class QueuedProviderStream(ProviderStream):
-    """A `ProviderStream` whose messages are queued in an outbox."""
-
-    _outbox: Outbox = attrs.field(factory=new_outbox)
-    registered: messages.ToolsRegistered = attrs.field(init=False)
-
-    @property
-    def full(self) -> bool:
-        return self._outbox.full
-
-    async def room(self) -> None:
-        await self._outbox.room()
-
-    def post(self, outgoing: Outgoing) -> None:
-        self._outbox.post(outgoing)
-
-    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
-        self._outbox.post_latest(key, outgoing)
-
-    def finish_latest(self, key: Hashable, *, keep: bool) -> None:
-        self._outbox.finish_latest(key, keep=keep)
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:

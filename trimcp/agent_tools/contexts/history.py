@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import orjson
 
+from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.support.cleaning import mask, shapes
 from trimcp.wire.jsonrpc import Unencodable, encode, parse_value
 
@@ -68,15 +69,6 @@ def history_entry(entry: Mapping[str, Any], arguments: HistoryArguments) -> byte
     return encode(shown)
 
 
-class KeptAnswer(Protocol):
-    """An answer that is kept for the same request."""
-
-    @property
-    def size(self) -> int:
-        """About how many bytes of memory it takes."""
-        ...
-
-
 class GivenAnswers:
     """The latest answers."""
 
@@ -84,11 +76,11 @@ class GivenAnswers:
 
     def __init__(self) -> None:
         # what was asked, in a form that compares, and the answer, by `request_id`, the oldest first
-        self.by_id: dict[str, tuple[bytes, KeptAnswer]] = {}
+        self.by_id: dict[str, tuple[bytes, CallAnswer]] = {}
         self.counted: int = 0  # bytes of memory, in steps
         self._held: int = 0
 
-    def add(self, request_id: str, asked: bytes, answer: KeptAnswer, most: int) -> int:
+    def add(self, request_id: str, asked: bytes, answer: CallAnswer, most: int) -> int:
         """Keep an answer, and forget the oldest beyond `most` bytes; one that is larger is not kept.
 
         Return by how many bytes the memory that is counted grows.

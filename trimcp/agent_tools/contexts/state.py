@@ -16,11 +16,12 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts.history import GivenAnswers, HistoryArguments, KeptAnswer, ToolHistory, history_entry
+from trimcp.agent_tools.contexts.history import GivenAnswers, HistoryArguments, ToolHistory, history_entry
 from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, StateBounds, StateSize, patched
 from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
+from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.budget import Holding, owner_of
 from trimcp.session.agent_context import ContextEvent
@@ -326,7 +327,7 @@ class StoredState:
             for watch in self._watches:
                 watch.add(event, applied.patch.size)
 
-    def record(self, entry: Mapping[str, Any], asked: bytes | None = None, answer: KeptAnswer | None = None) -> None:
+    def record(self, entry: Mapping[str, Any], asked: bytes | None = None, answer: CallAnswer | None = None) -> None:
         """Add a call to the tool history; no effect once the context has ended. The version stays.
 
         `entry` has the arguments as received. `asked` is what was asked, in a form that compares; the same request is
