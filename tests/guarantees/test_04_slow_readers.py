@@ -19,13 +19,14 @@ from tests.peers.http2 import H2Client
 from tests.peers.messages import initialize, modern_request, request, text_of
 from tests.peers.processes import MIB, child_server
 from tests.peers.servers import ServerPool, ServerProcess
-from tests.peers.serving import SOFTWARE
+from tests.peers.serving import ON_EACH, SOFTWARE
 from tests.peers.websockets import FIN, PING, frame, message
 from tests.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.slow
 Everywhere = pytest.mark.parametrize("world", WORLDS, ids=str)
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)
+OnEach = pytest.mark.parametrize("host", ON_EACH)
 
 _EVENTS = "Accept: text/event-stream"
 
@@ -225,7 +226,7 @@ async def test_a_client_of_http_2_that_grants_no_window_is_bounded_and_given_up(
                     await trio.sleep(0.05)
 
 
-@OnBoth
+@OnEach
 async def test_a_flood_that_nobody_reads_is_bounded_and_costs_no_result(servers: ServerPool, host: str) -> None:
     async with servers(host) as server:
         await server.warm()

@@ -115,7 +115,7 @@ async def test_reading_stops_at_a_window_and_nothing_is_lost(homes: Homes, world
     taken -= pouring.refused * taken // pouring.written
     # Here the thousand handlers that wait to answer are in the figure beside the window, and over HTTP+SSE sixteen
     # buffers of answers; what waits behind handlers is measured alone below.
-    bound = None if str(world) in ("direct 2025", "direct 2026", "sse own 2024") else 16
+    bound = None if world.transport == "direct" or (world.transport == "sse" and world.own) else 16
     figure(5, "taken of a pipeline before reading stopped", taken / MIB, 16, "MiB", str(world))
     figure(5, "memory for what was pipelined and not read", spent / MIB, bound, "MiB", str(world))
     figure(5, f"answers lost or wrong, of {pouring.written:,} then", wrong, 0, "answers", str(world))

@@ -18,7 +18,7 @@ from tests.peers.http1 import http_request, post
 from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import MIB
 from tests.peers.servers import ServerPool, ServerProcess
-from tests.peers.serving import SOFTWARE
+from tests.peers.serving import ON_EACH, SOFTWARE
 from tests.peers.websockets import close, message, upgrade
 
 pytestmark = [
@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
 ]
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)
+OnEach = pytest.mark.parametrize("host", ON_EACH)
 
 _EVENTS = "Accept: text/event-stream"
 _UPGRADE = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
@@ -106,7 +107,7 @@ async def _come_and_go(server: ServerProcess, said: bytes, stay: float, reset: b
             await trio.aclose_forcefully(wire.stream)
 
 
-@OnBoth
+@OnEach
 async def test_who_leaves_at_a_bad_moment_leaves_nothing(servers: ServerPool, host: str) -> None:
     rng = random.Random(1_000)
     async with servers(host, silence=0.02) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -24,6 +25,7 @@ from tests.peers.clients import LinePeer, Peer, PostPeer, WebSocketPeer, over_th
 from tests.peers.messages import call, reported_call, text_of
 from tests.peers.processes import ENVIRONMENT, MIB, child_server, seconds_an_interpreter_needs
 from tests.peers.servers import start_server, stop_server
+from tests.peers.serving import HTTP2, ON_EACH
 from tests.peers.websockets import close
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
@@ -31,7 +33,7 @@ from trimcp.wire.codes import CANCELLED_BY_DRAIN
 
 pytestmark = pytest.mark.slow
 
-HOSTS = ("stdio 2025", "stdio 2026", "own", "hypercorn")
+HOSTS = ("stdio 2025", "stdio 2026", *ON_EACH)
 OnEach = pytest.mark.parametrize("host", HOSTS)
 BySignal = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 MANY = 10
@@ -103,9 +105,12 @@ async def running(host: str, journal: Path, **options: Any) -> AsyncIterator[Pro
                 await peer.ask("there", "echo")
                 yield Program(child.process, {world: peer}, Journal(journal), child.errors, child.silent)
                 return
-            command = interpreter(json.dumps({"serve": "http", "software": host, **more}))
-            served = await trio.to_thread.run_sync(start_server, command, host)
+            software = "own" if host == HTTP2 else host
+            command = interpreter(json.dumps({"serve": "http", "software": software, **more}))
+            served = await trio.to_thread.run_sync(start_server, command, software)
             stack.callback(stop_server, served)
+            if host == HTTP2:
+                await stack.enter_async_context(served.by_http2())
             peers: dict[World, Peer] = {}
             for world in worlds(host=host):
                 connecting = over_the_network(world.transport, served, modern=world.modern)
@@ -142,7 +147,7 @@ async def test_ten_of_ten_calls_under_way_are_answered(host: str, number: signal
 
 
 @pytest.mark.parametrize(
-    ("host", "number"), [*zip(HOSTS, (signal.SIGTERM, signal.SIGINT, signal.SIGINT, signal.SIGTERM), strict=True)]
+    ("host", "number"), [*zip(HOSTS, itertools.cycle((signal.SIGTERM, signal.SIGINT, signal.SIGINT)), strict=False)]
 )
 async def test_what_takes_longer_is_cancelled_with_an_error_and_cleans_up(
     host: str, number: signal.Signals, tmp_path: Path

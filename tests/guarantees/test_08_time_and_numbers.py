@@ -19,7 +19,7 @@ from tests.peers.http1 import Answer, HttpWire, http_request, post
 from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
-from tests.peers.serving import IN_MEMORY, NETWORK, SOFTWARE, connected
+from tests.peers.serving import IN_MEMORY, NETWORK, ON_EACH, SOFTWARE, connected
 from tests.stopwatch import Stopwatch
 from tests.transports.http.face import LEGACY, Visitor, visiting
 from tests.transports.http.support import memory
@@ -32,6 +32,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
 ]
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)
+OnEach = pytest.mark.parametrize("host", ON_EACH)
 
 _CALL = post(modern_request(1, "tools/call", name="echo", arguments={}))
 _UPGRADE = http_request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
@@ -222,7 +223,7 @@ async def test_no_more_requests_of_a_session_are_under_way_than_may_be(way: str)
     assert figure(8, f"{many} requests at once, under way with `max_running=10`", gate.most, most, "", way) == most
 
 
-@OnBoth
+@OnEach
 async def test_posts_under_way_are_bounded(homes: Homes, host: str) -> None:
     async with homes.pool(host, max_exchanges=20) as server, AsyncExitStack() as stack:
         hang = post(modern_request(1, "tools/call", name="hang", arguments={}))
@@ -283,7 +284,7 @@ async def _greeted(stack: AsyncExitStack, server: ServerProcess) -> HttpWire:
         await trio.sleep(0.05)
 
 
-@OnBoth
+@OnEach
 async def test_sessions_and_event_streams_are_bounded(homes: Homes, host: str) -> None:
     """Those that were never used make room for others. Promise 15 says what becomes of those that were."""
     async with homes.pool(host, max_sessions=20, session_idle=0.5) as server, AsyncExitStack() as stack:
@@ -317,7 +318,7 @@ def _hello() -> bytes:
 # What an idle session keeps
 
 
-@OnBoth
+@OnEach
 async def test_an_idle_session_keeps_little_and_owns_no_task(homes: Homes, host: str) -> None:
     many = 2_000 if host == "own" else 300
     async with homes.pool(host, max_sessions=10_000) as server:

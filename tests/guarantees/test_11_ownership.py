@@ -14,21 +14,21 @@ from tests.hostile.server_for_attack import make_server
 from tests.peers.clients import WebSocketPeer, on, open_session
 from tests.peers.http1 import http_request, post
 from tests.peers.messages import modern_request, request
-from tests.peers.serving import SOFTWARE, ServedHere
+from tests.peers.serving import ON_EACH, ServedHere
 from tests.peers.websockets import upgrade
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.peers.identity import Identity, Principal, Refused, bearer_tokens
 from trimcp.transports.http.settings import HttpSettings
 
 pytestmark = pytest.mark.slow
-OnBoth = pytest.mark.parametrize("host", SOFTWARE)
+OnEach = pytest.mark.parametrize("host", ON_EACH)
 
 ADA, EVE = "Authorization: Bearer ada-token", "Authorization: Bearer eve-token"
 _TOKENS = {"ada-token": "ada", "eve-token": "eve"}
 _EVENTS = "Accept: text/event-stream"
 
 
-@OnBoth
+@OnEach
 async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
     settings = HttpSettings(authenticate=bearer_tokens(_TOKENS))
     async with near(host, settings=settings) as server, on(server, "sse", ADA) as lane:
@@ -70,7 +70,7 @@ async def test_what_is_somebody_elses_is_not_there(host: str) -> None:
         assert await server.statuses([ours["end"]]) == [200]
 
 
-@OnBoth
+@OnEach
 async def test_a_session_of_ones_own_opens_nobody_elses_events(host: str) -> None:
     """Also where nobody is known: an id of an event is good for the session it was told to."""
     async with near(host) as server:
@@ -104,7 +104,7 @@ def _for_this_server_alone(head: Head) -> Identity:
     return Principal(owner)
 
 
-@OnBoth
+@OnEach
 async def test_a_token_for_another_audience_is_none(host: str) -> None:
     others = ["https://other.example/mcp", f"{_HERE}/x", _HERE[:-1], f"{_HERE}.evil", _HERE.upper(), "*", ""]
     async with near(host, settings=HttpSettings(authenticate=_for_this_server_alone)) as server:
@@ -145,7 +145,7 @@ def _asking() -> trimcp.Server[None]:
     return server
 
 
-@OnBoth
+@OnEach
 async def test_sealed_state_is_good_for_its_owner_its_request_and_its_time(host: str) -> None:
     ours, others = _asking(), _asking()
     settings = HttpSettings(authenticate=bearer_tokens(_TOKENS))
@@ -185,7 +185,7 @@ async def test_sealed_state_is_good_for_its_owner_its_request_and_its_time(host:
         assert "Ada" in good["result"]["content"][0]["text"]
 
 
-@OnBoth
+@OnEach
 async def test_sealed_state_is_its_owners_over_a_websocket_too(host: str) -> None:
     """What was sealed for one transport is good for another, and for nobody else."""
     settings = HttpSettings(authenticate=bearer_tokens(_TOKENS))

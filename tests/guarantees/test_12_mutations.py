@@ -24,13 +24,14 @@ from tests.peers.clients import EventsPeer, Peer, on, open_session
 from tests.peers.messages import call, modern_request, notification, request
 from tests.peers.processes import MIB, ChildServer, child_server
 from tests.peers.servers import ServerPool, ServerProcess
-from tests.peers.serving import SOFTWARE
+from tests.peers.serving import ON_EACH, SOFTWARE
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
 ]
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)
+OnEach = pytest.mark.parametrize("host", ON_EACH)
 
 
 @OnBoth
@@ -42,7 +43,7 @@ async def test_mutations_of_requests_do_no_harm(servers: ServerPool, host: str) 
         await survives(server, "http", min(many // 5, 1_000), many, partial(say_all, server, make))
 
 
-@OnBoth
+@OnEach
 async def test_mutations_of_messages_over_http_sse_do_no_harm(servers: ServerPool, host: str) -> None:
     many = count(1_000 if host == "own" else 300)
     async with servers(host, **{**CALM, "silence": 5.0}) as server:
@@ -85,7 +86,7 @@ async def _read_all(lane: EventsPeer) -> None:
         pass  # what was posted may end a session, such as garbage before its handshake
 
 
-@OnBoth
+@OnEach
 async def test_mutations_of_websocket_frames_do_no_harm(servers: ServerPool, host: str) -> None:
     many = count(1_500 if host == "own" else 300)
     async with servers(host, limits={"stall_timeout": 0.5}) as server:
@@ -97,7 +98,7 @@ async def test_mutations_of_websocket_frames_do_no_harm(servers: ServerPool, hos
 
 async def test_mutations_of_http_2_do_no_harm(servers: ServerPool) -> None:
     many = count(500)
-    async with servers("hypercorn", **CALM) as server:
+    async with servers("own", **CALM) as server:
         await server.warm()
         make = of_http2(random.Random(20_000))
         answered = await survives(server, "http/2", min(many, 1_000), many, partial(say_all, server, make))

@@ -23,15 +23,19 @@ from tests.guarantees.worlds import LOCAL, Homes, World
 from tests.hostile.server_for_attack import make_server
 from tests.peers.clients import ROADS, DirectPeer, on, open_session
 from tests.peers.http1 import HttpWire, http_request, post
-from tests.peers.messages import call, modern_request, request
+from tests.peers.http2 import grpc_call
+from tests.peers.messages import call, initialize, modern_request, request
 from tests.peers.processes import ChildServer, child_server
-from tests.peers.serving import SOFTWARE, ServedHere
+from tests.peers.serving import ON_EACH, ServedHere
 from tests.peers.websockets import close, message
 from trimcp.errors import McpError
+from trimcp.framing.grpc import json_rpc_header
+from trimcp.transports.grpc.channel import EXCHANGE
+from trimcp.transports.http.h2.frames import Code, rst_stream
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 
 pytestmark = pytest.mark.slow
-OnBoth = pytest.mark.parametrize("host", SOFTWARE)
+OnEach = pytest.mark.parametrize("host", ON_EACH)
 
 _EVENTS = "Accept: text/event-stream"
 _RESET = struct.pack("ii", 1, 0)
@@ -184,7 +188,7 @@ def one_line(said: list[str], loud: list[str], on: str) -> None:
     assert loud == []
 
 
-@OnBoth
+@OnEach
 @pytest.mark.parametrize("kind", _LEAVINGS)
 async def test_who_leaves_is_one_line_at_debug(host: str, kind: str, log: Log) -> None:
     async with near(host) as server:
@@ -193,7 +197,24 @@ async def test_who_leaves_is_one_line_at_debug(host: str, kind: str, log: Log) -
     one_line(said, loud, f"{host}, {kind}")
 
 
-@OnBoth
+@pytest.mark.parametrize("reset", [False, True], ids=["cut", "reset"])
+async def test_who_leaves_a_call_of_grpc_is_one_line_at_debug(reset: bool, log: Log) -> None:
+    said = [initialize("2025-11-25"), _HANG]
+    opened = grpc_call(EXCHANGE, *(json_rpc_header(len(text)) + text for text in said))
+    async with near("own") as server, server.wire() as wire:
+        await wire.send(opened)
+        await server.at_work()
+        log.forget()
+        if reset:
+            await wire.send(rst_stream(1, Code.CANCEL))
+        else:
+            await _vanish(wire, False)
+        await log.settle(server)
+        said_of_it, loud = log.ours, log.loud
+    one_line(said_of_it, loud, f"own, grpc, {'reset' if reset else 'cut'}")
+
+
+@OnEach
 async def test_who_wanted_nothing_more_is_none(host: str, log: Log) -> None:
     async with near(host) as server:
         log.forget()
@@ -308,7 +329,7 @@ def _one_error(records: list[logging.LogRecord]) -> int:
     return len(loud)
 
 
-@OnBoth
+@OnEach
 @pytest.mark.parametrize("road", ROADS)
 async def test_a_crash_is_one_error_and_its_caller_learns_nothing(host: str, road: str, log: Log) -> None:
     async with near(host, _crashing()) as server, on(server, road) as lane:

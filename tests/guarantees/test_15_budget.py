@@ -17,7 +17,7 @@ from tests.peers.http2 import grpc_call
 from tests.peers.messages import initialize, modern_request, request
 from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerPool, ServerProcess
-from tests.peers.serving import HTTP2, SOFTWARE
+from tests.peers.serving import HTTP2, ON_EACH, SOFTWARE
 from tests.peers.websockets import message, upgrade
 from trimcp.budget import DEFAULT_MEMORY
 from trimcp.framing.grpc import json_rpc_header
@@ -214,7 +214,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_calls_of_grpc(serv
     assert spent <= most
 
 
-@pytest.mark.parametrize("host", SOFTWARE)
+@pytest.mark.parametrize("host", ON_EACH)
 async def test_bodies_that_do_not_come_hold_bounded_memory_and_nobody_else(servers: ServerPool, host: str) -> None:
     refused = 0
 

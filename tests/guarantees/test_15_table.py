@@ -16,7 +16,7 @@ from tests.peers.http1 import Answer, http_request
 from tests.peers.messages import request
 from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerProcess
-from tests.peers.serving import SOFTWARE
+from tests.peers.serving import ON_EACH, SOFTWARE
 from tests.peers.websockets import message, upgrade
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
@@ -27,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the server is looked into by way of /proc"),
 ]
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)
+OnEach = pytest.mark.parametrize("host", ON_EACH)
 
 _BOTH = "Accept: application/json, text/event-stream"
 
@@ -49,7 +50,7 @@ def _ping(begun: Answer) -> bytes:
 # Handshakes
 
 
-@OnBoth
+@OnEach
 async def test_large_handshakes_are_not_kept(homes: Homes, host: str) -> None:
     many, large = 30, _hello("x" * 4_000_000)
     async with homes.pool(host) as server:
@@ -62,7 +63,7 @@ async def test_large_handshakes_are_not_kept(homes: Homes, host: str) -> None:
     assert figure(15, f"kept of {many} handshakes of 4 MB", kept, 8, "MiB", f"http {host}") <= 8
 
 
-@OnBoth
+@OnEach
 async def test_large_handshakes_are_not_kept_by_websockets_that_stay(homes: Homes, host: str) -> None:
     many, large = 30, message(_said("x" * 4_000_000))
     async with homes.pool(host) as server, AsyncExitStack() as stack:
@@ -78,7 +79,7 @@ async def test_large_handshakes_are_not_kept_by_websockets_that_stay(homes: Home
     assert figure(15, f"kept of {many} handshakes of 4 MB", kept, 8, "MiB", f"websocket {host}") <= 8
 
 
-@OnBoth
+@OnEach
 async def test_the_largest_handshakes_that_are_taken_cost_what_they_may(homes: Homes, host: str) -> None:
     many, most = 200, Limits().max_client_info
     async with homes.pool(host) as server:
@@ -96,7 +97,7 @@ async def test_the_largest_handshakes_that_are_taken_cost_what_they_may(homes: H
 # The table
 
 
-@OnBoth
+@OnEach
 @pytest.mark.parametrize("used", [False, True], ids=["never used", "used once"])
 async def test_one_address_does_not_fill_the_table(homes: Homes, host: str, used: bool) -> None:
     most, more = 300, 100

@@ -177,7 +177,7 @@ class _Relay:
             finally:
                 self._left()
             await _linger(client)
-        except (trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError, h11.ProtocolError):
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         finally:
             await trio.aclose_forcefully(client)
@@ -261,12 +261,17 @@ class _Relay:
         headers = list(head.headers.items())
         if wire.their_state is h11.SEND_BODY:
             headers.append(("connection", "close"))
-        await client.send_all(wire.send(h11.Response(status_code=head.status, headers=headers)) or b"")
+        out = wire.send(h11.Response(status_code=head.status, headers=headers)) or b""
+        if not stream.body and not stream.ended:
+            await client.send_all(out)
+            out = b""
         while data := await _body(stream):
-            await client.send_all(wire.send(h11.Data(data=data)) or b"")
+            await client.send_all(out + (wire.send(h11.Data(data=data)) or b""))
+            out = b""
             upstream.engine.credit(stream, len(data))
             upstream.flush()
-        await client.send_all(wire.send(h11.EndOfMessage()) or b"")
+        if out := out + (wire.send(h11.EndOfMessage()) or b""):
+            await client.send_all(out)
         return wire.our_state is h11.DONE and wire.their_state is h11.DONE
 
     async def _switch(

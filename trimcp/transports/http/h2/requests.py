@@ -319,7 +319,7 @@ class RequestStream(ReplyStream):
         if slow is None and connection.writer.stalled:
             slow = stalled(connection.peer, connection.hosting.limits.stall_timeout, self._queued)
         sent = max(0, self.sent - self._queued)
-        if not self.ended:
+        if not self.ended and tunnel is None:  # its session says so itself
             log.debug("%s %s before a response was finished", connection.peer, how)
         self._detach(connection)
         if tunnel is not None:
