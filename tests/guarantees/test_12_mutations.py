@@ -19,7 +19,7 @@ from tests.fuzz.effort import PATIENCE, count
 from tests.guarantees.mutating import CALM, HASTY, MOMENT, PULSE, SECRETS, alive, say_all, survives
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import LOCAL, Homes, World
-from tests.hostile.mutations import of_frames, of_http2, of_messages, of_requests
+from tests.hostile.mutations import of_exchanges, of_frames, of_http2, of_messages, of_requests
 from tests.peers.clients import EventsPeer, Peer, on, open_session
 from tests.peers.messages import call, modern_request, notification, request
 from tests.peers.processes import MIB, ChildServer, child_server
@@ -96,13 +96,17 @@ async def test_mutations_of_websocket_frames_do_no_harm(servers: ServerPool, hos
         await survives(server, "websocket", min(many // 2, 1_000), many, say)
 
 
-async def test_mutations_of_http_2_do_no_harm(servers: ServerPool) -> None:
+@pytest.mark.parametrize(("what", "make"), [("http/2", of_http2), ("grpc", of_exchanges)])
+async def test_mutations_of_http_2_do_no_harm(
+    servers: ServerPool, what: str, make: Callable[[random.Random], Callable[[], bytes]]
+) -> None:
     many = count(500)
     async with servers("own", **CALM) as server:
         await server.warm()
-        make = of_http2(random.Random(20_000))
-        answered = await survives(server, "http/2", min(many, 1_000), many, partial(say_all, server, make))
-        assert answered == many, "the beginning is right, and is answered at once"
+        say = partial(say_all, server, make(random.Random(20_000)))
+        assert await survives(server, what, min(many, 1_000), many, say) == many, (
+            "the beginning is right, and is answered at once"
+        )
 
 
 # Over stdio, and in this process

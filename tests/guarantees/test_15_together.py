@@ -80,6 +80,7 @@ async def attacked(server: ServerProcess, *, seconds: float = 8) -> Outcome:
     await quiet.make(server)
     base = server.forget_peak()
     command = [sys.executable, str(Path(attackers.__file__)), str(server.port)]
+    command += ["http2"] if server.software == "own" else []
     pipes = subprocess.PIPE
     crowd = await trio.lowlevel.open_process(command, stdin=pipes, stdout=pipes, env=ENVIRONMENT)
     try:

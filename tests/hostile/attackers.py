@@ -1,7 +1,8 @@
-"""Two hundred connections that try to fill a server's memory, run as a program of their own; its argument is the port.
+"""Two hundred connections that try to fill a server's memory, run as a program of their own.
 
-Each tries one thing over and over, as fast as it is let, until standard input ends or two minutes have passed. A line
-is written once all have begun, and at the end one with what came of it: `{"introductions 400": 17, ...}`.
+Its arguments are the port, and `http2` where that is served. Each tries one thing over and over, as fast as it is let,
+until standard input ends or two minutes have passed. A line is written once all have begun, and at the end one with
+what came of it: `{"introductions 400": 17, ...}`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ from contextlib import asynccontextmanager
 import attrs
 import trio
 
-from tests.peers.http1 import HttpWire, http_request, post
+from tests.peers.http1 import BOTH, HttpWire, http_request, post
+from tests.peers.http2 import FramePeer, grpc_call
 from tests.peers.messages import initialize, modern_request, notification, request
 from tests.peers.processes import MIB
 from tests.peers.serving import Place
 from tests.peers.websockets import message, upgrade
+from trimcp.framing.grpc import json_rpc_header
+from trimcp.transports.grpc.channel import EXCHANGE
+from trimcp.transports.http.h2.frames import DATA, MAX_FRAME, Setting, frame
 
 LARGE = 4 * MIB - 100_000
+BETWEEN = 0.2  # seconds between the calls of one connection
 PAUSE = 1.0  # seconds before another try: what is tried is to hold memory, not to use up the processor
 
 Attack = Callable[["Attackers"], Awaitable[None]]
@@ -142,6 +148,55 @@ async def socket_results(them: Attackers) -> None:
             await raw.say(message(request(n, "tools/call", name="big", arguments={"size": LARGE})))
 
 
+async def http2_bodies(them: Attackers) -> None:
+    """Bodies of which the end does not come, many over one connection of HTTP/2."""
+    wire = await them.connect()
+    async with held_open(wire):
+        peer = FramePeer(wire.stream)
+        await peer.start()
+        for _ in range(16):
+            id = await peer.ask("/mcp", None, headers=_posting("echo"), authority="localhost")
+            await wire.send(frame(DATA, 0, id, b"b" * MAX_FRAME) * 3)
+
+
+async def http2_results(them: Attackers) -> None:
+    """Many large results over HTTP/2, none of which the windows let through."""
+    wire = await them.connect()
+    async with held_open(wire):
+        peer = FramePeer(wire.stream)
+        await peer.start({Setting.INITIAL_WINDOW_SIZE: 0})
+        for n in range(10):
+            text = modern_request(n, "tools/call", name="big", arguments={"size": LARGE})
+            await peer.ask("/mcp", text, headers=_posting("big"), authority="localhost")
+            await trio.sleep(BETWEEN)
+
+
+async def grpc_results(them: Attackers) -> None:
+    """Many large results of MCP through gRPC, none of them read."""
+    texts = [initialize("2025-11-25"), notification("notifications/initialized")]
+    wire = await them.connect()
+    async with held_open(wire):
+        await wire.send(grpc_call(EXCHANGE, *(json_rpc_header(len(text)) + text for text in texts)))
+        for n in range(10):
+            text = request(n, "tools/call", name="big", arguments={"size": LARGE})
+            await wire.send(frame(DATA, 0, 1, json_rpc_header(len(text)) + text))
+            await trio.sleep(BETWEEN)
+
+
+async def grpc_fragments(them: Attackers) -> None:
+    """A message through gRPC that is never whole."""
+    wire = await them.connect()
+    async with held_open(wire):
+        await wire.send(grpc_call(EXCHANGE, json_rpc_header(LARGE) + b"f" * (MAX_FRAME // 2)))
+        await wire.send(frame(DATA, 0, 1, b"f" * MAX_FRAME) * 3)
+
+
+def _posting(tool: str) -> list[tuple[str, str]]:
+    """The headers of a call over HTTP/2."""
+    accepts = [("content-type", "application/json"), ("accept", BOTH), ("mcp-protocol-version", "2026-07-28")]
+    return [*accepts, ("mcp-method", "tools/call"), ("mcp-name", tool)]
+
+
 async def pongs(them: Attackers) -> None:
     """Pongs, as fast as they are taken."""
     wire = await them.connect()
@@ -175,13 +230,21 @@ ATTACKS: dict[Attack, int] = {
     chunks: 2,
 }
 """How many connections try what: 200 in all."""
+OVER_HTTP2: dict[Attack, int] = {
+    results: 20,
+    http2_bodies: 4,
+    http2_results: 1,
+    grpc_results: 1,
+    grpc_fragments: 4,
+}
+"""What is tried besides, or by fewer, where HTTP/2 and gRPC are served: 200 again, and as many results."""
 
 
-async def main(port: int) -> None:
+async def main(port: int, http2: bool) -> None:
     them = Attackers(port)
     async with trio.open_nursery() as nursery:
         nursery.cancel_scope.deadline = trio.current_time() + 120
-        for attack, number in ATTACKS.items():
+        for attack, number in (ATTACKS | (OVER_HTTP2 if http2 else {})).items():
             for _ in range(number):
                 nursery.start_soon(them.try_on, attack.__name__.replace("_", " "), attack)
                 await trio.sleep(0.002)
@@ -194,4 +257,4 @@ async def main(port: int) -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main, int(sys.argv[1]))
+    trio.run(main, int(sys.argv[1]), "http2" in sys.argv)

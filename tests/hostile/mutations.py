@@ -15,12 +15,15 @@ import h2.settings
 from tests.peers.http1 import http_request, post
 from tests.peers.messages import initialize, modern_request, notification, request
 from tests.peers.websockets import CONTINUATION, FIN, PING, PONG, TEXT, close, frame, handshake, message
+from trimcp.framing.grpc import PREFIX, json_rpc_header
+from trimcp.transports.grpc.channel import EXCHANGE
 
 __all__ = [
     "changed",
     "from_a_server",
     "of_agent_frames",
     "of_agent_requests",
+    "of_exchanges",
     "of_frames",
     "of_grpc",
     "of_http2",
@@ -244,7 +247,7 @@ def _http2(rng: random.Random) -> Iterator[bytes]:
 
 
 def of_grpc(rng: random.Random) -> Callable[[], bytes]:
-    """Return what makes calls of gRPC with something wrong: in a message, in its frame, or in the HTTP/2 around it."""
+    """Return what makes calls of agent tools through gRPC with something wrong, see `_of_calls`."""
     messages = import_module("trimcp.agent_tools.proto.agent_tools_pb2")
     call = messages.ToolRequest(
         tool_name="echo", arguments_json=b'{"text":"hi"}', request_id="1", context_id="a", timeout=1
@@ -264,6 +267,21 @@ def of_grpc(rng: random.Random) -> Callable[[], bytes]:
         (b"DestroyContext", messages.ContextDestroy(context_id="a")),
         (b"Provide", messages.FromProvider(provide_tools=offered)),
     ]
+    calls = [(b"/trimcp.v1.AgentTools/" + method, message.SerializeToString()) for method, message in right]
+    return _of_calls(rng, calls)
+
+
+def of_exchanges(rng: random.Random) -> Callable[[], bytes]:
+    """Return what makes calls that carry MCP through gRPC with something wrong, see `_of_calls`."""
+    return _of_calls(rng, [(EXCHANGE.encode(), json_rpc_header(len(text))[PREFIX:] + text) for text in _MESSAGES])
+
+
+def _of_calls(rng: random.Random, right: list[tuple[bytes, bytes]]) -> Callable[[], bytes]:
+    """Return what makes calls of gRPC with something wrong: in a message, in its frame, or in the HTTP/2 around it.
+
+    Args:
+        right: the path of each call, and the message that it begins with.
+    """
 
     def make() -> bytes:
         config = h2.config.H2Configuration(
@@ -273,16 +291,15 @@ def of_grpc(rng: random.Random) -> Callable[[], bytes]:
         connection.initiate_connection()
         frames = [connection.data_to_send()]
         for _ in range(rng.randrange(1, 4)):
-            number, (method, message) = connection.get_next_available_stream_id(), rng.choice(right)
+            number, (path, payload) = connection.get_next_available_stream_id(), rng.choice(right)
             head = [(b":method", b"POST"), (b":scheme", b"http"), (b":authority", b"localhost")]
-            head += [(b":path", b"/trimcp.v1.AgentTools/" + method), (b"te", b"trailers")]
+            head += [(b":path", path), (b"te", b"trailers")]
             head += [
                 (b"content-type", b"application/grpc"),
                 (b"grpc-timeout", rng.choice([b"1S", b"200m", b"x", b"-1S"])),
             ]
             connection.send_headers(number, head)
             frames.append(connection.data_to_send())
-            payload = message.SerializeToString()
             if rng.random() < 0.6:
                 payload = changed(rng, payload)
             data = b"\0" + len(payload).to_bytes(4, "big") + payload

@@ -52,12 +52,13 @@ def revisions(kind: str, transport: str) -> list[str]:
     return ["", MODERN, LEGACY] if kind == "rust" else [""]
 
 
+CLIENT_HOSTS = {"stdio": ("child",), "http2": ("own",)}
 CLIENTS = [
     pytest.param(kind, transport, host, revision, id=f"{kind}-{transport}-{host}-{revision or 'found'}")
     for kind in KINDS
-    for transport in ("stdio", "http", "sse")
-    if transport != "sse" or kind in SSE
-    for host in (("own", "hypercorn") if transport != "stdio" else ("child",))
+    for transport in ("stdio", "http", "http2", "sse")
+    if (transport != "sse" or kind in SSE) and (transport != "http2" or kind == "go")
+    for host in CLIENT_HOSTS.get(transport, ("own", "hypercorn"))
     for revision in revisions(kind, transport)
 ]
 
@@ -71,7 +72,7 @@ def test_their_client_drives_our_server(
         words = [str(word) for word in own_server()]
     else:
         served: Served = request.getfixturevalue(host)
-        words = [served.http if transport == "http" else served.sse]
+        words = [served.sse if transport == "sse" else served.http]
     log = tmp_path / "client.log"
     outcomes = run_scenarios([*program, "call", transport, *words], log, env={"REVISION": revision})
     # Elicitation came with 2025-06-18; over these the Java SDK speaks only 2024-11-05.

@@ -1,7 +1,7 @@
 // A server and a client on the official Go SDK, for the interop tests.
 //
 //	peer serve stdio|http|stateless|sse [REVISION ...]    serve; over HTTP print where
-//	peer call http|sse URL [REVISION]           carry out the scenarios, and print a line of JSON for each
+//	peer call http|http2|sse URL [REVISION]     carry out the scenarios, and print a line of JSON for each
 //	peer call stdio COMMAND ARGUMENT ...
 package main
 
@@ -311,6 +311,11 @@ func main() {
 		err = callAll(&mcp.CommandTransport{Command: exec.Command(rest[0], rest[1:]...)}, os.Getenv("REVISION"))
 	case kind == "sse":
 		err = callAll(&mcp.SSEClientTransport{Endpoint: rest[0]}, os.Getenv("REVISION"))
+	case kind == "http2":
+		protocols := new(http.Protocols)
+		protocols.SetUnencryptedHTTP2(true)
+		client := &http.Client{Transport: &http.Transport{Protocols: protocols}}
+		err = callAll(&mcp.StreamableClientTransport{Endpoint: rest[0], HTTPClient: client}, os.Getenv("REVISION"))
 	default:
 		err = callAll(&mcp.StreamableClientTransport{Endpoint: rest[0]}, os.Getenv("REVISION"))
 	}
