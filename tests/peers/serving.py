@@ -42,7 +42,7 @@ SOFTWARE = ("own", "hypercorn")
 HTTP2 = "own by HTTP/2"
 """Our own listener, reached through a proxy that speaks HTTP/2 to it."""
 ON_EACH = (*SOFTWARE, HTTP2)
-"""For tests of requests and WebSockets. Those about bytes of HTTP/1.1, such as its heads, have no meaning over HTTP/2."""
+"""For tests of requests and WebSockets. Those about bytes of HTTP/1.1, such as its heads, mean nothing over HTTP/2."""
 
 
 async def connect(port: int, *, receive_buffer: int | None = None, source: str = "") -> trio.SocketStream:
