@@ -12,6 +12,7 @@ then, so that a large value can be converted in turns (`in_turns`).
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from struct import Struct
@@ -334,29 +335,59 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool) -> Steps[Any]:
 
     With `both` JSON values are also set as Struct or Value.
     """
-    for field in message.DESCRIPTOR.fields:
-        name, kind = field.name, _VALUES.get(field.full_name)
-        if name == _WHOLE:
-            message.manifest_json = encode(dict(members))
-            continue
-        value = members.get(name[: -len(_TEXT)] if name.endswith(_TEXT) else name)
+    fields = _fields(message.DESCRIPTOR)
+    for member, value in members.items():
         if value is None:
             continue
-        if name.endswith(_TEXT):
-            setattr(message, name, encode(value))
-        elif kind is not None:
-            if both:
-                written = yield from (write_object if kind == _OBJECT else write_any)(value)
-                setattr(message, name, written)
-        elif field.message_type is None:
-            setattr(message, name, value)
-        elif field.is_repeated:
-            for item in value:
-                yield from fill(getattr(message, name).add(), item, both=both)
-        else:
-            getattr(message, name).SetInParent()
-            yield from fill(getattr(message, name), value, both=both)
+        for name, form in fields.get(member, ()):
+            if form is _Form.PLAIN:
+                setattr(message, name, value)
+            elif form is _Form.TEXT:
+                setattr(message, name, encode(value))
+            elif form is _Form.OBJECT or form is _Form.ANY:
+                if both:
+                    written = yield from (write_object if form is _Form.OBJECT else write_any)(value)
+                    setattr(message, name, written)
+            elif form is _Form.LIST:
+                for item in value:
+                    yield from fill(getattr(message, name).add(), item, both=both)
+            else:
+                getattr(message, name).SetInParent()
+                yield from fill(getattr(message, name), value, both=both)
+    if _WHOLE in message.DESCRIPTOR.fields_by_name:
+        message.manifest_json = encode(dict(members))
     return message
+
+
+class _Form(Enum):
+    """How a field has its member."""
+
+    PLAIN = 0
+    TEXT = 1  # JSON text
+    OBJECT = 2  # a Struct
+    ANY = 3  # a Value
+    LIST = 4  # messages
+    MESSAGE = 5
+
+
+@cache
+def _fields(descriptor: Any) -> dict[str, list[tuple[str, _Form]]]:
+    """Return the fields of a message by the member that they have: their names and forms."""
+    found: dict[str, list[tuple[str, _Form]]] = {}
+    for field in descriptor.fields:
+        name, kind = field.name, _VALUES.get(field.full_name)
+        if name == _WHOLE:
+            continue
+        if name.endswith(_TEXT):
+            form = _Form.TEXT
+        elif kind is not None:
+            form = _Form.OBJECT if kind == _OBJECT else _Form.ANY
+        elif field.message_type is None:
+            form = _Form.PLAIN
+        else:
+            form = _Form.LIST if field.is_repeated else _Form.MESSAGE
+        found.setdefault(name.removesuffix(_TEXT), []).append((name, form))
+    return found
 
 
 def wants_both(message: Any) -> bool:

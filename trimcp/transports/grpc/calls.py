@@ -60,13 +60,15 @@ class Carrier(Protocol):
 class Http2Call(Http2Stream):
     """One call: a `ByteStream` to a channel. Made by `Http2Client`.
 
+    It has more than 300 lines because what is sent, what arrives and who waits for it decide about the same end.
+
     Attributes:
         gone: set when nothing sent reaches the server any more.
     """
 
     __slots__ = (
-        *("_arrived", "_closed", "_connection", "_gone", "_http", "_most", "_news", "_pieces", "_size", "ended"),
-        *("failure", "headers", "last_headers"),
+        *("_arrived", "_closed", "_connection", "_gone", "_http", "_most", "_news", "_pieces", "_size", "_waiter"),
+        *("ended", "failure", "headers", "last_headers"),
     )
 
     window: int = WINDOW
@@ -84,7 +86,8 @@ class Http2Call(Http2Stream):
         self._closed = False
         self._gone: trio.Event | None = None
         self._http = 0  # the HTTP status
-        self._news = trio.lowlevel.ParkingLot()
+        self._news: trio.lowlevel.ParkingLot | None = None  # made when the first task waits
+        self._waiter: trio.lowlevel.Task | None = None  # it waits for the end of a call with one answer
         self._pieces = 0  # counts what was sent
         self.headers: dict[str, str] | None = None  # the server's first headers by lower-case name, once they are there
         self.last_headers: dict[str, str] = {}  # its last ones
@@ -113,7 +116,7 @@ class Http2Call(Http2Stream):
         while not self._over:
             if self.headers is not None and "grpc-status" not in self.headers:
                 break
-            await self._news.park()
+            await self._wait_for_news()
         if self.failure is not None:
             raise self.failure
         if self.ended and self.status is not GrpcStatus.OK:
@@ -131,13 +134,18 @@ class Http2Call(Http2Stream):
                 raise self.failure
             if self._closed:
                 raise trio.ClosedResourceError("this call was closed")
-            await self._news.park()
+            self._waiter = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._wait_no_more)
         if self.status is not GrpcStatus.OK:
             raise self._outcome()
         found = whole_message(bytes(self._arrived), self._most)
         if isinstance(found, GrpcFault):
             raise CallFailed(GrpcStatus.INTERNAL, "the server sent no answer, or several")
         return found
+
+    def _wait_no_more(self, _: object) -> trio.lowlevel.Abort:
+        self._waiter = None
+        return trio.lowlevel.Abort.SUCCEEDED
 
     def send_whole(self, data: bytes) -> int:
         """Send the only message, as far as it can be sent at once; return how many bytes that is."""
@@ -173,7 +181,7 @@ class Http2Call(Http2Stream):
                 if connection.writer.waiting >= _WAITING:
                     await connection.writer.room()
                 elif self.send_window <= 0 or connection.engine.send_window <= 0:
-                    await self._news.park()
+                    await self._wait_for_news()
         if connection.writer.waiting >= _WAITING:
             await connection.writer.room()
         if self.failure is not None:
@@ -198,7 +206,7 @@ class Http2Call(Http2Stream):
                     raise self._outcome()
                 return b""
             waited = True
-            await self._news.park()
+            await self._wait_for_news()
         if not waited:
             await trio.lowlevel.checkpoint()
         arrived = bytes(self._arrived)
@@ -282,6 +290,11 @@ class Http2Call(Http2Stream):
             status = GrpcStatus.UNKNOWN
         return CallFailed(status, one_line(text, _LONGEST), self.last_headers)
 
+    async def _wait_for_news(self) -> None:
+        if self._news is None:
+            self._news = trio.lowlevel.ParkingLot()
+        await self._news.park()
+
     def check(self) -> None:
         """Raise if nothing can be sent any more."""
         if self.failure is not None:
@@ -341,7 +354,8 @@ class Http2Call(Http2Stream):
 
     def window_opened(self) -> None:
         """See `Http2Stream.window_opened`."""
-        self._news.unpark_all()
+        if self._news:
+            self._news.unpark_all()
 
     def fail(self, failure: CallFailed) -> None:
         """Note that the call has failed."""
@@ -352,5 +366,9 @@ class Http2Call(Http2Stream):
     def _wake(self) -> None:
         if self._gone is not None:
             self._gone.set()
-        self._news.unpark_all()
+        if self._news:
+            self._news.unpark_all()
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            trio.lowlevel.reschedule(waiter)
         self._connection.call_ended()

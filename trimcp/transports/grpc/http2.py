@@ -117,7 +117,8 @@ class Http2Client:
         Raises CallFailed: the call has failed; its status says how.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        await self._wait_for_room()
+        if len(self.engine.streams) >= self.engine.peer_streams or not self.usable:
+            await self._wait_for_room()
         call, data = Http2Call(self, max_message), message_frame(request)
         self.engine.open(call, self._head(path, tuple(metadata), timeout), end=False)
         try:

@@ -113,7 +113,7 @@ class Engine:
         if not self._started and not self._start():
             return False
         data, at, end = self._data, 0, len(self._data)
-        unpack, data_kind = h2.HEADER.unpack_from, h2.DATA
+        unpack, data_kind, head_kind = h2.HEADER.unpack_from, h2.DATA, h2.HEADERS
         try:
             while most > 0:
                 if end - at < h2.HEADER_SIZE:
@@ -125,16 +125,19 @@ class Engine:
                 stop = at + h2.HEADER_SIZE + size
                 if stop > end:
                     return False
+                id &= _STREAM_BITS
                 if self._block is not None or not self._settled:
-                    self._check_order(kind, id & _STREAM_BITS)
+                    self._check_order(kind, id)
                 payload = data[at + h2.HEADER_SIZE : stop]
                 try:
                     if kind == data_kind:
-                        self._take_data(flags, id & _STREAM_BITS, payload)
+                        self._take_data(flags, id, payload)
+                    elif kind == head_kind and flags & _WHOLE == h2.END_HEADERS and size < LARGE_BLOCK and id:
+                        self._take_block(flags, id, payload)
                     else:
                         if self._is_large(kind, flags, size):
                             return True
-                        self._take_frame(kind, flags, id & _STREAM_BITS, payload)
+                        self._take_frame(kind, flags, id, payload)
                 except Http2Error as error:
                     if not error.stream:
                         raise
@@ -477,15 +480,30 @@ class Engine:
 
     def send_head(self, stream: Http2Stream, block: bytes, *, end: bool) -> None:
         """Send a head, the first or the last; with `end` nothing follows."""
-        self.out += h2.header_frames(stream.id, block, end=end)
+        size = len(block)
+        if size <= h2.MAX_FRAME:  # nearly always
+            flags = h2.END_HEADERS | h2.END_STREAM if end else h2.END_HEADERS
+            self.out += h2.HEADER.pack(size >> 8, size & 0xFF, h2.HEADERS, flags, stream.id)
+            self.out += block
+        else:
+            self.out += h2.header_frames(stream.id, block, end=end)
         if end:
             self._sent_all(stream)
 
     def send_data(self, stream: Http2Stream, data: bytes | memoryview, *, end: bool) -> int:
         """Send as much as the windows let, and return how much that was; `end`: it is the last, once all is sent."""
-        size = len(data)
-        allowed = min(size, stream.send_window, self.send_window)
+        size, window = len(data), stream.send_window
         out, id, at = self.out, stream.id, 0
+        if 0 < size <= h2.MAX_FRAME and size <= window and size <= self.send_window:  # nearly always
+            out += h2.HEADER.pack(size >> 8, size & 0xFF, h2.DATA, h2.END_STREAM if end else 0, id)
+            out += data
+            stream.send_window = window - size
+            self.send_window -= size
+            self._allowance.useful += 1
+            if end:
+                self._sent_all(stream)
+            return size
+        allowed = min(size, window, self.send_window)
         while at < allowed or (end and at == size):
             piece = min(allowed - at, h2.MAX_FRAME)
             last = end and at + piece == size
@@ -573,6 +591,7 @@ def _grown(window: int, size: int, id: int) -> int:
 _NOBODY: Final[Any] = None
 _NO_HEAD: Final = -1  # in place of `left`: the response has not begun
 _ON_ITSELF: Final = 0x100  # a flag of ours: the stream depends on itself
+_WHOLE: Final = h2.END_HEADERS | h2.PADDED | h2.PRIORITIZED  # the flags that say of what a frame of a head consists
 _SETTINGS_ACK: Final = h2.frame(h2.SETTINGS, h2.ACK, 0)
 
 _Take = Callable[[Engine, int, int, bytes], None]
