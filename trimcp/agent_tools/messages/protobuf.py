@@ -340,15 +340,15 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool) -> Steps[Any]:
         if value is None:
             continue
         for name, form in fields.get(member, ()):
-            if form is _Form.PLAIN:
+            if form is _FieldForm.PLAIN:
                 setattr(message, name, value)
-            elif form is _Form.TEXT:
+            elif form is _FieldForm.TEXT:
                 setattr(message, name, encode(value))
-            elif form is _Form.OBJECT or form is _Form.ANY:
+            elif form is _FieldForm.OBJECT or form is _FieldForm.ANY:
                 if both:
-                    written = yield from (write_object if form is _Form.OBJECT else write_any)(value)
+                    written = yield from (write_object if form is _FieldForm.OBJECT else write_any)(value)
                     setattr(message, name, written)
-            elif form is _Form.LIST:
+            elif form is _FieldForm.LIST:
                 for item in value:
                     yield from fill(getattr(message, name).add(), item, both=both)
             else:
@@ -359,7 +359,7 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool) -> Steps[Any]:
     return message
 
 
-class _Form(Enum):
+class _FieldForm(Enum):
     """How a field has its member."""
 
     PLAIN = 0
@@ -371,21 +371,21 @@ class _Form(Enum):
 
 
 @cache
-def _fields(descriptor: Any) -> dict[str, list[tuple[str, _Form]]]:
+def _fields(descriptor: Any) -> dict[str, list[tuple[str, _FieldForm]]]:
     """Return the fields of a message by the member that they have: their names and forms."""
-    found: dict[str, list[tuple[str, _Form]]] = {}
+    found: dict[str, list[tuple[str, _FieldForm]]] = {}
     for field in descriptor.fields:
         name, kind = field.name, _VALUES.get(field.full_name)
         if name == _WHOLE:
             continue
         if name.endswith(_TEXT):
-            form = _Form.TEXT
+            form = _FieldForm.TEXT
         elif kind is not None:
-            form = _Form.OBJECT if kind == _OBJECT else _Form.ANY
+            form = _FieldForm.OBJECT if kind == _OBJECT else _FieldForm.ANY
         elif field.message_type is None:
-            form = _Form.PLAIN
+            form = _FieldForm.PLAIN
         else:
-            form = _Form.LIST if field.is_repeated else _Form.MESSAGE
+            form = _FieldForm.LIST if field.is_repeated else _FieldForm.MESSAGE
         found.setdefault(name.removesuffix(_TEXT), []).append((name, form))
     return found
 

@@ -352,7 +352,7 @@ class Engine:
             raise Http2Error(Code.FRAME_SIZE_ERROR, "the size of a window's growth has four bytes")
         size = h2.word_at(payload, 0) & h2.MAX_WINDOW
         if not id:
-            before, self.send_window = self.send_window, _grown(self.send_window, size, id)
+            before, self.send_window = self.send_window, h2.grown(self.send_window, size, id)
             if before <= 0:
                 self._user.windows_opened()
             else:
@@ -361,7 +361,7 @@ class Engine:
         stream = self._unless_ended(id, "WINDOW_UPDATE on")
         if stream is None:
             return
-        before, stream.send_window = stream.send_window, _grown(stream.send_window, size, id)
+        before, stream.send_window = stream.send_window, h2.grown(stream.send_window, size, id)
         self._allowance.spend("growing windows")
         if before <= 0:
             stream.window_opened()
@@ -577,15 +577,6 @@ class Engine:
         closed[id] = reset
         if len(closed) > _REMEMBERED:
             del closed[next(iter(closed))]
-
-
-def _grown(window: int, size: int, id: int) -> int:
-    """Return a window that the peer lets grow. Raises Http2Error if that is nothing, or too much."""
-    if not size:
-        raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing", id)
-    if window + size > h2.MAX_WINDOW:
-        raise Http2Error(Code.FLOW_CONTROL_ERROR, "a window is too large", id)
-    return window + size
 
 
 _NOBODY: Final[Any] = None

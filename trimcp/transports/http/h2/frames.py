@@ -131,3 +131,12 @@ def unpadded(payload: bytes) -> bytes:
     if not payload or payload[0] >= len(payload):
         raise Http2Error(Code.PROTOCOL_ERROR, "more padding than frame")
     return payload[1 : len(payload) - payload[0]]
+
+
+def grown(window: int, size: int, id: int) -> int:
+    """Return a window that the peer lets grow. Raises Http2Error if that is nothing, or too much."""
+    if not size:
+        raise Http2Error(Code.PROTOCOL_ERROR, "a window that grows by nothing", id)
+    if window + size > MAX_WINDOW:
+        raise Http2Error(Code.FLOW_CONTROL_ERROR, "a window is too large", id)
+    return window + size
