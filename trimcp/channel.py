@@ -21,8 +21,7 @@ import trio
 from trimcp.budget import Holding
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
-from trimcp.support.slotted import slotted
-from trimcp.support.values import shown, valued
+from trimcp.support.slotted import shown, slotted, valued
 from trimcp.wire.jsonrpc import Message, RequestId
 
 LANES: Final = ("replies", "requests", "progress", "logs", "changes", "others")

@@ -13,7 +13,7 @@ from typing import Final
 
 import attrs
 
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 __all__ = ["HiddenText", "hidden_text", "show_hidden", "strip_hidden"]
 

@@ -18,8 +18,7 @@ from trimcp.server.server import Server
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.session import Session
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.support.slotted import slotted
-from trimcp.support.values import valued
+from trimcp.support.slotted import slotted, valued
 from trimcp.transports.stdio.server import claim_stdio
 
 if TYPE_CHECKING:

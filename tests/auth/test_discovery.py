@@ -18,11 +18,10 @@ from joserfc.jwk import ECKey
 
 from tests.auth.authority import ISSUER, REDIRECT, SERVER, Authority
 from tests.auth.test_flow import NOW, WELL_KNOWN, challenge, kept, login
-from trimcp.auth.challenges import find_challenge, parse_challenges
 from trimcp.auth.credentials import Credentials, Registration, Tokens
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import SigningKey
-from trimcp.auth.metadata import covers, same_issuer
+from trimcp.auth.metadata import covers, find_challenge, parse_challenges, same_issuer
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.errors import AuthorizationError
 

@@ -11,11 +11,11 @@ from joserfc import jwt
 from joserfc.jwk import ECKey
 
 from tests.auth.authority import ISSUER, REDIRECT, SERVER, Authority, basic
-from trimcp.auth.challenges import AuthChallenge
 from trimcp.auth.credentials import Credentials, Registration, Tokens
 from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import ProofKey, SigningKey
+from trimcp.auth.metadata import AuthChallenge
 from trimcp.auth.steps import Fetch, Fetched
 from trimcp.errors import AuthorizationError
 

@@ -11,8 +11,7 @@ import orjson
 import trio
 
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
-from trimcp.bench.plan import MixEntry, Plan
-from trimcp.bench.requests import prepare
+from trimcp.bench.plan import MixEntry, Plan, prepare
 from trimcp.bench.supply import Load, Supply
 from trimcp.bench.tally import Tally
 from trimcp.wire.revisions import LATEST, Revision

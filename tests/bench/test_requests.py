@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from trimcp.bench.plan import MixEntry
-from trimcp.bench.requests import cancellation, prepare
+from trimcp.bench.plan import MixEntry, cancellation, prepare
 from trimcp.errors import LocalError
 from trimcp.framing.headers import find_mirrors
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision

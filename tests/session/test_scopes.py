@@ -15,8 +15,7 @@ from tests.session.support import linked
 from trimcp.errors import LocalError
 from trimcp.session.clock import deadline_around
 from trimcp.session.scopes import Work, guarded
-from trimcp.support.containment import contained
-from trimcp.support.nurseries import merge_failures, open_service_nursery, split_cancelled, unwrap_single
+from trimcp.support.nurseries import contained, merge_failures, open_service_nursery, split_cancelled, unwrap_single
 
 
 def test_the_sole_exception_is_found_inside_groups() -> None:

@@ -13,7 +13,7 @@ import trimcp
 import trimcp.testing
 from trimcp import agent_tools, auth
 from trimcp.client.client import Client
-from trimcp.fleet.supervision import Breaker, Health
+from trimcp.fleet.supervisor import Breaker, Health
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits, Quota
 from trimcp.support.bounds import check_number, checked

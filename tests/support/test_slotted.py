@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import attrs
 import pytest
 
-from trimcp.support.slotted import slotted
-from trimcp.support.values import valued
+from trimcp.support.slotted import slotted, valued
 from trimcp.wire.jsonrpc import ErrorResponse, Request
 
 T = TypeVar("T")

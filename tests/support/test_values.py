@@ -10,7 +10,7 @@ import attrs
 import pytest
 
 from trimcp.channel import Incoming
-from trimcp.support.values import shown, valued
+from trimcp.support.slotted import shown, valued
 from trimcp.wire.jsonrpc import ErrorResponse, Request
 
 

@@ -22,7 +22,7 @@ from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.session.agent_context import ContextEvent
 from trimcp.support.cleaning import harmless, log_crash
-from trimcp.support.containment import contained
+from trimcp.support.nurseries import contained
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import attrs
 
-from trimcp.auth.challenges import AuthChallenge
 from trimcp.auth.metadata import (
+    AuthChallenge,
     AuthorizationServer,
     ProtectedResource,
     canonical_url,

@@ -22,12 +22,19 @@ from urllib.parse import parse_qs, quote_plus, urlencode, urlsplit
 
 import attrs
 
-from trimcp.auth.challenges import AuthChallenge
 from trimcp.auth.credentials import Credentials, Registration, Tokens, sendable
 from trimcp.auth.discovery import Discovery, Flow, TokenSource, check_url
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
 from trimcp.auth.jose import ProofKey
-from trimcp.auth.metadata import AuthorizationServer, is_text, origin_of, same_issuer, secure_url, texts_in
+from trimcp.auth.metadata import (
+    AuthChallenge,
+    AuthorizationServer,
+    is_text,
+    origin_of,
+    same_issuer,
+    secure_url,
+    texts_in,
+)
 from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit, code_of, failed, hint, object_in, refusal, shown
 from trimcp.errors import AuthorizationError
 

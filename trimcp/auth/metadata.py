@@ -1,12 +1,16 @@
-"""What a protected resource and an authorization server say of themselves, and where it is found.
+"""What a protected resource and an authorization server say of themselves, where it is found, and their challenges.
 
 RFC 9728 (protected resources), RFC 8414 and OpenID Connect Discovery 1.0 (authorization servers); specification,
-"Authorization Server Discovery". Nothing here does input or output.
+"Authorization Server Discovery"; `WWW-Authenticate`, read and written (RFC 9110 section 11.6.1, RFC 6750 section 3).
+Nothing here does input or output.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, TypeGuard, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -14,6 +18,7 @@ import attrs
 
 from trimcp.errors import AuthorizationError
 from trimcp.support.addresses import bracketed, is_loopback
+from trimcp.support.bounds import TOKEN
 
 T = TypeVar("T")
 
@@ -198,3 +203,68 @@ def issuer_metadata_urls(issuer: str) -> tuple[str, ...]:
     if not path:
         return (origin + _OAUTH, origin + _OPENID)
     return (origin + _OAUTH + path, origin + _OPENID + path, origin + path + _OPENID)
+
+
+_MAX_HEADER: Final = 16 * 1024
+# What may come next: a parameter (name=token or name="text"), the beginning of a challenge (a scheme, perhaps with a
+# token68), or a comma. Some servers forget it between parameters, write a semicolon, or leave a URL without quotes.
+_NEXT: Final = re.compile(
+    rf"[ \t]*(?:(?P<name>{TOKEN})[ \t]*=[ \t]*(?:\"(?P<text>(?:[^\"\\]|\\.)*)\"|(?P<token>[^ \t,;\"]+))"
+    rf"|(?P<scheme>{TOKEN})(?:[ \t]+(?P<token68>[A-Za-z0-9._~+/-]+=*)[ \t]*(?=,|\Z))?(?=[ \t,;]|\Z)"
+    r"|(?P<comma>[,;]))",
+    re.ASCII | re.DOTALL,
+)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+
+
+@attrs.frozen
+class AuthChallenge:
+    """One challenge of a 401 or 403."""
+
+    scheme: str  # in lower case, such as "bearer"
+    # by name in lower case. Untrusted text.
+    parameters: Mapping[str, str] = attrs.field(factory=lambda: MappingProxyType({}))
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The scopes it asks for; none where it names none."""
+        return tuple(self.parameters.get("scope", "").split())
+
+
+def parse_challenges(header: str) -> tuple[AuthChallenge, ...]:
+    """Return the challenges that a header holds, as far as it can be read.
+
+    `header`: its value; several headers joined with commas. What follows the first 16 KiB is not read.
+    """
+    found: list[tuple[str, dict[str, str]]] = []
+    at, header = 0, header[:_MAX_HEADER]
+    while (match := _NEXT.match(header, at)) is not None and match.end() > at:
+        at = match.end()
+        if (scheme := match["scheme"]) is not None:
+            found.append((scheme.lower(), {}))
+        elif (name := match["name"]) is not None and found:
+            text = match["token"] if match["text"] is None else _ESCAPED.sub(r"\1", match["text"])
+            found[-1][1].setdefault(name.lower(), text)
+    return tuple(AuthChallenge(scheme, MappingProxyType(parameters)) for scheme, parameters in found)
+
+
+def find_challenge(header: str) -> AuthChallenge | None:
+    """Return the challenge for DPoP that a header has, else the one for a bearer token, or None."""
+    challenges = parse_challenges(header)
+    return next((found for scheme in ("dpop", "bearer") for found in challenges if found.scheme == scheme), None)
+
+
+def challenge_text(scheme: str, parameters: Mapping[str, str | None]) -> str:
+    """Return the value of a `WWW-Authenticate` header; parameters that are None are left out.
+
+    Raises ValueError: a parameter holds what cannot stand in a header.
+    """
+    pairs = []
+    for name, text in parameters.items():
+        if text is None:
+            continue
+        if not text.isprintable() or not text.isascii():
+            raise ValueError(f"{name} of a challenge is printable ASCII")
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        pairs.append(f'{name}="{escaped}"')
+    return f"{scheme} {', '.join(pairs)}".rstrip()

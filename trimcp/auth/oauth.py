@@ -19,12 +19,11 @@ import trio
 
 from trimcp.auth.accounts import Account, Attempt
 from trimcp.auth.browser import Browser, Redirect, UserAgent
-from trimcp.auth.challenges import AuthChallenge, find_challenge
 from trimcp.auth.credentials import Credentials, StoreKey, Tokens
 from trimcp.auth.discovery import Flow, T
 from trimcp.auth.flow import Login
 from trimcp.auth.grants import AuthorizationCode, Grant
-from trimcp.auth.metadata import host_of, origin_of
+from trimcp.auth.metadata import AuthChallenge, find_challenge, host_of, origin_of
 from trimcp.auth.steps import Fetch, Fetched, Listen, Step, Visit, code_of, shown
 from trimcp.auth.stores import CredentialStore, MemoryStore
 from trimcp.errors import AuthorizationError

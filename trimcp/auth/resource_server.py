@@ -23,9 +23,16 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 import attrs
 import trio
 
-from trimcp.auth.challenges import challenge_text
 from trimcp.auth.keys import Issuer, IssuerKeys
-from trimcp.auth.metadata import RESOURCE_METADATA, canonical_url, host_of, origin_of, same_issuer, secure_url
+from trimcp.auth.metadata import (
+    RESOURCE_METADATA,
+    canonical_url,
+    challenge_text,
+    host_of,
+    origin_of,
+    same_issuer,
+    secure_url,
+)
 from trimcp.auth.steps import Fetch
 from trimcp.auth.verifying import (
     ASYMMETRIC,

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import attrs
 import trio
 
-from trimcp.bench.plan import NUMBER, MixEntry, Plan
+from trimcp.bench.plan import CLIENT, NUMBER, MixEntry, Plan, PreparedRequest, prepare
 from trimcp.bench.report import WireName
-from trimcp.bench.requests import CLIENT, PreparedRequest, prepare
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError

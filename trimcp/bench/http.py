@@ -22,7 +22,7 @@ import trio
 
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener
-from trimcp.bench.requests import cancellation
+from trimcp.bench.plan import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall
 from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.errors import ConnectionLost, McpError

@@ -16,7 +16,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.bench.requests import cancellation
+from trimcp.bench.plan import cancellation
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Supply
 from trimcp.bench.tally import Tally
 from trimcp.errors import McpError

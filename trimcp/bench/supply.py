@@ -16,8 +16,7 @@ from typing import Final, Literal
 import attrs
 import trio
 
-from trimcp.bench.plan import Plan
-from trimcp.bench.requests import CLIENT, PreparedRequest
+from trimcp.bench.plan import CLIENT, Plan, PreparedRequest
 from trimcp.bench.tally import LATE, Tally
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import encode_request

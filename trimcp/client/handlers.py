@@ -18,7 +18,7 @@ from trimcp.session.calls import Rounds
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_number, check_truth
-from trimcp.support.containment import contained
+from trimcp.support.nurseries import contained
 from trimcp.wire.capabilities import (
     ClientCapabilities,
     ElicitationCapability,

@@ -6,7 +6,7 @@ from trimcp.support.lazy import lazy_names as _lazy_names
 _NAMES = {
     "trimcp.fleet.combinators": "Mapped Outcome call_all first_of hedge map_bounded",
     "trimcp.fleet.group": "Group",
-    "trimcp.fleet.supervision": "Breaker Health UpstreamState UpstreamStatistics",
+    "trimcp.fleet.supervisor": "Breaker Health UpstreamState UpstreamStatistics",
     "trimcp.support.restarts": "Restarts",
     "trimcp.fleet.upstream": "Upstream UpstreamSubscription supervise",
 }

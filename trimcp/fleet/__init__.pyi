@@ -7,10 +7,10 @@ from trimcp.fleet.combinators import first_of as first_of
 from trimcp.fleet.combinators import hedge as hedge
 from trimcp.fleet.combinators import map_bounded as map_bounded
 from trimcp.fleet.group import Group as Group
-from trimcp.fleet.supervision import Breaker as Breaker
-from trimcp.fleet.supervision import Health as Health
-from trimcp.fleet.supervision import UpstreamState as UpstreamState
-from trimcp.fleet.supervision import UpstreamStatistics as UpstreamStatistics
+from trimcp.fleet.supervisor import Breaker as Breaker
+from trimcp.fleet.supervisor import Health as Health
+from trimcp.fleet.supervisor import UpstreamState as UpstreamState
+from trimcp.fleet.supervisor import UpstreamStatistics as UpstreamStatistics
 from trimcp.fleet.upstream import Upstream as Upstream
 from trimcp.fleet.upstream import UpstreamSubscription as UpstreamSubscription
 from trimcp.fleet.upstream import supervise as supervise

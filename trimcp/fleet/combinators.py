@@ -19,7 +19,7 @@ import trio
 from trimcp.errors import NoGoodAnswer
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import merge_failures, open_service_nursery, split_cancelled, unwrap_single
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 T = TypeVar("T")
 KeyT = TypeVar("KeyT")

@@ -19,7 +19,7 @@ from trimcp.client.client import Client, Target
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.fleet.combinators import first_of
-from trimcp.fleet.supervision import UpstreamState
+from trimcp.fleet.supervisor import UpstreamState
 from trimcp.fleet.upstream import Supervising, Upstream, supervise
 from trimcp.session.calls import Call
 from trimcp.support.cleaning import log_crash, one_line

@@ -20,8 +20,7 @@ from trimcp.channel import require_trio
 from trimcp.client.client import Client, Connectable, Target, named
 from trimcp.client.session import ClientSession
 from trimcp.errors import ConnectionLost, LocalError, McpError, NotStarted, UpstreamDown
-from trimcp.fleet.supervision import Breaker, Health, UpstreamState, UpstreamStatistics
-from trimcp.fleet.supervisor import Supervisor
+from trimcp.fleet.supervisor import Breaker, Health, Supervisor, UpstreamState, UpstreamStatistics
 from trimcp.session.calls import Call
 from trimcp.session.listening import Change, ResourceUpdated, changes_wanted, possible_changes
 from trimcp.session.queues import Changes

@@ -19,8 +19,7 @@ import attrs
 
 from trimcp.errors import LocalError
 from trimcp.support.bounds import is_token
-from trimcp.support.slotted import slotted
-from trimcp.support.values import valued
+from trimcp.support.slotted import slotted, valued
 from trimcp.wire.jsonrpc import Unencodable
 from trimcp.wire.subschemas import subschemas
 

@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 from trimcp.principal import Principal
 from trimcp.protocol.bound_methods import BoundMethod
 from trimcp.protocol.states import Inbound
-from trimcp.support.slotted import slotted
-from trimcp.support.values import shown
+from trimcp.support.slotted import shown, slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import META_TRACE, Implementation, LoggingLevel
 from trimcp.wire.jsonrpc import RequestId

@@ -39,7 +39,7 @@ from typing import Any
 
 import attrs
 
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, MISSING_CAPABILITY, UNSUPPORTED_VERSION
 from trimcp.wire.revisions import REVISIONS, Era, Revision
 

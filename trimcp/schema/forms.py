@@ -14,7 +14,7 @@ from trimcp.schema.converters import converter_for
 from trimcp.schema.hints import Field, is_model, is_record, split
 from trimcp.schema.json_schema import SchemaBuilder, takes_null
 from trimcp.schema.validator import Validator, validator_for
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.wire.input_requests import ElicitResult
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ import attrs
 
 from trimcp.schema.docstrings import parse
 from trimcp.support.bounds import is_token
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 _QUALIFIERS: Final = frozenset({"Required", "NotRequired", "ReadOnly", "Final"})  # of typing or typing_extensions
 

@@ -11,7 +11,7 @@ import orjson
 
 from trimcp.schema.convert import ConversionError, to_json
 from trimcp.schema.signature import shows_itself
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.wire.content import AudioContent, ContentBlock, ImageContent, TextContent
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import JSON, Unencodable

@@ -18,8 +18,7 @@ from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.session.context import Context, StateT, client_key
 from trimcp.session.job import CancelReason
-from trimcp.support.containment import innermost_scope, is_cancelled, named
-from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.nurseries import innermost_scope, is_cancelled, named, open_service_nursery
 from trimcp.support.slotted import slotted
 from trimcp.wire.common import LoggingLevel
 from trimcp.wire.input_requests import CreateMessageParams, CreateMessageResult, ElicitResult, Root

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 import attrs
 
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 Value = str | list[str]
 

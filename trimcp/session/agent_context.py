@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import attrs
 import trio
 
-from trimcp.support.values import shown
+from trimcp.support.slotted import shown
 
 
 # Mutable only because attrs takes three times as long to create a frozen object. Do not change it.

@@ -28,7 +28,7 @@ from trimcp.session.error_answers import ErrorAnswer, error_for, own_error_data
 from trimcp.session.facts import SessionMemory, TransportFacts
 from trimcp.session.limits import Limits
 from trimcp.session.scopes import Work
-from trimcp.support.containment import abandon_left_open, contained, has_left_open, innermost_scope, split_own_failures
+from trimcp.support.nurseries import abandon_left_open, contained, has_left_open, innermost_scope, split_own_failures
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, CANCELLED_BY_OPERATOR, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.converter import NotInRevision

@@ -20,7 +20,7 @@ from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
 from trimcp.session.scopes import WaitingTasks
-from trimcp.support.containment import innermost_scope
+from trimcp.support.nurseries import innermost_scope
 from trimcp.support.slotted import slotted
 from trimcp.wire.jsonrpc import RequestId
 

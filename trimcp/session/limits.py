@@ -7,7 +7,7 @@ import attrs
 from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE
 from trimcp.protocol.profile import Role
 from trimcp.support.bounds import checked
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 
 @attrs.frozen(field_transformer=checked(zero=("waiting",)))

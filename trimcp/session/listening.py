@@ -21,7 +21,7 @@ from trimcp.session.pending import Pending
 from trimcp.session.queues import Changes
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.jsonrpc import RequestId

@@ -13,8 +13,7 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.support.containment import contained, named
-from trimcp.support.nurseries import split_cancelled
+from trimcp.support.nurseries import contained, named, split_cancelled
 from trimcp.support.slotted import slotted
 
 log: logging.Logger = logging.getLogger("trimcp.session")

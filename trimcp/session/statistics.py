@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import attrs
 
 from trimcp.channel import LANES, HttpClientStatistics, LaneCounts, Outgoing, lane_of
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 
 @attrs.frozen

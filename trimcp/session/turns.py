@@ -15,7 +15,7 @@ import trio
 from trimcp.errors import ErrorReply
 from trimcp.session.limits import Quota
 from trimcp.support.rates import TokenBucket
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.wire.codes import OVERLOADED
 
 MOST_WAITING: Final = 100_000

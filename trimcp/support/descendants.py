@@ -20,7 +20,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 _POLL: Final = 0.03
 

@@ -8,7 +8,7 @@ from random import Random
 import attrs
 
 from trimcp.support.bounds import checked
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 
 @attrs.frozen(field_transformer=checked(zero=("first_pause", "longest_pause", "lasting")))

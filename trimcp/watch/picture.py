@@ -18,7 +18,7 @@ import trio
 from trimcp.session.job import Extras, Finished, Job
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.watch.tree import waiting_places
 from trimcp.wire.common import Implementation
 

@@ -9,7 +9,7 @@ import attrs
 
 from trimcp.session.statistics import Lanes
 from trimcp.session.turns import TurnStatistics
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 if TYPE_CHECKING:
     from trimcp.workers.pool import ProcessStatistics

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from trimcp.support.slotted import slotted
-from trimcp.support.values import valued
+from trimcp.support.slotted import slotted, valued
 
 PARSE_ERROR: Final = -32700
 """The text is not JSON (JSON-RPC 2.0 section 5.1)."""

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, TypeAlias, get_args
 
 import attrs
 
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.wire.fields import ABSENT, field, wire
 from trimcp.wire.revisions import V2025_06_18, V2025_11_25, V2026_07_28
 

@@ -14,8 +14,7 @@ from typing import Any, Final, Literal, NoReturn, TypeVar, Union, dataclass_tran
 
 import attrs
 
-from trimcp.support.slotted import slotted
-from trimcp.support.values import valued
+from trimcp.support.slotted import slotted, valued
 from trimcp.wire.revisions import OLDEST, Revision
 
 T = TypeVar("T")

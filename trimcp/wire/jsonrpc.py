@@ -17,8 +17,7 @@ import orjson
 
 from trimcp.errors import LocalError
 from trimcp.support.bounds import checked
-from trimcp.support.slotted import slotted
-from trimcp.support.values import valued
+from trimcp.support.slotted import slotted, valued
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from trimcp.wire.scanner import IdScanner as IdScanner
 from trimcp.wire.scanner import RequestId as RequestId

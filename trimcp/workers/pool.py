@@ -29,7 +29,7 @@ import trio
 from trimcp.security import security_event
 from trimcp.session.limits import Quota
 from trimcp.session.turns import MOST_WAITING, Turns
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.wire.jsonrpc import Malformed, encode, parse_value
 from trimcp.workers.output import OutputBound, WorkerOutput
 

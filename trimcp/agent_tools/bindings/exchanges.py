@@ -26,7 +26,7 @@ from trimcp.budget import owner_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.security import security_event
 from trimcp.support.addresses import is_loopback_address
-from trimcp.support.containment import server_ends
+from trimcp.support.nurseries import server_ends
 from trimcp.transports.http.interfaces import Handler, Head, HttpReply, token_expired
 from trimcp.transports.http.state.sessions import Shared
 from trimcp.transports.http.state.streams import EventStream, StreamSink

@@ -22,7 +22,7 @@ from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
-from trimcp.support.containment import named
+from trimcp.support.nurseries import named
 from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.state.deadlines import Deadline, Deadlines
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode, parse_value

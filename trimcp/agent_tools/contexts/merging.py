@@ -17,7 +17,7 @@ import attrs
 
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooLargeMessage
 from trimcp.support.bounds import check_number, checked
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 _BRACKETS: Final = 2
 _OF_KEY: Final = 4  # two quotes, a colon and a comma

@@ -26,7 +26,7 @@ from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.budget import Holding, owner_of
 from trimcp.session.agent_context import ContextEvent
 from trimcp.support.bounds import checked
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 ShareKey: TypeAlias = tuple[str, str]
 """The owner as the budget names it, and the agent."""

@@ -37,7 +37,7 @@ from trimcp.budget import Budget
 from trimcp.security import security_event
 from trimcp.session.agent_context import ContextEvent
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.state.deadlines import DeadlineQueue, Deadlines
 

@@ -11,7 +11,7 @@ import trio
 
 from trimcp.support.bounds import checked
 from trimcp.support.descendants import Descendants, look, signal_until_gone
-from trimcp.support.values import valued
+from trimcp.support.slotted import valued
 
 _HURRIED: Final = 0.5
 

@@ -16,7 +16,7 @@ import trio
 from trimcp.budget import Budget, give_back, owner_of
 from trimcp.channel import MessageChannel
 from trimcp.security import security_event
-from trimcp.support.containment import contained
+from trimcp.support.nurseries import contained
 from trimcp.transports.http.endpoint.accept import accepts, is_compressed, is_grpc, is_json, is_websocket_key
 from trimcp.transports.http.endpoint.exchange import Exchange, Forms, SessionDelete, SessionGet
 from trimcp.transports.http.endpoint.sse2024 import Sse2024

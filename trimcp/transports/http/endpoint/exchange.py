@@ -18,7 +18,7 @@ from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, 
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
-from trimcp.support.containment import server_ends
+from trimcp.support.nurseries import server_ends
 from trimcp.transports.http.endpoint.routing import PostPlan, id_of
 from trimcp.transports.http.interfaces import (
     JSON_HEADERS,

@@ -18,7 +18,7 @@ from trimcp.channel import Incoming
 from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
 from trimcp.security import security_event
-from trimcp.support.containment import server_ends
+from trimcp.support.nurseries import server_ends
 from trimcp.transports.http.endpoint.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.interfaces import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
 from trimcp.transports.http.peers.shares import Table

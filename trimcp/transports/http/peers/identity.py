@@ -20,7 +20,7 @@ import trio
 from trimcp.principal import Principal
 from trimcp.support.bounds import TOKEN
 from trimcp.support.cleaning import log_crash
-from trimcp.support.containment import contained, innermost_scope, split_own_failures
+from trimcp.support.nurseries import contained, innermost_scope, split_own_failures
 from trimcp.transports.http.interfaces import Head, HttpResponse
 
 _log = logging.getLogger("trimcp.http")
