@@ -50,6 +50,9 @@ async def test_progress_moves_and_a_cancel_reaches_the_handler_and_its_caller() 
     server = make_server(told)
 
     def walk(page: Page) -> None:
+        stats = server.statistics()
+        figures = f"1 server, {stats.sessions} session, {stats.running} running, {stats.waiting} waiting, 0 refused"
+        expect(page.locator("header")).to_contain_text(figures)
         bar = page.get_by_role("progressbar")
         before = bar.get_attribute("value")
         assert before is not None

@@ -39,6 +39,7 @@ def run(
 ) -> tuple[int, dict[str, str], str]:
     """Run it with a nox that does nothing. Returns its exit code, what it says of each part, and all it says."""
     programs = {"nox": NOX, "uv": "#!/bin/sh\ncat > /dev/null\n", "python": python}
+    programs["../../.ci/newest-python"] = "#!/bin/sh\nexit 77\n"  # as where it is not to be had
     (folder / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", folder / ".ci" / "run")
     path = folder / "path"

@@ -185,3 +185,23 @@ async def test_a_deadline_and_a_request_that_waits_are_shown(autojump_clock: Moc
     assert first.left == pytest.approx(20)
     assert (first.state, second.state) == ("running", "waiting")
     assert second.waits == ()
+
+
+async def test_a_request_that_waits_for_a_quota_says_for_which(autojump_clock: MockClock) -> None:
+    server: trimcp.Server[None] = trimcp.Server("index")
+
+    @server.tool(quota=trimcp.Quota(running=1))
+    async def charge() -> str:
+        await trio.sleep(10)
+        return ""
+
+    async with trimcp.testing.connected(server) as session, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(session.call_tool, "charge")
+        await wait_all_tasks_blocked()
+        with observed(server) as pictures:
+            (shown,) = pictures.picture().sessions
+        nursery.cancel_scope.cancel()
+    waits = [request.waits[-1] for request in shown.requests]
+    assert waits[0].endswith("await trio.sleep(10)")
+    assert waits[1:] == ["waits for a turn of 'charge': 1 running, 2 waiting"] * 2

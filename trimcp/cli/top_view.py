@@ -113,6 +113,7 @@ def _server(picture: Json) -> Text:
     told += f", {sum(one['dropped'] for one in lanes):,} dropped, {sum(one['merged'] for one in lanes):,} merged"
     if stats["processes"] is not None:
         told += f" · {stats['processes']['busy']} of {stats['processes']['alive']} worker processes busy"
+    told += "".join(f", {name.replace('_', ' ')} {count:,}" for name, count in stats["hosts"].items())
     return Text(told, style="dim")
 
 

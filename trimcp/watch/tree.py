@@ -32,6 +32,7 @@ _MOST_CALLS: Final = 5
 _LONGEST: Final = 100
 _OURS: Final = tuple(f"{folder}{os.sep}" for folder in (Path(trio.__file__).parent, Path(__file__).parents[1]))
 _PROCESS: Final = "worker_process"  # the name of the local variable in `server.remote` that holds the call's process
+_QUEUE: Final = "Turns._queue"  # the function in which a call waits for a turn of a quota, in `session.turns`
 _THREAD: Final = "sync_fn"  # the local variable of `trio.to_thread.run_sync` for the function, in task and thread
 
 
@@ -132,13 +133,18 @@ def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
     calls: list[tuple[FrameType, int]] = []
     thread: object = None
     process: Any = None
+    turns: Any = None
     for frame, line in task.iter_await_frames():
         calls.append((frame, line))
         if _THREAD in frame.f_code.co_varnames + frame.f_code.co_cellvars:
             thread = frame.f_locals.get(_THREAD)
         if _PROCESS in frame.f_code.co_varnames:
             process = frame.f_locals.get(_PROCESS)
+        if frame.f_code.co_qualname == _QUEUE:
+            turns = frame.f_locals.get("self")
     told = list(_describe_calls(calls))
+    if turns is not None:
+        told.append(f"waits for a turn of {in_quotes(turns.name)}: {turns.running} running, {turns.waiting} waiting")
     if process is not None:
         told.append(f"in the worker process {process.process.pid}")
     if thread is not None:

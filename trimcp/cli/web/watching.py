@@ -8,9 +8,10 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.cli.exits import say
+from trimcp.cli.exits import Failure, say
 from trimcp.cli.sources import act, connected
 from trimcp.cli.web.site import Send, serving
+from trimcp.errors import LocalError
 from trimcp.run import signals
 
 _PAUSE: Final = 0.5  # seconds between two pictures
@@ -41,7 +42,7 @@ class Watching:
 
 
 def watch_in_browser(target: str | None, port: int) -> int:
-    """Serve the page until a signal ends it; return the exit code."""
+    """Serve the page until a signal ends it; return the exit code. Raises Failure: it cannot listen there."""
 
     async def run() -> None:
         watching = Watching(target)
@@ -51,5 +52,8 @@ def watch_in_browser(target: str | None, port: int) -> int:
                 say(f"open {url}")
                 await stop.wait()
 
-    trio.run(run)
+    try:
+        trio.run(run)
+    except LocalError as error:
+        raise Failure(str(error)) from None
     return 0

@@ -144,6 +144,7 @@ function Server({picture, history, drain, close}) {
   const stats = picture.statistics, memory = stats.memory;
   const lanes = Object.values(stats.lanes), all = name => lanes.reduce((sum, lane) => sum + lane[name], 0);
   const turns = Object.entries({...stats.threads && {threads: stats.threads}, ...stats.quotas});
+  const hosts = Object.entries(stats.hosts);
   return html`<article class="server">
     <div class="bar"><h2>${said(picture.server, 60)} <small>${said(picture.version, 20)}, process ${picture.pid}</small></h2>
       <button onClick=${() => drain(picture)}>Drain…</button></div>
@@ -152,6 +153,7 @@ function Server({picture, history, drain, close}) {
     <p class="dim">${all("dropped").toLocaleString("en")} messages dropped, ${all("merged").toLocaleString("en")} merged
       ${stats.processes && `; worker processes: ${stats.processes.busy} of ${stats.processes.alive} busy`}
       ${picture.more_requests > 0 && `; ${picture.more_requests} calls are not shown`}</p>
+    ${hosts.length > 0 && html`<p class="dim">Over the network: ${hosts.map(([name, number]) => `${name.replace("_", " ")} ${number.toLocaleString("en")}`).join(", ")}</p>`}
     ${turns.length > 0 && html`<p class="dim">Turns: ${turns.map(([name, one]) =>
       `${said(name, 60)}: ${one.running} running, ${one.waiting} waiting`).join("; ")}</p>`}
     <details><summary>${count(stats.sessions, "session")}</summary>
