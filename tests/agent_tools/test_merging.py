@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ from trimcp.agent_tools.contexts.merging import (
     EMPTY_OBJECT,
     MAX_DEPTH,
     StateBounds,
-    merge_patch,
     patched,
     size_of,
 )
@@ -29,6 +29,19 @@ VALUES = st.recursive(
     FINITE, lambda below: st.lists(below, max_size=4) | st.dictionaries(TEXTS, below, max_size=4), max_leaves=12
 )
 OBJECTS = st.dictionaries(TEXTS, VALUES, max_size=5)
+
+
+def merge_patch(target: Any, patch: Any) -> Any:
+    """Return what a merge patch makes of a JSON value (RFC 7396, section 2), without bounds. Changes neither."""
+    if not isinstance(patch, Mapping):
+        return patch
+    result = dict(target) if isinstance(target, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge_patch(result.get(key), value)
+    return result
 
 
 def without_nulls(patch: dict[str, Any]) -> dict[str, Any]:

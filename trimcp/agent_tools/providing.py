@@ -174,7 +174,6 @@ class ProviderCalls:
     _run: AgentRun
     _stream: ProviderStream
     _session: Session
-    _calls: dict[str, AgentCall] = attrs.field(init=False, factory=dict)
     _caller: AgentCaller = attrs.field(init=False, factory=AgentCaller)
 
     def begin(self, request: ToolRequest, size: int) -> None:
@@ -182,7 +181,7 @@ class ProviderCalls:
         # Nobody at the service could answer a tool's questions.
         request = attrs.evolve(request, context_id=None, statuses=None)
         try:
-            call = self._run.begin(
+            self._run.begin(
                 request,
                 self._caller,
                 None,
@@ -195,19 +194,14 @@ class ProviderCalls:
             )
         except AgentToolsError as error:
             self._post(CallAnswer(error=error), request)
-            return
-        if not call.over:
-            self._calls[request.request_id] = call
 
     def cancel(self, message: ToolCancel) -> None:
         """Cancel a call, unless it is over."""
-        call = self._calls.get(message.request_id)
+        call = self._run.call_of(self._caller, None, message.request_id, self._session)
         if call is not None:
             call.cancel(message.reason or "cancelled by the service")
 
     def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
-        if self._calls.get(call.request.request_id) is call:
-            del self._calls[call.request.request_id]
         self._post(answer, call.request)
 
     def _post(self, answer: CallAnswer, request: ToolRequest) -> None:

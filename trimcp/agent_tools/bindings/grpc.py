@@ -255,11 +255,8 @@ class RpcExchange(AgentExchange):
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
 
     async def event(self, message: messages.AgentMessage) -> bytes:
-        found = protobuf.PB.ContextEvent()
-        field = getattr(found, message.type.removeprefix("context_"))
-        field.SetInParent()
-        await protobuf.in_turns(protobuf.fill(field, messages.as_json(message), both=self._both))
-        return grpc.message_frame(found.SerializeToString())
+        name, members = message.type.removeprefix("context_"), messages.as_json(message)
+        return await protobuf.in_turns(protobuf.framed_in(protobuf.PB.ContextEvent, name, members, both=self._both))
 
     async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
         message = await protobuf.in_turns(protobuf.fill(self._method[2](), messages.as_json(answer), both=self._both))
@@ -364,7 +361,4 @@ async def _to_provider(text: bytes) -> bytes:
     """Return the frame of the `ToProvider` that a JSON message is."""
     members = _loads(text)
     name = "refused" if members["type"] == "error" else members["type"]
-    message = protobuf.PB.ToProvider()
-    getattr(message, name).SetInParent()
-    await protobuf.in_turns(protobuf.fill(getattr(message, name), members, both=True))
-    return grpc.message_frame(message.SerializeToString())
+    return await protobuf.in_turns(protobuf.framed_in(protobuf.PB.ToProvider, name, members, both=True))

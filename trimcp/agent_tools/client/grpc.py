@@ -16,15 +16,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.agent_tools.client.wire import (
-    AgentTarget,
-    NotSent,
-    Progressed,
-    ProviderStream,
-    answer_in,
-    event_in,
-    response_in,
-)
+from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.protobuf import at_once
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
@@ -38,13 +30,13 @@ from trimcp.transports.grpc.http2 import Http2Client
 try:
     from google.protobuf.message import DecodeError
 
-    from trimcp.agent_tools.messages.protobuf import ERROR_TRAILER, METHODS, PB, SERVICE, fill, members_of
+    from trimcp.agent_tools.messages.protobuf import ERROR_TRAILER, METHODS, PB, SERVICE, fill, framed_in, members_of
 except ImportError as _error:
     raise LocalError("agent tools through gRPC need another package: pip install protobuf") from _error
 
 
 @asynccontextmanager
-async def open_grpc_wire(target: AgentTarget) -> AsyncIterator[GrpcWire]:
+async def open_grpc_wire(target: wire.AgentTarget) -> AsyncIterator[GrpcWire]:
     """Connect, and yield a wire to the service; leaving closes the connection. Raises ConnectionLost."""
     target.check_no_auth()
     url = urlsplit(target.url)._replace(query="", fragment="").geturl()
@@ -61,28 +53,30 @@ class GrpcWire:
     _metadata: tuple[tuple[str, str], ...]
     _max_message: int
 
-    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`."""
         asked = at_once(fill(PB.ToolRequest(), messages.as_json(request), both=False)).SerializeToString()
         try:
             if progressed is None:
-                return response_in(_tagged(messages.ToolResponse, await self._unary("Call", asked, PB.ToolResponse)))
+                return wire.response_in(
+                    _tagged(messages.ToolResponse, await self._unary("Call", asked, PB.ToolResponse))
+                )
             return await self._stream_call(asked, progressed)
         except CallFailed as failure:
             raise self.error(failure) from failure
 
-    async def _stream_call(self, asked: bytes, progressed: Progressed) -> messages.ToolResponse:
+    async def _stream_call(self, asked: bytes, progressed: wire.Progressed) -> messages.ToolResponse:
         decoder = GrpcDecoder(self._max_message)
         async with self._connection.call(f"{SERVICE}CallStream", self._metadata) as call:
             await call.send(message_frame(asked), end=True)
             while (payload := await call.next_message(decoder)) is not None:
                 event = _decoded(PB.CallEvent, payload)
                 if event.HasField("response"):
-                    response = response_in(_tagged(messages.ToolResponse, event.response))
+                    response = wire.response_in(_tagged(messages.ToolResponse, event.response))
                     await call.next_message(decoder)  # its end, with the status
                     return response
                 if event.HasField("progress"):
-                    message = event_in(_tagged(messages.ToolProgress, event.progress), (messages.ToolProgress,))
+                    message = wire.event_in(_tagged(messages.ToolProgress, event.progress), (messages.ToolProgress,))
                     assert isinstance(message, messages.ToolProgress)
                     progressed(message)
         raise InvalidReply("the service ended the call without an answer")
@@ -97,7 +91,7 @@ class GrpcWire:
             reply = await self._unary(message.method, request, answer)
         except CallFailed as failure:
             raise self.error(failure) from failure
-        return answer_in(_tagged(messages.MESSAGES[message.answer], reply), message)
+        return wire.answer_in(_tagged(messages.MESSAGES[message.answer], reply), message)
 
     async def _unary(self, name: str, request: bytes, cls: Any) -> Any:
         path = SERVICE + name
@@ -143,7 +137,7 @@ class GrpcWire:
             except (binascii.Error, ValueError):
                 return InvalidReply("the service's error cannot be read")
         if self._connection.lost is not None or not failure.begun:
-            return (ConnectionLost if failure.begun else NotSent)(self._connection.lost or failure.message)
+            return (ConnectionLost if failure.begun else wire.NotSent)(self._connection.lost or failure.message)
         if not failure.trailers and failure.status is GrpcStatus.RESOURCE_EXHAUSTED:
             return InvalidReply(f"the service's answer has more than {self._max_message} bytes, the limit here")
         cls = errors.ERRORS_BY_GRPC_STATUS.get(failure.status.name)
@@ -202,7 +196,7 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
         if name is None:
             raise InvalidReply("the service sent an event of another kind")
         cls = messages.MESSAGES[f"context_{name}"]
-        return event_in(_tagged(cls, getattr(event, name)), (cls,))
+        return wire.event_in(_tagged(cls, getattr(event, name)), (cls,))
 
     async def aclose(self) -> None:
         """Receive no more, and end the watch at the service."""
@@ -211,7 +205,7 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
 
 @attrs.define(eq=False, repr=False)
-class GrpcProviderStream(ProviderStream):
+class GrpcProviderStream(wire.ProviderStream):
     """A `ProviderStream` on a call. What is not received makes the service wait."""
 
     _wire: GrpcWire = attrs.field(kw_only=True, alias="wire")
@@ -220,17 +214,15 @@ class GrpcProviderStream(ProviderStream):
 
     async def offer(self, offer: messages.ProvideTools) -> None:
         """Offer the tools, and wait for what the service makes of it. Raises AgentToolsError if they are refused."""
-        message = PB.FromProvider()
-        message.provide_tools.SetInParent()
-        at_once(fill(message.provide_tools, messages.as_json(offer), both=False))
-        await self._call.send(message_frame(message.SerializeToString()))
+        frame = framed_in(PB.FromProvider, offer.type, messages.as_json(offer), both=False)
+        await self._call.send(at_once(frame))
         found: Any = await self._next()
         name = found and found.WhichOneof("message")
         if name == "refused":
             raise errors.error_from(at_once(members_of(found.refused)).get("error"))
         if name != "tools_registered":
             raise InvalidReply("the service does not say what it makes of the tools")
-        answer = answer_in(_tagged(messages.ToolsRegistered, found.tools_registered), offer)
+        answer = wire.answer_in(_tagged(messages.ToolsRegistered, found.tools_registered), offer)
         assert isinstance(answer, messages.ToolsRegistered)
         self.registered = answer
 
@@ -250,7 +242,9 @@ class GrpcProviderStream(ProviderStream):
                 raise trio.EndOfChannel("the service has ended the stream")
             for name, cls in (("tool_request", messages.ToolRequest), ("tool_cancel", messages.ToolCancel)):
                 if found.HasField(name):
-                    message = event_in(_tagged(cls, getattr(found, name)), (messages.ToolRequest, messages.ToolCancel))
+                    message = wire.event_in(
+                        _tagged(cls, getattr(found, name)), (messages.ToolRequest, messages.ToolCancel)
+                    )
                     assert isinstance(message, messages.ToolRequest | messages.ToolCancel)
                     return message, found.ByteSize()
 
@@ -272,12 +266,6 @@ class GrpcProviderStream(ProviderStream):
 def _from_provider(text: bytes) -> bytes:
     """Return the frame of the `FromProvider` that a JSON message is; nothing for one of another kind."""
     members = orjson.loads(text)
-    message = PB.FromProvider()
-    field = {messages.ToolResponse.type: message.tool_response, messages.ToolProgress.type: message.tool_progress}.get(
-        members["type"]
-    )
-    if field is None:
+    if members["type"] not in (messages.ToolResponse.type, messages.ToolProgress.type):
         return b""
-    field.SetInParent()
-    at_once(fill(field, members, both=False))
-    return message_frame(message.SerializeToString())
+    return at_once(framed_in(PB.FromProvider, members["type"], members, both=False))

@@ -18,16 +18,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.agent_tools.client.wire import (
-    AgentTarget,
-    NotSent,
-    Progressed,
-    ProviderStream,
-    answer_in,
-    event_in,
-    new_outbox,
-    response_in,
-)
+from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
@@ -60,7 +51,7 @@ _log = logging.getLogger("trimcp.agent_tools")
 
 @asynccontextmanager
 async def open_agent_channel(
-    target: AgentTarget, read: Callable[[bytes], Any] = parse_value
+    target: wire.AgentTarget, read: Callable[[bytes], Any] = parse_value
 ) -> AsyncIterator[WebSocketChannel]:
     """Connect, and yield a channel of JSON values to the service; leaving closes the connection.
 
@@ -86,17 +77,17 @@ async def open_agent_channel(
 
 
 @asynccontextmanager
-async def open_websocket_wire(target: AgentTarget) -> AsyncIterator[WebSocketWire]:
+async def open_websocket_wire(target: wire.AgentTarget) -> AsyncIterator[WebSocketWire]:
     """Connect, and yield a wire to the service; leaving closes the connection. Raises as `open_agent_channel`."""
     async with open_agent_channel(target) as channel:
-        wire = WebSocketWire(channel)
+        opened = WebSocketWire(channel)
         async with open_service_nursery() as nursery:
-            nursery.start_soon(wire.write)
-            nursery.start_soon(wire.read)
+            nursery.start_soon(opened.write)
+            nursery.start_soon(opened.read)
             try:
-                yield wire
+                yield opened
             finally:
-                wire.lose("the connection was closed here")
+                opened.lose("the connection was closed here")
 
 
 def _refused(error: ConnectionLost) -> Exception:
@@ -120,7 +111,7 @@ def _refused(error: ConnectionLost) -> Exception:
 class _PendingMessage:
     """A message of ours that waits for its answer."""
 
-    progressed: Progressed | None = None  # called with the progress of a call, or None
+    progressed: wire.Progressed | None = None  # called with the progress of a call, or None
     watch: WebSocketWatch | None = None  # the watch that its answer begins, or None
     sent: bool = False  # whether it was queued to be sent
     value: Any = None  # the answer as a JSON value
@@ -145,7 +136,7 @@ class WebSocketWire:
     _channel: WebSocketChannel
     lost: str | None = attrs.field(init=False, default=None)  # why the connection is no more, or None while it is
     _ended: trio.Event = attrs.field(init=False, factory=trio.Event)
-    _outbox: Outbox = attrs.field(init=False, factory=new_outbox)
+    _outbox: Outbox = attrs.field(init=False, factory=wire.new_outbox)
     _asked: dict[str, _PendingMessage] = attrs.field(init=False, factory=dict)
     _watches: dict[str, list[WebSocketWatch]] = attrs.field(init=False, factory=dict)
     _stream: WebSocketProviderStream | None = attrs.field(init=False, default=None)
@@ -153,7 +144,7 @@ class WebSocketWire:
 
     # The AgentWire
 
-    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`. If cancelled, a request that was not sent yet is withdrawn."""
         request = attrs.evolve(request, progress=None if progressed is None else True)
         asked = _PendingMessage(progressed)
@@ -170,11 +161,11 @@ class WebSocketWire:
                     )
                 )
             raise
-        return response_in(value)
+        return wire.response_in(value)
 
     async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
-        return answer_in(await self._answer(message, self._new_id(message), _PendingMessage()), message)
+        return wire.answer_in(await self._answer(message, self._new_id(message), _PendingMessage()), message)
 
     @asynccontextmanager
     async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
@@ -187,7 +178,7 @@ class WebSocketWire:
             if first:
                 message = messages.ContextWatch(context_id=context_id)
                 value = await self._answer(message, self._new_id(message), _PendingMessage(watch=watch))
-                event_in(value, (messages.ContextState,))
+                wire.event_in(value, (messages.ContextState,))
             else:
                 watch.begun = watch.missed = True
             yield watch
@@ -228,7 +219,7 @@ class WebSocketWire:
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._outbox.room()
         if self.lost is not None:
-            raise NotSent(self.lost)
+            raise wire.NotSent(self.lost)
         if id in self._asked:
             raise LocalError(f"a request with the id {id[:_LONGEST]!r} is under way over this connection")
         self._asked[id] = asked
@@ -318,7 +309,7 @@ class WebSocketWire:
         if asked is None or asked.progressed is None or asked.settled.is_set():
             return
         try:
-            progress = event_in(value, (messages.ToolProgress,))
+            progress = wire.event_in(value, (messages.ToolProgress,))
             assert isinstance(progress, messages.ToolProgress)
             asked.progressed(progress)
         except Exception as error:  # it is malformed, or the callback failed: the call's failure
@@ -326,7 +317,7 @@ class WebSocketWire:
 
     def _take_event(self, value: dict[str, Any], size: int, watches: list[WebSocketWatch]) -> None:
         try:
-            event = event_in(value, messages.EVENTS)
+            event = wire.event_in(value, messages.EVENTS)
         except InvalidReply as error:
             for watch in watches:
                 watch.end(error)
@@ -337,7 +328,7 @@ class WebSocketWire:
     def _take_request(self, value: dict[str, Any], size: int) -> None:
         """Queue a request for the provider's tools; one that cannot be taken is answered."""
         try:
-            message = event_in(value, (messages.ToolRequest, messages.ToolCancel))
+            message = wire.event_in(value, (messages.ToolRequest, messages.ToolCancel))
         except InvalidReply as error:
             id = value.get("request_id")
             refused = errors.MalformedMessage(str(error)).body()
@@ -443,7 +434,7 @@ class WebSocketWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
 
 @attrs.define(eq=False, repr=False)
-class WebSocketProviderStream(ProviderStream):
+class WebSocketProviderStream(wire.ProviderStream):
     """A `ProviderStream` over the connection. Requests beyond 1,024 that wait, or 16 MiB of them, are refused."""
 
     _requests: deque[tuple[messages.ToolRequest | messages.ToolCancel, int]] = attrs.field(init=False, factory=deque)

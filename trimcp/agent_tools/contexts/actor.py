@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, ContextLimits, StoredState, refuse_server_members
+from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, ContextLimits, StoredState
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.errors import MalformedMessage
@@ -113,27 +113,23 @@ class ContextActor(StoredState):
 
     # Changing
 
-    def _apply(self, updates: Mapping[str, Any], version: int | None) -> Applied:
-        applied = super()._apply(updates, version)
+    def apply(self, updates: Mapping[str, Any], version: int | None = None, *, of_server: bool = False) -> Applied:
+        """See `StoredState.apply`. It is use of the context."""
+        applied = super().apply(updates, version, of_server=of_server)
         self.used()
         return applied
 
-    async def update(self, updates: Mapping[str, Any], version: int | None = None) -> Applied:
+    async def update(
+        self, updates: Mapping[str, Any], version: int | None = None, *, of_server: bool = False
+    ) -> Applied:
         """Change the state as `apply` does, and return the update with the new version once the store has it.
 
         Updates apply in the order of their calls. Cancelling this before it waits for the store changes nothing;
-        later it does not undo the update.
-
-        Raises:
-            AgentToolsError: as `apply` does, or the store failed; nothing was changed.
+        later it does not undo the update. Raises as `apply`, and AgentToolsError if the store failed: then nothing was
+        changed.
         """
-        refuse_server_members(updates)
-        return await self.change(updates, version)
-
-    async def change(self, updates: Mapping[str, Any], version: int | None) -> Applied:
-        """As `update`, but for code of the server: it may write every member."""
         await trio.lowlevel.checkpoint_if_cancelled()
-        applied = self._apply(updates, version)
+        applied = self.apply(updates, version, of_server=of_server)
         if not self._states.durable and not self._states.updates % _UPDATES_PER_CHECKPOINT:
             await trio.lowlevel.cancel_shielded_checkpoint()
         return await applied.stored()
@@ -353,7 +349,7 @@ class ActorContext:
             isinstance(permissions, list) and all(isinstance(each, str) for each in permissions)
         ):
             raise MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
-        return (await self._actor.change(copy, version)).version
+        return (await self._actor.update(copy, version, of_server=True)).version
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[WatchChannel]:

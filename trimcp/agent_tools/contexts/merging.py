@@ -68,19 +68,6 @@ class Patched(NamedTuple):
     patch: StateSize  # the size of the patch
 
 
-def merge_patch(target: Any, patch: Any) -> Any:
-    """Return what a merge patch makes of a JSON value (RFC 7396, section 2), without bounds. Changes neither."""
-    if not isinstance(patch, Mapping):
-        return patch
-    result = dict(target) if isinstance(target, Mapping) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merge_patch(result.get(key), value)
-    return result
-
-
 def size_of(value: Any, bounds: StateBounds) -> StateSize:
     """Return the size of a JSON value. One with too many members is not read to its end.
 
@@ -160,20 +147,15 @@ class _Measure:
 
 
 class _Merge:
-    """Merges one patch, and adds up how the state's size changes.
-
-    Attributes:
-        size, members: what the state grows by; negative if it shrinks.
-        patch, seen: bytes and members of the patch.
-    """
+    """Merges one patch, and adds up how the state's size changes."""
 
     __slots__ = ("_bounds", "members", "patch", "seen", "size")
 
     def __init__(self, bounds: StateBounds) -> None:
-        self.size: int = 0
-        self.members: int = 0
-        self.patch: int = 0
         self._bounds: StateBounds = bounds
+        self.size: int = 0  # what the state grows by; negative if it shrinks
+        self.members: int = 0
+        self.patch: int = 0  # bytes and members of the patch
         self.seen: int = 0
 
     def into(self, target: Mapping[str, Any], patch: Mapping[str, Any], depth: int) -> dict[str, Any]:

@@ -174,14 +174,10 @@ class Applied:
 
 @attrs.define(eq=False, repr=False)
 class StatesShared:
-    """What the states of one run share.
-
-    Attributes:
-        limits, bounds: their limits; the bounds are those of a state.
-    """
+    """What the states of one run share."""
 
     limits: ContextLimits
-    bounds: StateBounds
+    bounds: StateBounds  # of a state
     durable: bool  # whether a store keeps them, so that an update has to wait for it
     save: Callable[[StoredState], object]  # has the store write one soon
     updates: int = attrs.field(init=False, default=0)  # how many updates were applied
@@ -259,12 +255,13 @@ class StoredState:
 
     # Changing
 
-    def apply(self, updates: Mapping[str, Any], version: int | None = None) -> Applied:
+    def apply(self, updates: Mapping[str, Any], version: int | None = None, *, of_server: bool = False) -> Applied:
         """Change the state by a JSON merge patch, without waiting: `stored` waits for the store.
 
         Args:
             updates: the patch. It becomes part of the state: do not change it later.
             version: the version that it changes; None for any.
+            of_server: whether it may write every member.
 
         Raises:
             MalformedMessage: it writes a member of `SERVER_MEMBERS`.
@@ -273,11 +270,8 @@ class StoredState:
             TooMuch: the server has no memory for it, or too many updates wait for the store.
             ContextGone: the context has ended.
         """
-        refuse_server_members(updates)
-        return self._apply(updates, version)
-
-    def _apply(self, updates: Mapping[str, Any], version: int | None) -> Applied:
-        """As `apply`, for whoever may write every member."""
+        if not of_server:
+            refuse_server_members(updates)
         self.check()
         newest, before, shared = self.newest_version, self._newest_size, self._states
         if version is not None and version != newest:

@@ -77,28 +77,25 @@ class SqliteContexts(ContextStore):
             self._file = None
 
     async def counts(self) -> Mapping[Owner, int]:
-        return await self._in_thread(self._open_file().counts)
+        return await self._with_file(_ContextsFile.counts)
 
     async def ids(self, owner: Owner) -> Sequence[str]:
-        file = self._open_file()
-        return await self._in_thread(lambda: file.ids(owner))
+        return await self._with_file(lambda file: file.ids(owner))
 
     async def load(self, owner: Owner, id: str) -> KeptContext | None:
-        file = self._open_file()
-        return await self._in_thread(lambda: file.load(owner, id))
+        return await self._with_file(lambda file: file.load(owner, id))
 
     async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
-        file = self._open_file()
-        await self._in_thread(lambda: file.write(kept, deleted))
+        await self._with_file(lambda file: file.write(kept, deleted))
 
     async def expire(self, now: float) -> Sequence[ContextKey]:
-        file = self._open_file()
-        return await self._in_thread(lambda: file.expire(now))
+        return await self._with_file(lambda file: file.expire(now))
 
-    def _open_file(self) -> _ContextsFile:
-        if self._file is None:
+    async def _with_file(self, function: Callable[[_ContextsFile], T]) -> T:
+        file = self._file
+        if file is None:
             raise OSError(f"the contexts in {str(self.path)!r} are not open")
-        return self._file
+        return await self._in_thread(lambda: function(file))
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         """Call a function in a thread, one at a time: SQLite's connection is not for several."""

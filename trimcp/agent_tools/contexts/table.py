@@ -354,7 +354,7 @@ class ContextTable:
         if actor is None:
             if is_minted(id):
                 raise errors.UnknownContext("there is no such context")
-            actor = self._make(owner, checked_id(id), None, None, None, permissions, address)
+            actor = self._make(owner, checked_id(id), permissions, address)
         return actor
 
     async def create(
@@ -396,7 +396,7 @@ class ContextTable:
             self._ended.forget((owner, id))
             if (self._live.find(owner, id) or await self._seek(owner, id, address)) is not None:
                 raise errors.NameTaken("there is a context with this id")
-        actor = self._make(owner, id, state, ttl, session, permissions, address)
+        actor = self._make(owner, id, permissions, address, state, ttl, session)
         if self.durable:
             try:
                 await actor.save()
@@ -445,11 +445,11 @@ class ContextTable:
         self,
         owner: Owner,
         id: str,
-        state: Mapping[str, Any] | None,
-        ttl: float | None,
-        session: str | None,
         permissions: Sequence[str],
         address: str | None,
+        state: Mapping[str, Any] | None = None,
+        ttl: float | None = None,
+        session: str | None = None,
     ) -> ContextActor:
         """Make a new context, after all checks. Nothing waits between these and the end of this."""
         if not self._unloaded.open:

@@ -229,33 +229,8 @@ class ProviderGone(AgentToolsError):
     grpc_status = "UNAVAILABLE"
 
 
-ERRORS_BY_CODE: Final[dict[str, type[AgentToolsError]]] = {
-    cls.code: cls
-    for cls in (
-        MalformedMessage,
-        UnknownTool,
-        UnknownContext,
-        NothingHere,
-        InvalidArguments,
-        UnfitManifest,
-        ToolFailed,
-        ToolCrashed,
-        Unauthenticated,
-        NotAllowed,
-        ContextGone,
-        VersionConflict,
-        RequestUnderWay,
-        NameTaken,
-        TooMuch,
-        TooLargeMessage,
-        DeadlinePassed,
-        RequestCancelled,
-        Draining,
-        ProviderGone,
-    )
-}
-"""The class of each code, in the order of the table."""
-
+ERRORS_BY_CODE: Final[dict[str, type[AgentToolsError]]] = {cls.code: cls for cls in AgentToolsError.__subclasses__()}
+"""The class of each code, in the order of the table, which is that of the classes above."""
 
 _BY_STATUS: Final = (
     MalformedMessage,

@@ -25,7 +25,7 @@ import trio
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import read_value
 from trimcp.errors import LocalError
-from trimcp.framing.grpc import read_varint, text_field, varint
+from trimcp.framing.grpc import message_frame, read_varint, text_field, varint
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits, encode
 
 try:
@@ -388,6 +388,15 @@ def _fields(descriptor: Any) -> dict[str, list[tuple[str, _FieldForm]]]:
             form = _FieldForm.LIST if field.is_repeated else _FieldForm.MESSAGE
         found.setdefault(name.removesuffix(_TEXT), []).append((name, form))
     return found
+
+
+def framed_in(cls: Any, name: str, members: Mapping[str, Any], *, both: bool) -> Steps[bytes]:
+    """Return the frame of a message of this class, of which one field is a message with these members. See `fill`."""
+    message = cls()
+    field = getattr(message, name)
+    field.SetInParent()
+    yield from fill(field, members, both=both)
+    return message_frame(message.SerializeToString())
 
 
 def wants_both(message: Any) -> bool:
