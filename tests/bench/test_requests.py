@@ -78,8 +78,8 @@ def test_a_number_cannot_stand_in_base64() -> None:
         prepare(MixEntry.tool("häuser-{n}"), LATEST, progress=False, http=True)
 
 
-def trouble(request: MixEntry, message: dict[str, Any]) -> Any:
-    return prepare(request, LATEST_LEGACY, progress=False, http=False).trouble(message, 77)
+def wrong(request: MixEntry, message: dict[str, Any]) -> Any:
+    return prepare(request, LATEST_LEGACY, progress=False, http=False).check(message, 77)
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def trouble(request: MixEntry, message: dict[str, Any]) -> Any:
     ],
 )
 def test_only_a_right_answer_is_right(message: dict[str, Any], kind: str | None, example: object) -> None:
-    assert trouble(ECHO, message) == (None if kind is None else (kind, example))
+    assert wrong(ECHO, message) == (None if kind is None else (kind, example))
 
 
 def test_without_an_expected_text_a_result_still_has_to_be_of_its_kind() -> None:
-    assert trouble(MixEntry("tools/list"), answer({"tools": []})) is None
-    assert trouble(MixEntry("tools/list"), answer({"prompts": []})) == ("no tools in the result", {"prompts": []})
-    assert trouble(MixEntry.tool("t"), answer({"content": []})) is None
-    assert trouble(MixEntry.tool("t"), answer({})) == ("no content in the result", {})
-    assert trouble(MixEntry("ping"), answer({})) is None
+    assert wrong(MixEntry("tools/list"), answer({"tools": []})) is None
+    assert wrong(MixEntry("tools/list"), answer({"prompts": []})) == ("no tools in the result", {"prompts": []})
+    assert wrong(MixEntry.tool("t"), answer({"content": []})) is None
+    assert wrong(MixEntry.tool("t"), answer({})) == ("no content in the result", {})
+    assert wrong(MixEntry("ping"), answer({})) is None
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_without_an_expected_text_a_result_still_has_to_be_of_its_kind() -> None
     ],
 )
 def test_the_first_text_is_found_where_its_method_has_it(method: str, result: dict[str, Any]) -> None:
-    assert trouble(MixEntry(method, expect="hello {n}"), answer(result)) is None
-    assert trouble(MixEntry(method, expect="{n}"), answer(result)) == ("wrong text", "hello 77")
+    assert wrong(MixEntry(method, expect="hello {n}"), answer(result)) is None
+    assert wrong(MixEntry(method, expect="{n}"), answer(result)) == ("wrong text", "hello 77")
 
 
 def test_a_cancellation_names_its_call() -> None:

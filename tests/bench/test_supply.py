@@ -51,14 +51,14 @@ def test_whoever_waits_is_woken_once_there_are_calls_and_at_the_end() -> None:
 def test_a_milestone_is_told_once() -> None:
     load = a_load()
     told: list[int] = []
-    load.supply.on_milestone = lambda: told.append(load.supply.settled)
+    load.supply.on_milestone = lambda: told.append(load.supply.done)
     load.supply.allow(math.inf)
     load.supply.milestone = 2
     for _ in range(3):
         load.supply.take(0.0)
-        load.supply.settle()
+        load.supply.count_ended()
     assert told == [2]
-    assert (load.supply.under_way, load.supply.settled) == (0, 3)
+    assert (load.supply.under_way, load.supply.done) == (0, 3)
 
 
 def test_a_mix_is_sent_by_its_weights_and_the_same_for_the_same_seed() -> None:
@@ -192,7 +192,7 @@ async def test_the_backlog_is_bounded_and_what_does_not_fit_fails(autojump_clock
         load.supply.allow(math.inf)
         await trio.sleep(0.95)
         assert errors(load) == {"not begun": 5}
-        assert load.supply.settled == 5
+        assert load.supply.done == 5
         load.supply.close(trio.current_time())
         nursery.cancel_scope.cancel()
     assert errors(load) == {"not begun": 10}

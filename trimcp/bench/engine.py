@@ -190,32 +190,32 @@ class Measurement:
             await self._until(plan.warm_up or math.inf, plan.warm_up_count or math.inf)
             if counted:  # no call of the warm-up may run when counting begins
                 supply.allow(0)
-                await self._until(math.inf, supply.settled + supply.under_way)
+                await self._until(math.inf, supply.done + supply.under_way)
         self._began = self._mark()
         tally.begin(self._began.at)
         supply.allow(math.inf if plan.count is None else plan.count)
-        await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.settled + plan.count)
+        await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.done + plan.count)
         self._ended = self._mark()
         supply.close(self._ended.at)
         tally.end(self._ended.at)
         self._processes.find()
         self._cost = self._processes.cost(self._began.processes, self._ended.processes)
 
-    async def _until(self, seconds: float, settled: float) -> None:
+    async def _until(self, seconds: float, done: float) -> None:
         """Wait until the time is over, this many calls have ended, or the server has been silent for too long."""
         supply = self._load.supply
         plan = self._load.plan
         deadline = trio.current_time() + seconds
-        silence = math.inf if settled == math.inf else plan.patience + (plan.timeout or 0.0)
-        supply.milestone = settled
-        while self._sessions and supply.settled < settled and not self._stop.is_set():
-            before, waited = supply.settled, supply.under_way
+        silence = math.inf if done == math.inf else plan.patience + (plan.timeout or 0.0)
+        supply.milestone = done
+        while self._sessions and supply.done < done and not self._stop.is_set():
+            before, waited = supply.done, supply.under_way
             self._changed = trio.Event()
             with trio.move_on_at(min(deadline, trio.current_time() + silence)) as scope:
                 await self._changed.wait()
             if trio.current_time() >= deadline:
                 return
-            if scope.cancelled_caught and supply.settled == before and waited:
+            if scope.cancelled_caught and supply.done == before and waited:
                 return  # the server is silent; calls that still wait are counted as failures at the end
 
     async def _watch_stop(self) -> None:

@@ -131,7 +131,7 @@ class LoadCaller:
         if len(self._given_up) > _REMEMBERED:
             self._given_up.popitem(last=False)
         self.supply.tally.given_up(timeout=call.timeout)
-        self._settle(now)
+        self._end(now)
         return True
 
     def answers(self) -> list[bytes]:
@@ -163,19 +163,19 @@ class LoadCaller:
         if call is None:
             self._unexpected(id, message, now)
             return
-        trouble = call.request.trouble(message, call.number)
-        if trouble is None:
+        wrong = call.request.check(message, call.number)
+        if wrong is None:
             self.supply.tally.right(now - call.due, now)
         else:
-            self.supply.tally.wrong(*trouble, now)
-        self._settle(now)
+            self.supply.tally.wrong(*wrong, now)
+        self._end(now)
 
-    def _settle(self, now: float) -> None:
+    def _end(self, now: float) -> None:
         if self.think:
             self._thinking.append(now + self.think)
         else:
             self._free += 1
-        self.supply.settle()
+        self.supply.count_ended()
 
     def _unexpected(self, id: Any, message: dict[str, Any], now: float) -> None:
         if id == 0 and self.greeting is None:
@@ -210,7 +210,7 @@ class LoadCaller:
         """Count the failure of a message that could not be sent, and of its call if it was one."""
         self.supply.tally.wrong(kind, why, now)
         if type(id) is int and self._pending.pop(id, None) is not None:
-            self._settle(now)
+            self._end(now)
         elif id == 0 and self.greeting is None:
             self.greeting = why
         self.wake()
@@ -220,7 +220,7 @@ class LoadCaller:
         lost, self._pending = self._pending, {}
         for _ in lost:
             self.supply.tally.wrong(kind, why, now)
-            self.supply.settle()
+            self.supply.count_ended()
         self.greeting = None
         self._free = self.places
         self._limits.clear()

@@ -249,7 +249,7 @@ _MEMBER: Final = {
 }
 """The required member of a result, by method."""
 
-Trouble = tuple[str, Any]
+WrongAnswer = tuple[str, Any]
 """An error in a response: its kind, and an example text."""
 
 
@@ -275,7 +275,7 @@ class PreparedRequest:
         """Return the header lines with the call's number filled in."""
         return self.headers % {b"n": number} if self._headers_vary else self.headers
 
-    def trouble(self, message: Mapping[str, Any], number: int) -> Trouble | None:
+    def check(self, message: Mapping[str, Any], number: int) -> WrongAnswer | None:
         """Return the error in the response to the call of this number, or None if it is right."""
         result = message.get("result")
         if type(result) is not dict or "error" in message or message.get("jsonrpc") != "2.0":
@@ -297,7 +297,7 @@ class PreparedRequest:
         return None if text == expected else ("wrong text", text)
 
 
-def _refusal(message: Mapping[str, Any]) -> Trouble:
+def _refusal(message: Mapping[str, Any]) -> WrongAnswer:
     error = message.get("error")
     if isinstance(error, dict) and type(error.get("code")) is int and "result" not in message:
         return f"error {error['code']}", error.get("message")

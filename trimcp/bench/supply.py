@@ -50,8 +50,8 @@ class Supply:
     over: bool = attrs.field(init=False, default=False)  # whether no more calls begin; `ended` is set then
     ended: trio.Event = attrs.field(init=False, factory=trio.Event)
     under_way: int = attrs.field(init=False, default=0)  # calls that have begun and not ended
-    settled: int = attrs.field(init=False, default=0)  # calls that have ended, with any outcome
-    # the value of `settled` at which `on_milestone` is called, once
+    done: int = attrs.field(init=False, default=0)  # calls that have ended, with any outcome
+    # the value of `done` at which `on_milestone` is called, once
     milestone: float = attrs.field(init=False, default=math.inf)
     on_milestone: Callable[[], object] = attrs.field(init=False, default=lambda: None)
     _number: int = attrs.field(init=False, default=0)
@@ -140,10 +140,10 @@ class Supply:
         if not self.exhausted:
             self._wake(1)
 
-    def settle(self) -> None:
+    def count_ended(self) -> None:
         """Count the end of a call that was taken."""
         self.under_way -= 1
-        self._settled()
+        self._ended()
 
     @property
     def exhausted(self) -> bool:
@@ -177,11 +177,11 @@ class Supply:
         if self.tally.counting:
             self.tally.late += 1
         self.tally.wrong("not begun", "too many calls waited for a free place", now)
-        self._settled()
+        self._ended()
 
-    def _settled(self) -> None:
-        self.settled += 1
-        if self.settled >= self.milestone:
+    def _ended(self) -> None:
+        self.done += 1
+        if self.done >= self.milestone:
             self.milestone = math.inf
             self.on_milestone()
 

@@ -55,7 +55,7 @@ class Questions:
     seen: dict[str, int] = attrs.field(factory=dict)  # how often each question was asked in this run
     unwound: bool = False  # whether this round is answered with questions
 
-    async def settle(self, job: Job) -> bytes | None:
+    async def resolve(self, job: Job) -> bytes | None:
         """Return the reply of a request whose handler unwound to ask, or None if it is to run again.
 
         It runs again at once only if a test forces re-running although the server may call its client.

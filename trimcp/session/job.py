@@ -1,7 +1,7 @@
 """One request of the peer, from its admission until its reply is queued.
 
 A worker task of the crew calls `Job.attempt`, which runs the handler once. If it failed, was cancelled or unwound to
-ask a question, `settle` follows. Both end in `finish`, which queues the reply. `Owner` is what a job needs of its
+ask a question, `unwind` follows. Both end in `finish`, which queues the reply. `Owner` is what a job needs of its
 session.
 """
 
@@ -187,7 +187,7 @@ class Asked(Protocol):
     asked: dict[str, Any]
     unwound: bool
 
-    async def settle(self, job: Job) -> bytes | None:
+    async def resolve(self, job: Job) -> bytes | None:
         """Return the reply of a request whose handler unwound to ask, or None if it is to run again."""
 
 
@@ -353,7 +353,7 @@ class Job:
             both = [self.failure, work.failure]
             self.failure = BaseExceptionGroup("the handler and what it started for its request both failed", both)
 
-    async def settle(self, task: trio.lowlevel.Task) -> bool:
+    async def unwind(self, task: trio.lowlevel.Task) -> bool:
         """End a job that has failed or whose scope was cancelled. One that unwound to ask may run again first.
 
         Returns whether a handler has left a scope open.
@@ -370,7 +370,7 @@ class Job:
                 self.scope, self.with_extras().work = trio.CancelScope(), None
                 with self.scope:
                     try:
-                        self.reply = await questions.settle(self)
+                        self.reply = await questions.resolve(self)
                     except Exception as error:  # treated like the handler's, which has unwound and cannot answer
                         self.failure = error
                     if self.reply is not None and self.sink.full:

@@ -110,7 +110,7 @@ class Crew:
                     job.end()
                 raise
         if job is not None:  # its scope was cancelled, or it has failed
-            left_open = await job.settle(me) or left_open
+            left_open = await job.unwind(me) or left_open
         return not left_open and not _changed(context)
 
 
