@@ -24,8 +24,8 @@ from trimcp.agent_tools.client.wire import AgentTarget
 from trimcp.cli.app import app
 from trimcp.cli.recording_agents import relay_agent
 from trimcp.testing import Transcript, replay
-from trimcp.testing.journal import JournalWriter
 from trimcp.testing.play import as_agent, as_mcp, play
+from trimcp.testing.transcript import JournalWriter
 from trimcp.transports.websocket.client import WebSocketServer
 
 

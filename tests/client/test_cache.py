@@ -9,8 +9,8 @@ import trio
 import trio.testing
 
 from tests.client.peers import HandMade, Scripted, connected, discover_result
-from trimcp.client.cache import Cache
 from trimcp.client.client import Client
+from trimcp.client.session import Cache
 from trimcp.wire.content import TextResourceContents
 from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.resources import ListResourcesResult, ReadResourceResult, Resource

@@ -19,8 +19,8 @@ import trimcp
 from trimcp.channel import Incoming, Outgoing
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing import Transcript, connected, every_revision, replay
-from trimcp.testing.journal import JournalWriter, read_journal
 from trimcp.testing.play import outgoing_of, play
+from trimcp.testing.transcript import JournalWriter, read_journal
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 from trimcp.transports.wrapped import WrappedChannel

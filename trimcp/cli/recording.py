@@ -21,9 +21,8 @@ from trimcp.cli.text import theirs
 from trimcp.errors import McpError
 from trimcp.run import signals
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.testing.journal import JournalWriter
 from trimcp.testing.play import outgoing_of, play
-from trimcp.testing.transcript import Transcript
+from trimcp.testing.transcript import JournalWriter, Transcript
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.stdio.child import ChildChannel, StdioServer
 from trimcp.transports.stdio.server import Claim, claim, claim_stdio

@@ -17,7 +17,7 @@ from trimcp.cli.exits import Failure
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError, McpError
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.testing.journal import JournalWriter
+from trimcp.testing.transcript import JournalWriter
 
 _HOST: Final = "127.0.0.1"
 _UNSUPPORTED: Final = 1003  # close code of RFC 6455: data of a kind that is not taken

@@ -13,7 +13,6 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.client.cache import Cache
 from trimcp.client.endpoint import ClientEndpoint, Logs
 from trimcp.client.handlers import ClientProgram, call_handler
 from trimcp.client.tools import Listing, Mirrors, Outputs, Rejections
@@ -28,8 +27,9 @@ from trimcp.session.statistics import Statistics
 from trimcp.support.cleaning import one_line
 from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_LOG_LEVEL, REJECTED, Cacheable, Implementation, LoggingLevel, PageParams
+from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import InputRequest
-from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.jsonrpc import JSON, encode
 from trimcp.wire.lifecycle import SetLevelParams
 from trimcp.wire.methods import METHODS
 from trimcp.wire.prompts import (
@@ -45,12 +45,77 @@ from trimcp.wire.prompts import (
     ResourceTemplateReference,
 )
 from trimcp.wire.resources import ReadResourceParams, ReadResourceResult, Resource, ResourceTemplate
-from trimcp.wire.revisions import Revision
+from trimcp.wire.revisions import LATEST, Revision
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
 _LISTED: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+_MOST_KEPT: Final = 1_024
+_MOST_BYTES: Final = 32 * 1024 * 1024
+
+_STALE: Final = {
+    "notifications/tools/list_changed": ("tools/list",),
+    "notifications/prompts/list_changed": ("prompts/list",),
+    "notifications/resources/list_changed": ("resources/list", "resources/templates/list"),
+    "notifications/resources/updated": ("resources/read",),
+}
+
+
+@attrs.define(eq=False)
+class Cache:
+    """Results by method and the one parameter that selects them (a cursor, a URI), at most 1,024 and 32 MiB.
+
+    They are kept for as long as their server allows (2026-07-28 server/utilities/caching); those of the legacy era are
+    not. There is one cache per connection, so nothing is shared between principals.
+    """
+
+    _kept: dict[tuple[str, str | None], tuple[float, Cacheable, int]] = attrs.field(init=False, factory=dict)
+    _bytes: int = attrs.field(init=False, default=0)
+    _changes: dict[str, int] = attrs.field(init=False, factory=dict)
+
+    def get(self, method: str, key: str | None) -> Cacheable | None:
+        """Return a result that is still fresh, or None."""
+        found = self._kept.get((method, key))
+        if found is None:
+            return None
+        until, result, _ = found
+        if trio.current_time() < until:
+            return result
+        self._forget((method, key))
+        return None
+
+    def edition(self, method: str) -> int:
+        """Return a number that changes whenever results of the method become stale; read it before asking."""
+        return self._changes.get(method, 0)
+
+    def put(self, method: str, key: str | None, result: Cacheable, edition: int) -> None:
+        """Keep a result for its time to live, unless the server notified a change since the request."""
+        if result.ttl_ms <= 0 or edition != self.edition(method):
+            return
+        weight = len(encode(converter_for(LATEST).dump(result)))  # approximately its memory
+        if weight > _MOST_BYTES:
+            return
+        if (method, key) in self._kept:
+            self._forget((method, key))
+        while len(self._kept) >= _MOST_KEPT or self._bytes + weight > _MOST_BYTES:
+            self._forget(next(iter(self._kept)))
+        self._kept[method, key] = (trio.current_time() + result.ttl_ms / 1000, result, weight)
+        self._bytes += weight
+
+    def drop(self, method: str) -> None:
+        """Remove the results of a method."""
+        self._changes[method] = self.edition(method) + 1
+        for key in [key for key in self._kept if key[0] == method]:
+            self._forget(key)
+
+    def _forget(self, key: tuple[str, str | None]) -> None:
+        self._bytes -= self._kept.pop(key)[2]
+
+    def notified(self, event: Notified) -> None:
+        """Remove the results that a notification makes stale."""
+        for method in _STALE.get(event.method.name, ()):
+            self.drop(method)
 
 
 @attrs.define(eq=False, repr=False)
