@@ -127,7 +127,7 @@ def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any
         await wire.read()
         assert wire.lost is not None
         for asked in wire._asked.values():
-            assert asked.settled.is_set()
+            assert asked.resolved.is_set()
         with pytest.raises(ENDS):
             while True:
                 await watch.receive()

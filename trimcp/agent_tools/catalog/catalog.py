@@ -192,7 +192,7 @@ class Catalog:
                 if entry is None:  # it was registered, and has been removed meanwhile
                     entry = self._maker.entry(sent, manifest, by)
                 slot.waiting = candidate = Candidate(sent, manifest, caller, by, entry)
-                self._table.keep(family, slot)
+                self._table.add(family, slot)
                 places.append((family, slot, candidate))
             new = await self._decided(places)
         except BaseException as error:  # whatever it was, cancelling too, no place stays taken

@@ -166,7 +166,7 @@ class ToolTable:
             if found is not None and found is not family.keys.get(key):
                 raise NameTaken(f"{key} is a tool of the server's own")
 
-    def keep(self, family: ToolVersions, slot: VersionPlace) -> None:
+    def add(self, family: ToolVersions, slot: VersionPlace) -> None:
         """Keep a place that `place` returned."""
         if slot not in family.slots:
             self.families[family.name] = family

@@ -197,7 +197,7 @@ class AgentConnection:
         """
         request = self._request(name, arguments, version, context, timeout, input_responses, request_state, request_id)
         if on_progress is None:
-            return await self.settle(request, None, on_input)
+            return await self.complete(request, None, on_input)
         async with self._calling(request, on_input) as call:
             async for progress in call.progress:
                 answer = on_progress(progress)
@@ -350,7 +350,7 @@ class AgentConnection:
             finally:
                 call.leave()
 
-    async def settle(
+    async def complete(
         self, request: messages.ToolRequest, progressed: Progressed | None, on_input: OnInput | None
     ) -> Any:
         """Send a call and return its result; answer its questions meanwhile."""
@@ -399,21 +399,21 @@ class ToolCalling:
     _agent: AgentConnection
     request_id: str
     progress: trio.MemoryReceiveChannel[messages.ToolProgress] = attrs.field(init=False)
-    _keep: trio.MemorySendChannel[messages.ToolProgress] = attrs.field(init=False)
+    _progress_in: trio.MemorySendChannel[messages.ToolProgress] = attrs.field(init=False)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
-    _settled: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _done: trio.Event = attrs.field(init=False, factory=trio.Event)
     _outcome: Any = attrs.field(init=False, default=None)
     _error: Exception | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self._keep, self.progress = trio.open_memory_channel[messages.ToolProgress](_PROGRESS_KEPT)
+        self._progress_in, self.progress = trio.open_memory_channel[messages.ToolProgress](_PROGRESS_KEPT)
 
     async def result(self) -> Any:
         """Wait for the answer and return the result; may be called more than once. Raises as `AgentConnection.call`.
 
         Cancelling this does not cancel the call; leaving the block does.
         """
-        await self._settled.wait()
+        await self._done.wait()
         if self._error is not None:
             raise self._error
         return self._outcome
@@ -423,13 +423,13 @@ class ToolCalling:
         self._error = LocalError("the block of this call was left before the result was there")
         try:
             with self._scope:
-                self._outcome = await self._agent.settle(request, self._progressed, on_input)
+                self._outcome = await self._agent.complete(request, self._progressed, on_input)
                 self._error = None
         except Exception as error:  # any failure; `result` raises it in the caller's task
             self._error = error
         finally:
-            self._keep.close()
-            self._settled.set()
+            self._progress_in.close()
+            self._done.set()
 
     def leave(self) -> None:
         """Cancel the call unless its answer is there."""
@@ -439,11 +439,11 @@ class ToolCalling:
         """Keep progress for the reader; if there is no room, the oldest is dropped."""
         try:
             try:
-                self._keep.send_nowait(progress)
+                self._progress_in.send_nowait(progress)
             except trio.WouldBlock:
                 self.progress.receive_nowait()
                 self._agent.dropped += 1
-                self._keep.send_nowait(progress)
+                self._progress_in.send_nowait(progress)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the reader closed the channel
 

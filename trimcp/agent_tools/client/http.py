@@ -173,7 +173,7 @@ class HttpWire:
         broken: ExchangeBroken | None = None
         scope = trio.CancelScope()
 
-        async def take(event: Event) -> None:
+        async def receive(event: Event) -> None:
             nonlocal failure
             if answers or failure is not None or not (event.data or event.oversize):
                 return
@@ -190,7 +190,7 @@ class HttpWire:
             scope.deadline = trio.current_time() + _LAST
 
         with scope:
-            broken = await read_events(reply, Cursor(), self._sizes, take)
+            broken = await read_events(reply, Cursor(), self._sizes, receive)
         if failure is not None:
             raise failure
         if answers:
@@ -208,7 +208,7 @@ class HttpWire:
         sent = _Sent("GET", f"/contexts/{_part(context_id)}/events", headers={"accept": EVENT_STREAM}, repeatable=True)
         opened = False
 
-        async def take(event: Event) -> None:
+        async def receive(event: Event) -> None:
             if event.data or event.oversize:
                 await keep.send(event_in(self._event(event), messages.EVENTS))
 
@@ -218,7 +218,7 @@ class HttpWire:
                 event_in(await self._value(reply), ())
             opened = True
             task_status.started(None)
-            broken = await read_events(reply, Cursor(), self._sizes, take)
+            broken = await read_events(reply, Cursor(), self._sizes, receive)
             watched.failure = ConnectionLost("the service ended the watch") if broken is None else _lost(broken)
 
         try:

@@ -116,14 +116,14 @@ class _PendingMessage:
     sent: bool = False  # whether it was queued to be sent
     value: Any = None  # the answer as a JSON value
     error: Exception | None = None  # why there will be no answer
-    settled: trio.Event = attrs.field(factory=trio.Event)
+    resolved: trio.Event = attrs.field(factory=trio.Event)
 
-    def settle(self, value: Any, error: Exception | None = None) -> None:
+    def resolve(self, value: Any, error: Exception | None = None) -> None:
         self.value, self.error = value, error
-        self.settled.set()
+        self.resolved.set()
 
     async def answer(self) -> Any:
-        await self.settled.wait()
+        await self.resolved.wait()
         if self.error is not None:
             raise self.error
         return self.value
@@ -151,7 +151,7 @@ class WebSocketWire:
         try:
             value = await self._answer(request, request.request_id, asked)
         except trio.Cancelled as cancelled:
-            waits = asked.sent and not asked.settled.is_set()
+            waits = asked.sent and not asked.resolved.is_set()
             if waits and not self._outbox.withdraw(request.request_id):
                 self.post(
                     messages.ToolCancel(
@@ -259,7 +259,7 @@ class WebSocketWire:
                 while self._outbox.full_of_replies():  # the service asks more than it reads answers
                     await self._outbox.room()
                 for incoming in await self._channel.receive():
-                    self._take(incoming.message, incoming.size)
+                    self._receive(incoming.message, incoming.size)
         except (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
             self.lose(self._channel.close_reason() or "the service is gone")
         except McpError as error:
@@ -273,14 +273,14 @@ class WebSocketWire:
         self._ended.set()
         self._outbox.abandon()
         for asked in self._asked.values():
-            if not asked.settled.is_set():
-                asked.settle(None, ConnectionLost(why))
+            if not asked.resolved.is_set():
+                asked.resolve(None, ConnectionLost(why))
         for watch in [each for watches in self._watches.values() for each in watches]:
             watch.end(ConnectionLost(why))
         if self._stream is not None:
             self._stream.end(ConnectionLost(why))
 
-    def _take(self, value: Any, size: int) -> None:
+    def _receive(self, value: Any, size: int) -> None:
         """Give a message to who waits for it.
 
         Raises InvalidReply if it is too large to be read, or no JSON: nobody knows whose answer it is.
@@ -290,32 +290,32 @@ class WebSocketWire:
         kind, id = value.get("type"), value.get("request_id")
         asked = self._asked.get(id) if type(id) is str else None
         if kind in (messages.ToolRequest.type, messages.ToolCancel.type):
-            self._take_request(value, size)
+            self._receive_request(value, size)
         elif kind == messages.ToolProgress.type:
-            self._take_progress(value, asked)
-        elif asked is not None and not asked.settled.is_set():
-            asked.settle(value)
+            self._receive_progress(value, asked)
+        elif asked is not None and not asked.resolved.is_set():
+            asked.resolve(value)
             if asked.watch is not None and kind == messages.ContextState.type:
-                self._take_event(value, size, [asked.watch])
+                self._receive_event(value, size, [asked.watch])
         elif kind in (messages.ContextState.type, messages.ContextUpdate.type, messages.ContextDestroyed.type):
             context = value.get("context_id")
-            self._take_event(value, size, self._watches.get(context, []) if type(context) is str else [])
+            self._receive_event(value, size, self._watches.get(context, []) if type(context) is str else [])
         elif kind == messages.ErrorMessage.type:
             _log.warning(
                 "the service reports an error: %s", one_line(str(errors.error_from(value.get("error"))), _LONGEST)
             )
 
-    def _take_progress(self, value: dict[str, Any], asked: _PendingMessage | None) -> None:
-        if asked is None or asked.progressed is None or asked.settled.is_set():
+    def _receive_progress(self, value: dict[str, Any], asked: _PendingMessage | None) -> None:
+        if asked is None or asked.progressed is None or asked.resolved.is_set():
             return
         try:
             progress = wire.event_in(value, (messages.ToolProgress,))
             assert isinstance(progress, messages.ToolProgress)
             asked.progressed(progress)
         except Exception as error:  # it is malformed, or the callback failed: the call's failure
-            asked.settle(None, error)
+            asked.resolve(None, error)
 
-    def _take_event(self, value: dict[str, Any], size: int, watches: list[WebSocketWatch]) -> None:
+    def _receive_event(self, value: dict[str, Any], size: int, watches: list[WebSocketWatch]) -> None:
         try:
             event = wire.event_in(value, messages.EVENTS)
         except InvalidReply as error:
@@ -325,7 +325,7 @@ class WebSocketWire:
         for watch in watches:
             watch.put(event, size)
 
-    def _take_request(self, value: dict[str, Any], size: int) -> None:
+    def _receive_request(self, value: dict[str, Any], size: int) -> None:
         """Queue a request for the provider's tools; one that cannot be taken is answered."""
         try:
             message = wire.event_in(value, (messages.ToolRequest, messages.ToolCancel))

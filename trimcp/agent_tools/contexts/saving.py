@@ -155,7 +155,7 @@ class UnloadedContexts:
         """Ask the store how many there are."""
         self.counts = {owner: count for owner, count in (await self._store.counts()).items() if count}
 
-    def take(self, owner: Owner) -> None:
+    def count_out(self, owner: Owner) -> None:
         """Note that one of an owner's is in memory now, or gone."""
         left = self.counts.get(owner, 0) - 1
         if left > 0:

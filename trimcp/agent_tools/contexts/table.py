@@ -437,7 +437,7 @@ class ContextTable:
         share = share_of(kept.owner, None)
         actor = self._live.add(kept.owner, kept.id, state, size, share, ends, kept.created, kept.version, history)
         actor.used()  # by whoever looks for it now, and perhaps before
-        self._unloaded.take(kept.owner)
+        self._unloaded.count_out(kept.owner)
         self._saver.save(actor)  # the store learns that it is in use
         return actor
 
@@ -525,7 +525,7 @@ class ContextTable:
         if actor is not None:  # used again just now
             self._saver.save(actor)
         else:
-            self._unloaded.take(owner)
+            self._unloaded.count_out(owner)
 
     def statistics(self) -> ContextStatistics:
         """Return a snapshot. It takes a fraction of a microsecond per context."""
