@@ -221,16 +221,17 @@ def test_a_client_whose_server_answers_wrongly_has_no_figures(tmp_path: Path) ->
 @pytest.mark.needs("taskset")
 @pytest.mark.slow
 def test_two_cells_take_their_turns_in_the_same_rounds_and_collecting_is_noted() -> None:
-    cells = [tiny(f"window-http-{window}", OURS) for window in (16, 256)]
+    cells = [tiny("window-http-16", OURS, FLOOR), tiny("window-http-256", OURS)]
     lines: list[str] = []
-    run = Run([peer()], cells, quick=False, rounds=2, minutes=1.0, say=lines.append)
+    run = Run([peer(), floor(peer())], cells, quick=False, rounds=2, minutes=1.0, say=lines.append)
     found = run.run()
     assert found.failures == []
     assert lines[1].startswith("[2/2] window-http-16, window-http-256, 2 rounds; ")
     for one in cells:
-        shares = found.values(one.name, "collected", OURS)
-        assert len(shares) == 2
-        assert all(0 <= share < 1 for share in shares)
+        for who in one.peers:
+            shares = found.values(one.name, "collected", who)
+            assert len(shares) == 2
+            assert all(0 <= share < 1 for share in shares)
 
 
 @pytest.mark.needs("taskset")

@@ -226,7 +226,8 @@ def _dump_special(value: Any, room: int) -> Any:
     if isinstance(value, abc.Mapping):
         return {key_text(key): _dump(each, room) for key, each in value.items()}
     if isinstance(value, abc.Set):
-        return _sorted([_dump(each, room) for each in value])
+        # In a stable order, so that equal results are equal bytes.
+        return sorted((_dump(each, room) for each in value), key=lambda each: (type(each).__name__, repr(each)))
     if isinstance(value, abc.Collection | abc.Iterator):
         return [_dump(each, room) for each in value]
     raise ConversionError([f"{type(value).__name__} has no JSON form"])
@@ -246,8 +247,3 @@ def key_text(key: Any) -> str:
     """Return the key of a JSON object for a key in Python: what is no text in JSON is written as its JSON."""
     plain = key if type(key) is str else _dump(key, _MAX_DEPTH)
     return plain if type(plain) is str else encode(plain).decode()
-
-
-def _sorted(values: list[Any]) -> list[Any]:
-    """Return the members of a set in a stable order, so that equal results are equal bytes."""
-    return sorted(values, key=lambda value: (type(value).__name__, repr(value)))

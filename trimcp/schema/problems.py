@@ -21,13 +21,9 @@ _LONGEST_KEY: Final = 40
 _MOST_REASONS: Final = 10
 
 _TYPE_NAMES: Final = {
-    "array": "an array",
-    "boolean": "a boolean",
-    "integer": "an integer",
     "null": "null",
-    "number": "a number",
-    "object": "an object",
-    "string": "a string",
+    **{name: f"a {name}" for name in ("boolean", "number", "string")},
+    **{name: f"an {name}" for name in ("array", "integer", "object")},
 }
 
 _JSON_TYPES: Final = {

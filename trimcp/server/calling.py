@@ -140,8 +140,6 @@ async def _judge(validate: Validate, arguments: Mapping[str, Any]) -> None:
 
 async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
     """Send all questions at once and return the answers by parameter. Raises the error of the first that fails."""
-    if len(questions) == 1:
-        return {questions[0].parameter: await questions[0].ask(ctx)}
     answers: dict[str, Any] = {}
     failures: list[McpError] = []
 

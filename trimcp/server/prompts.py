@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from trimcp.errors import ErrorReply
-from trimcp.schema.convert import ConversionError, without_root
+from trimcp.schema.convert import ConversionError, key_text, without_root
 from trimcp.schema.json_schema import takes_text
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.calling import PreparedFunction, prepare
@@ -18,7 +18,6 @@ from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.input_requests import InputRequiredResult
-from trimcp.wire.jsonrpc import encode
 from trimcp.wire.prompts import (
     CompleteParams,
     CompleteResult,
@@ -95,14 +94,10 @@ def prompt_entry(function: Callable[..., Any], options: PromptOptions) -> Prompt
         )
         for name, described in properties.items()
     ]
-    choices = {name: [*map(_as_text, each["enum"])] for name, each in properties.items() if "enum" in each}
+    choices = {name: [*map(key_text, each["enum"])] for name, each in properties.items() if "enum" in each}
     members = listed_members(options, name_of(options, signature.name, "prompt"), signature.description)
     listed = Prompt(arguments=arguments or None, **members)
     return PromptEntry(listed, prepared, validator_for(schema), choices, options.get("quota"))
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else encode(value).decode()
 
 
 def _description(described: dict[str, Any], schema: dict[str, Any]) -> Any:
@@ -113,7 +108,7 @@ def _description(described: dict[str, Any], schema: dict[str, Any]) -> Any:
         return text
     shape = {key: value for key, value in described.items() if key not in ("description", "title", "default")}
     shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
-    asked = f"As JSON that fits {_as_text({**shape, **shared})}"
+    asked = f"As JSON that fits {key_text({**shape, **shared})}"
     return asked if text is None else f"{text}\n\n{asked}"
 
 
