@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,14 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
-def same_modules_and_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def same_modules_and_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Forget the modules in a test's folder. Others stay: what is imported twice has two classes of each name."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 def write(folder: Path, text: str, name: str = "some.py") -> str:

@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -68,8 +69,16 @@ def recipe(path: Path, *, found_as: str) -> dict[str, object]:
     return {"name": "f", "module": found_as, "found_as": found_as, "file": str(path), "qualname": "f", "options": {}}
 
 
+@pytest.fixture
+def own_modules() -> Iterator[None]:
+    """Forget these modules. Others stay: what is imported twice has two classes of each name."""
+    yield
+    for name in [name for name in sys.modules if name.startswith("trimcp_same_name")]:
+        del sys.modules[name]
+
+
 def test_a_module_that_its_name_does_not_lead_to_is_loaded_from_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_modules: None
 ) -> None:
     """As `trimcp run` loads one, and where another of the name is found first."""
     first, second = tmp_path / "first", tmp_path / "second"
@@ -77,7 +86,6 @@ def test_a_module_that_its_name_does_not_lead_to_is_loaded_from_its_file(
         folder.mkdir()
         (folder / "trimcp_same_name.py").write_text(f"def f() -> str:\n    return {folder.name!r}\n")
     monkeypatch.syspath_prepend(str(first))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     tool = worker._build(recipe(second / "trimcp_same_name.py", found_as="trimcp_same_name"))
     assert tool.prepared.function() == "second"
     tool = worker._build(recipe(second / "trimcp_same_name.py", found_as="trimcp_same_name__server"))
@@ -85,8 +93,7 @@ def test_a_module_that_its_name_does_not_lead_to_is_loaded_from_its_file(
     assert not worker.loading
 
 
-def test_a_module_that_fails_to_load_is_tried_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+def test_a_module_that_fails_to_load_is_tried_anew(tmp_path: Path) -> None:
     file = tmp_path / "trimcp_broken.py"
     file.write_text("raise RuntimeError('not yet')\n")
     for _ in range(2):
