@@ -24,7 +24,7 @@ from click.testing import CliRunner, Result
 from trimcp.cli import conversation
 from trimcp.cli.app import _Subcommand, app
 from trimcp.cli.inspecting import describe, take_stock
-from trimcp.cli.loading import load_server
+from trimcp.cli.loading import load_program
 from trimcp.client.client import Client
 from trimcp.errors import ErrorReply
 from trimcp.run import in_process
@@ -65,7 +65,7 @@ def wait_for(file: Path, text: str) -> None:
 @pytest.fixture
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the server in this process, which needs no time to start."""
-    server = in_process(load_server(SERVER))
+    server = in_process(load_program(SERVER).server)
     monkeypatch.setattr(conversation, "find_target", lambda *words: server)
 
 

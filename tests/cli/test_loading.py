@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import trimcp
 from trimcp.cli.app import app
 from trimcp.cli.exits import USAGE, Failure
-from trimcp.cli.loading import load_server
+from trimcp.cli.loading import load_program
 
 HERE = Path(__file__).parent
 
@@ -49,24 +49,24 @@ def write(folder: Path, text: str, name: str = "some.py") -> str:
 )
 def test_a_server_is_found_in_a_file(tmp_path: Path, text: str, suffix: str, name: str) -> None:
     (tmp_path / "neighbour.py").write_text("NAME = 'from next door'")
-    assert load_server(write(tmp_path, text) + suffix).info.name == name
+    assert load_program(write(tmp_path, text) + suffix).server.info.name == name
 
 
 def test_a_server_is_found_in_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, "server = trimcp.Server('in a module')", "module_for_loading.py")
     monkeypatch.chdir(tmp_path)
-    assert load_server("module_for_loading").info.name == "in a module"
-    assert load_server("module_for_loading:server").info.name == "in a module"
+    assert load_program("module_for_loading").server.info.name == "in a module"
+    assert load_program("module_for_loading:server").server.info.name == "in a module"
 
 
 def test_a_file_named_like_a_loaded_module_does_not_take_its_place(tmp_path: Path) -> None:
     before = sys.modules["json"]
-    assert load_server(write(tmp_path, "server = trimcp.Server('j')", "json.py")).info.name == "j"
+    assert load_program(write(tmp_path, "server = trimcp.Server('j')", "json.py")).server.info.name == "j"
     assert sys.modules["json"] is before
 
 
 def test_what_a_module_prints_goes_to_standard_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load_server(write(tmp_path, "print('hello'); server = trimcp.Server('a')"))
+    load_program(write(tmp_path, "print('hello'); server = trimcp.Server('a')"))
     assert capsys.readouterr() == ("", "hello\n")
 
 
@@ -83,7 +83,7 @@ def test_what_a_module_prints_goes_to_standard_error(tmp_path: Path, capsys: pyt
 )
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, suffix: str, told: str) -> None:
     with pytest.raises(Failure) as caught:
-        load_server(write(tmp_path, text) + suffix)
+        load_program(write(tmp_path, text) + suffix)
     assert told in caught.value.message
     assert caught.value.exit_code == USAGE
 
@@ -91,12 +91,12 @@ def test_what_is_wrong_is_said(tmp_path: Path, text: str, suffix: str, told: str
 @pytest.mark.parametrize("name", ["missing.py", "no_such_module_here", "trimcp.no_such_module:server"])
 def test_what_is_not_there_is_said(name: str) -> None:
     with pytest.raises(Failure, match="there is no"):
-        load_server(name)
+        load_program(name)
 
 
 def test_a_missing_import_of_the_module_is_the_users_own_error(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="not_there_either"):
-        load_server(write(tmp_path, "import not_there_either"))
+        load_program(write(tmp_path, "import not_there_either"))
 
 
 _BY_ITSELF = "broken.py cannot be loaded, it fails by itself:"

@@ -22,7 +22,7 @@ from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.client.websocket import open_agent_channel
 from trimcp.agent_tools.client.wire import AgentTarget
 from trimcp.cli.app import app
-from trimcp.cli.recording_agents import relay_agent
+from trimcp.cli.recording import relay_agent
 from trimcp.testing import Transcript, replay
 from trimcp.testing.play import as_agent, as_mcp, play
 from trimcp.testing.transcript import JournalWriter

@@ -34,11 +34,6 @@ class Loaded:
     agent_tools: Any = None  # its `AgentTools` of that server, if it has any
 
 
-def load_server(name: str) -> Server[Any]:
-    """Return the named server; see `load_program`."""
-    return load_program(name).server
-
-
 def load_program(name: str) -> Loaded:
     """Import `FILE.py[:NAME]` or `package.module[:NAME]`; return its server, and what belongs to that.
 
