@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ def _visit(url: str, walk: Callable[[Page], None]) -> list[str]:
     expect.set_options(timeout=_PATIENCE)
     with sync_playwright() as playwright:
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=root)
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=root)
         try:
             page = browser.new_page(viewport={"width": 1200, "height": 800})
             page.set_default_timeout(_PATIENCE)

@@ -161,6 +161,7 @@ async def test_a_page_that_does_not_read_keeps_its_command_waiting() -> None:
 
     async with visited(pour=pour) as site, site.wire() as wire:
         await wire.send(http_request("POST", "/do/pour", site.bearer, body=b"{}"))
+        await wire.head()
         before = -1
         while before != sent:  # until nothing more is sent
             before = sent
