@@ -18,8 +18,7 @@ from trimcp.bench.report import Report
 from trimcp.bench.stdio import LineChannel
 from trimcp.bench.tally import Tally
 from trimcp.errors import LocalError
-from trimcp.transports.stdio.child import StdioServer
-from trimcp.transports.stdio.ending import ShutdownTimes
+from trimcp.transports.stdio.child import ShutdownTimes, StdioServer
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
 SERVER = Path(__file__).with_name("server_for_bench.py")

@@ -42,7 +42,7 @@ from tests.stopwatch import Stopwatch
 from tests.transports.stdio.test_ending import alive, descendants, tree
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.transports.stdio.ending import ShutdownTimes
+from trimcp.transports.stdio.child import ShutdownTimes
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.content import TextContent
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2025_11_25

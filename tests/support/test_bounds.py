@@ -23,8 +23,7 @@ from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.transports.http.state.events import MemoryEvents
 from trimcp.transports.http.state.events_sqlite import SqliteEvents
-from trimcp.transports.stdio.child import StdioServer
-from trimcp.transports.stdio.ending import ShutdownTimes
+from trimcp.transports.stdio.child import ShutdownTimes, StdioServer
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.frames import KeepAlive
 from trimcp.wire import jsonrpc

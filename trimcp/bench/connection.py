@@ -19,8 +19,8 @@ from trimcp.channel import CLIENT_MAX_MESSAGE
 from trimcp.framing.sse import Event, EventDecoder
 from trimcp.transports.http.client.connection import ClientConnection, Dial, dialing
 from trimcp.transports.http.client.h1 import request_head, whole_request
-from trimcp.transports.http.client.urls import basic_authorization, credentials, normal_url
 from trimcp.transports.http.h1.replies import UnreadableReply
+from trimcp.transports.targets import basic_authorization, credentials, normal_url
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client.target import HttpServer

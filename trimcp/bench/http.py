@@ -29,8 +29,8 @@ from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import Event, EventDecoder
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.h1 import whole_request
-from trimcp.transports.http.client.urls import origin, resolved
 from trimcp.transports.http.h1.replies import UnreadableReply
+from trimcp.transports.targets import origin, resolved
 
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _EVENTS: Final = "text/event-stream"

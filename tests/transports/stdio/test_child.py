@@ -15,8 +15,7 @@ from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.transports.stdio import child
-from trimcp.transports.stdio.child import ChildChannel, StdioServer, child_environment
-from trimcp.transports.stdio.ending import ShutdownTimes
+from trimcp.transports.stdio.child import ChildChannel, ShutdownTimes, StdioServer, child_environment
 from trimcp.wire.jsonrpc import Malformed, Notification, Request, encode_notification, encode_request
 from trimcp.wire.revisions import LATEST_LEGACY
 

@@ -16,8 +16,7 @@ import trio
 from tests.stopwatch import Stopwatch
 from trimcp.channel import Incoming
 from trimcp.support.descendants import MARK, Descendants, KnownProcess, _table, _table_from_ps
-from trimcp.transports.stdio.child import ChildChannel, StdioServer
-from trimcp.transports.stdio.ending import ShutdownTimes, end_process
+from trimcp.transports.stdio.child import ChildChannel, ShutdownTimes, StdioServer, end_process
 from trimcp.wire.jsonrpc import Notification
 
 # Starts descendants as told, reports their ids in a message, then does the last thing told.

@@ -1,4 +1,7 @@
-"""A server as a child process: its start, its channel and its standard error; `ending` ends it."""
+"""A server as a child process: its start, its channel, its standard error, and its end with all its descendants.
+
+That end goes in steps and takes a bounded time.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, Outgoin
 from trimcp.errors import LocalError
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import clean, log_crash
-from trimcp.support.descendants import MARK, Descendants
+from trimcp.support.descendants import MARK, Descendants, look, signal_until_gone
 from trimcp.support.nurseries import closing_with, open_service_nursery
+from trimcp.support.slotted import valued
 from trimcp.transports.descriptors import READ_SIZE
-from trimcp.transports.stdio.ending import ShutdownTimes, end_process
 from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, PipeReceiver, PipeSender
 from trimcp.transports.stream import StreamChannel
 from trimcp.transports.trace import Write, traced
@@ -46,6 +49,7 @@ _TAIL: Final = 64 * 1024
 _LONGEST_LINE: Final = 8 * 1024
 _LAST_LINES: Final = 10
 _REAPED: Final = 0.2
+_HURRIED: Final = 0.5  # to exit by itself, if this is cancelled
 
 _log = logging.getLogger("trimcp.stdio")
 
@@ -72,6 +76,50 @@ def _as_command(command: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
         wanted = 'the program and its arguments, such as ["python", "server.py"]'
         raise TypeError(f"a command is a list of texts, {wanted}, not {command!r:.100}")
     return tuple(map(os.fspath, words))
+
+
+@attrs.frozen(field_transformer=checked(zero=("close", "terminate", "kill")))
+@valued
+class ShutdownTimes:
+    """Seconds a child gets for each step of its shutdown; the defaults add up to less than five."""
+
+    close: float = 2.0  # to exit by itself after its standard input was closed
+    terminate: float = 1.5  # to exit, with its descendants, after SIGTERM
+    kill: float = 0.5  # for the system to remove the processes after SIGKILL
+
+
+async def end_process(
+    process: trio.Process, descendants: Descendants, close_input: Callable[[], None], times: ShutdownTimes
+) -> None:
+    """End a child and its descendants: close its input, wait, SIGTERM, wait, SIGKILL.
+
+    The steps are those of the specification's "Shutdown". Returns when all have exited, or when `times` are over, which
+    is logged. Only processes identified as descendants are signalled. Cancelling shortens the first wait to half a
+    second. The rest is shielded, since no process may outlive its connection, and bounded by `times`.
+
+    `process`: the child. It may have exited already; its descendants are ended all the same.
+    """
+    with trio.CancelScope(shield=True):
+        await look(descendants)  # before the child exits: orphans lose their parent id
+    close_input()
+    hurried = min(_HURRIED, times.close)
+    try:
+        with trio.move_on_after(times.close):
+            await process.wait()
+        hurried = 0
+    finally:
+        with trio.CancelScope(shield=True):
+            with trio.move_on_after(hurried):
+                await process.wait()
+            await _clear(process, descendants, times)
+
+
+async def _clear(process: trio.Process, descendants: Descendants, times: ShutdownTimes) -> None:
+    for name, seconds in (("SIGTERM", times.terminate), ("SIGKILL", times.kill)):
+        with trio.move_on_after(seconds):
+            await signal_until_gone(process, descendants, name)
+            return
+    _log.warning("process %d or a descendant of it survived SIGKILL", process.pid)
 
 
 @attrs.frozen(field_transformer=checked(unchecked=("inherit_env",)))

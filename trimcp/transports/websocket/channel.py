@@ -29,19 +29,23 @@ from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE, over_or_peer_closed, socket_under
 from trimcp.transports.http.interfaces import Head, Upgrade
-from trimcp.transports.websocket.endings import (
+from trimcp.transports.websocket.frames import (
     CLOSED,
     GONE,
+    KEEP_ALIVE,
     LATE,
     LATE_MESSAGE,
     NOT_UTF8,
     PROTOCOL_ERROR,
+    WINDOW,
+    GatedStream,
+    KeepAlive,
+    LifeSign,
     close_text,
     fault_of,
     fault_text,
     silence_text,
 )
-from trimcp.transports.websocket.frames import KEEP_ALIVE, WINDOW, GatedStream, KeepAlive, LifeSign
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 from trimcp.wire.jsonrpc import Message, parse
 

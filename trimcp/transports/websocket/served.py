@@ -22,16 +22,18 @@ from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import ConnectedSession, Head, Upgrade, token_expired
 from trimcp.transports.http.state.deadlines import Deadline, Deadlines
-from trimcp.transports.websocket.endings import (
+from trimcp.transports.websocket.frames import (
     GONE,
     LATE,
     LATE_MESSAGE,
+    KeepAlive,
+    LifeSign,
+    PeerSigns,
     close_text,
     fault_of,
     fault_text,
     silence_text,
 )
-from trimcp.transports.websocket.frames import KeepAlive, LifeSign, PeerSigns
 from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 
 if TYPE_CHECKING:

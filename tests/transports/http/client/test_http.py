@@ -20,7 +20,7 @@ from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import Http, OpenReply, TooLarge
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.client.target import HttpServer
-from trimcp.transports.http.client.urls import origin, resolved
+from trimcp.transports.targets import origin, resolved
 
 pytestmark = pytest.mark.usefixtures("on_both_engines")
 

@@ -12,9 +12,8 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from trimcp.transports.http.h1 import poller as module
-from trimcp.transports.http.h1.poller import Poller
-from trimcp.transports.http.h1.wires import PolledWire
+from trimcp.transports.http.h1 import wires as module
+from trimcp.transports.http.h1.wires import PolledWire, Poller
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no epoll")
 

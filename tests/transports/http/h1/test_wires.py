@@ -15,8 +15,7 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 
 from tests.peers.tls import client_context, server_context
 from trimcp.transports.http.h1 import wires
-from trimcp.transports.http.h1.poller import Poller
-from trimcp.transports.http.h1.wires import PolledWire, PrefixedStream, SocketWire, StreamWire, Wire
+from trimcp.transports.http.h1.wires import PolledWire, Poller, PrefixedStream, SocketWire, StreamWire, Wire
 
 
 def unix_socket() -> tuple[Wire, trio.socket.SocketType]:

@@ -24,7 +24,6 @@ from trimcp.errors import LocalError
 from trimcp.support.nurseries import split_cancelled, unwrap_single
 from trimcp.transports.http.asgi.request import AsgiEvent, Receive, Scope, Send
 from trimcp.transports.http.settings import HttpLimits
-from trimcp.transports.quiet import quiet_headers
 
 if TYPE_CHECKING:
     from trimcp.transports.http.asgi.guards import GuardedConfig
@@ -107,19 +106,18 @@ async def serve_hypercorn(
     watched = _WatchedApplication(app)
     failure: BaseException | None
     try:
-        with quiet_headers():
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_end, config, watched.ending, grace)
-                if shutdown_trigger is not None:
-                    nursery.start_soon(_trigger, shutdown_trigger, watched.ending)
-                await hypercorn.trio.serve(
-                    watched,  # type: ignore[arg-type]  # an object with `__call__`, not a function
-                    config,
-                    shutdown_trigger=watched.ending.wait,
-                    mode="asgi",
-                    task_status=_Addresses(task_status),
-                )
-                nursery.cancel_scope.cancel(reason="the server has ended")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end, config, watched.ending, grace)
+            if shutdown_trigger is not None:
+                nursery.start_soon(_trigger, shutdown_trigger, watched.ending)
+            await hypercorn.trio.serve(
+                watched,  # type: ignore[arg-type]  # an object with `__call__`, not a function
+                config,
+                shutdown_trigger=watched.ending.wait,
+                mode="asgi",
+                task_status=_Addresses(task_status),
+            )
+            nursery.cancel_scope.cancel(reason="the server has ended")
     except BaseExceptionGroup as group:
         failure = unwrap_single(split_cancelled(group)[0] or group)
     else:

@@ -17,10 +17,9 @@ import attrs
 import trio
 
 from trimcp.transports.descriptors import AnySocket, socket_under
-from trimcp.transports.http.client.urls import PORTS
 from trimcp.transports.http.h1.replies import ReplyParser, portions
 from trimcp.transports.http.h1.wires import Wire, wire_over
-from trimcp.transports.targets import dial
+from trimcp.transports.targets import PORTS, dial
 
 _PIECE: Final = 64 * 1024
 

@@ -32,9 +32,16 @@ from trimcp.transports.http.client.engine import ExchangeBroken, HttpEngine, Raw
 from trimcp.transports.http.client.h1 import H1Engine, request_head
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
 from trimcp.transports.http.client.pool import Pool
-from trimcp.transports.http.client.urls import basic_authorization, credentials, normal_url, origin, resolved
 from trimcp.transports.http.h1.replies import media_type
-from trimcp.transports.targets import shown_url, status_text
+from trimcp.transports.targets import (
+    basic_authorization,
+    credentials,
+    normal_url,
+    origin,
+    resolved,
+    shown_url,
+    status_text,
+)
 from trimcp.wire.jsonrpc import ErrorResponse
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from trimcp.channel import HttpClientStatistics
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.pool import ClientExchange, Pool, PooledConnection
-from trimcp.transports.http.client.urls import origin, request_target
 from trimcp.transports.http.h1.replies import ReplyParser
+from trimcp.transports.targets import origin, request_target
 
 if TYPE_CHECKING:
     from trimcp.transports.http.client.cookies import BoundedCookieJar

@@ -17,8 +17,7 @@ from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.cookies import BoundedCookieJar
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.policy import Timeouts
-from trimcp.transports.http.client.urls import origin
-from trimcp.transports.targets import unreachable
+from trimcp.transports.targets import origin, unreachable
 
 TRUSTING: Final = "name what to trust in SSL_CERT_FILE, or pass an httpx2.AsyncClient of your own"
 """What a user can do about a certificate that is not trusted."""

@@ -26,7 +26,7 @@ from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, Ope
 from trimcp.transports.http.client.incoming import Cursor, message_in, read_events
 from trimcp.transports.http.client.policy import Trouble, error_in
 from trimcp.transports.http.client.state import LISTEN, ClientState, method_of
-from trimcp.transports.http.client.urls import origin
+from trimcp.transports.targets import origin
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import Malformed, Message, RequestId, Response
 

@@ -19,9 +19,8 @@ import trio
 from trimcp.budget import owner_of
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, Http2Connection, PushWebSocket, UpgradeWebSocket
-from trimcp.transports.http.h1.poller import Poller
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
-from trimcp.transports.http.h1.wires import PolledWire, SocketWire, StreamWire, Wire
+from trimcp.transports.http.h1.wires import PolledWire, Poller, SocketWire, StreamWire, Wire
 from trimcp.transports.http.interfaces import Face
 from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.settings import HttpLimits
