@@ -19,6 +19,7 @@ import trio
 from trimcp.channel import run_trio
 from trimcp.errors import LocalError
 from trimcp.run import Served, run_of, signals
+from trimcp.support.addresses import bracketed
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.endpoint.application import HttpFace
 from trimcp.transports.http.peers.identity import TokenAuth
@@ -256,7 +257,7 @@ def _binds(host: str | None, port: int | None, uds: str | Path | None, sockets: 
     if uds is not None:
         binds.append(f"unix:{uds}")
     if port is not None:
-        places = ["0.0.0.0", "[::]"] if host is None else [f"[{host}]" if ":" in host else host]
+        places = ["0.0.0.0", "[::]"] if host is None else [bracketed(host)]
         binds += [f"{place}:{port}" for place in places]
     return binds
 
