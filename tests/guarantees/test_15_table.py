@@ -13,12 +13,14 @@ from tests.fuzz.effort import PATIENCE
 from tests.guarantees.report import figure
 from tests.guarantees.worlds import Homes
 from tests.peers.http1 import Answer, http_request
+from tests.peers.http2 import FramePeer, request_fields
 from tests.peers.messages import request
 from tests.peers.processes import KIB, MIB
 from tests.peers.servers import ServerProcess
 from tests.peers.serving import ON_EACH, SOFTWARE
 from tests.peers.websockets import message, upgrade
 from tests.stopwatch import Stopwatch
+from trimcp.budget import LITTLE
 from trimcp.session.limits import Limits
 from trimcp.wire.revisions import LATEST_LEGACY
 
@@ -179,3 +181,32 @@ async def _end(server: ServerProcess, begun: list[Answer]) -> None:
         for answer in begun:
             if id := answer.headers.get("mcp-session-id"):
                 await wire.ask(http_request("DELETE", "/mcp", f"Mcp-Session-Id: {id}"))
+
+
+# Connections of HTTP/2
+
+
+async def test_idle_connections_of_http2_keep_little_of_what_was_said(homes: Homes) -> None:
+    """Each has sent requests with headers of its own, many and small, which connections remember."""
+    many, each, bound = 100, 24, 20 + LITTLE / KIB
+    async with homes.pool("own") as server, AsyncExitStack() as stack:
+        await server.warm()
+
+        async def say_much(number: int) -> None:
+            wire = await stack.enter_async_context(server.wire())
+            peer = FramePeer(wire.stream)
+            await peer.start()
+            for n in range(each):
+                fields = [(f"x-{number}-{n}-{k}", "1") for k in range(60)]
+                head = peer.head(request_fields("/healthz", "GET", fields), plain=True)
+                await peer.send(head + peer.head(fields, stream=peer.last, end=True, plain=True))
+                assert (await peer.answer(peer.last)).status == 200
+
+        for number in range(10):  # what is imported for the first ones is nobody's
+            await say_much(number)
+        base = await server.kept()
+        for number in range(10, 10 + many):
+            await say_much(number)
+        spent = (await server.kept() - base) / many / KIB
+    what = f"memory for each of {many} idle connections that said much"
+    assert figure(15, what, spent, bound, "KiB", "http/2") <= bound

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.peers.http2 import FramePeer, preface, request_fields
 from tests.transports.http import support
 from tests.transports.http.support import JSON, DummyFace, OfferingWire
-from trimcp.budget import Budget
+from trimcp.budget import LITTLE, Budget
 from trimcp.transports.http.h1.wires import StreamWire
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.frames import Code, Setting
@@ -596,6 +596,22 @@ async def test_a_stream_weighs_from_its_head_on(autojump_clock: MockClock) -> No
             await peer.ask("/wait", None)
         await wait_all_tasks_blocked()
         assert site.face.budget.held > 100 * 3_000 * 0.9
+        await peer.stream.aclose()
+        await site.over.wait()
+        assert site.face.budget.held == 0
+
+
+async def test_what_is_remembered_of_heads_is_weighed_and_bounded(autojump_clock: MockClock) -> None:
+    """Requests that differ, of many small headers, which take several times their text."""
+    async with memory(DummyFace(budget=Budget(LARGE // 4))) as site:
+        peer = await site.connect_http2()
+        for n in range(20):
+            fields = [(f"x-{n}-{k}", "1") for k in range(60)]
+            head = peer.head(request_fields("/echo", headers=fields), plain=True)
+            await peer.send(head + peer.head(fields, stream=peer.last, end=True, plain=True))
+            assert (await peer.answer(peer.last)).status == 200
+        await wait_all_tasks_blocked()
+        assert LITTLE // 2 < site.face.budget.held <= LITTLE
         await peer.stream.aclose()
         await site.over.wait()
         assert site.face.budget.held == 0

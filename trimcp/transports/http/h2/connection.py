@@ -56,8 +56,8 @@ class H2Connection:
 
     __slots__ = (
         *("_alarm", "_amount", "_behind", "_corked", "_heard", "_idle_since", "_in_head_since", "_limits", "_looked"),
-        *("_over", "_parked", "_period", "_pinged", "_ready", "_wire", "_written", "engine", "holding", "hosting"),
-        *("loopback", "lost", "owner", "peer", "receiving", "secure", "weight", "writer"),
+        *("_over", "_parked", "_period", "_pinged", "_reader", "_ready", "_wire", "_written", "engine", "holding"),
+        *("hosting", "loopback", "lost", "owner", "peer", "receiving", "secure", "weight", "writer"),
     )
 
     def __init__(
@@ -80,9 +80,10 @@ class H2Connection:
         self._limits = limits
         self._wire = wire
         self.writer: H1Writer = writer
+        self._reader = BlockReader[RequestFields](limits.max_head, read_request, limited_request)
         self.engine: Engine = Engine(
             self,
-            BlockReader[RequestFields](limits.max_head, read_request, limited_request),
+            self._reader,
             client=False,
             settings={
                 Setting.MAX_CONCURRENT_STREAMS: limits.max_streams,
@@ -229,7 +230,7 @@ class H2Connection:
         if not self.hosting.streams.admit(self.owner):
             return None
         self.weight += weight
-        self._amount.set(self.weight)
+        self._amount.set(self.weight + self._reader.remembered)
         stream = RequestStream(self, head, weight)
         stream.left = head.length
         return stream
@@ -280,7 +281,7 @@ class H2Connection:
         """Forget a stream that has ended."""
         self.hosting.streams.release(self.owner)
         self.weight -= stream.weight
-        self._amount.set(self.weight)
+        self._amount.set(self.weight + self._reader.remembered)
         self.receives(stream, more=False)
         self._ready.pop(stream, None)
         self._written.pop(stream, None)

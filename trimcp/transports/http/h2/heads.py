@@ -30,8 +30,9 @@ _VALUE: Final = re.compile(rb"(?:[^\0\r\n\t ](?:[^\0\r\n]*[^\0\r\n\t ])?)?", re.
 _FORBIDDEN: Final = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"http2-settings")
 )
-_REMEMBERED: Final = 16 * 1024  # bytes of fields whose meaning a connection remembers, of each kind
+_REMEMBERED: Final = 6 * 1024  # bytes of fields whose meaning a connection remembers, of each kind
 _LONGEST: Final = 4 * 1024  # of one head
+_WEIGHT: Final = 3  # bytes of memory for each of them: as fields, as texts by name, and in their block
 TIME_LIMIT: Final = b"grpc-timeout"
 """The header with the time that a call of gRPC may take."""
 _LIMIT: Final = bytes((0, len(TIME_LIMIT))) + TIME_LIMIT  # how it begins where it is written as `write_field` does
@@ -77,6 +78,7 @@ class BlockReader(Generic[HeadT]):
     """
 
     max_head: int  # bytes that names and values may take, with 32 for each (section 6.5.2)
+    remembered: int = attrs.field(init=False, default=0)  # memory that what is remembered takes, in bytes
     # returns what the fields of a first head of a stream mean. It may raise `Http2Error`.
     _read: Callable[[Fields, int], HeadT]
     # returns what a head means with a time limit; None where that is a header like others
@@ -126,6 +128,7 @@ class BlockReader(Generic[HeadT]):
             head = self._limited(head, limit)
         if same:
             self._heads.add(block, head, size)
+        self._weigh()
         return head
 
     def trailers(self, block: bytes) -> dict[str, str]:
@@ -141,7 +144,11 @@ class BlockReader(Generic[HeadT]):
             add_field(headers, name, value)
         if same:
             self._trailers.add(block, headers, _size(fields))
+            self._weigh()
         return headers
+
+    def _weigh(self) -> None:
+        self.remembered = _WEIGHT * (self._heads.size + self._trailers.size + self._meant.size)
 
     def skip(self, block: bytes) -> None:
         """Read the block of a stream that nobody listens to any more: it may change the table. Raises as `head`."""
