@@ -186,14 +186,9 @@ async def dial(
 
 
 def unreachable(error: BaseException, trusting: str) -> str | None:
-    """Return why connecting failed and what to check.
+    """Return why connecting failed and what to check, without the address; None if it was neither network nor TLS.
 
-    Args:
-        error: what was raised; the reason may be a cause of it, at any depth.
-        trusting: the text that tells a user how to trust other certificates.
-
-    Returns:
-        Text without the address; None if no cause is an error of the network or of TLS.
+    The reason may be a cause of `error`, at any depth. `trusting`: see `dial`.
     """
     told: BaseException | None = error
     while told is not None:

@@ -134,13 +134,8 @@ def refusal(
 ) -> HttpResponse:
     """Return a response with a JSON-RPC error; with 503, it asks the client to try again in a second.
 
-    Args:
-        status: the HTTP status.
-        text: the error's message.
-        headers: added to the Content-Type.
-        id: of the request; None if it was not read.
-        code, data: of the error.
-        null_id: send `"id": null` if the id is None, instead of leaving it out.
+    `headers` are added to the Content-Type. An `id` of None (it was not read) is left out, or sent as null
+    with `null_id`.
     """
     again = _LATER if status == 503 else ()
     body = encode_error(id, code, text, data, null_id=null_id)
@@ -230,8 +225,7 @@ class Handler(Protocol):
     def disconnected(self, slow: str | None = None) -> None:
         """Note that the client left before its response was finished. Called at most once, never before `start`.
 
-        Args:
-            slow: the reason, if the host dropped the client because it did not read for too long.
+        `slow`: the reason, if the host dropped the client because it did not read for too long.
         """
         return
 
@@ -319,7 +313,7 @@ class ByteStream(Protocol):
         """End the stream at once, and drop what is waiting: what uses it then raises with this text."""
 
     def progress(self) -> Hashable:
-        """Return a value that changes when the peer takes more; see `MessageChannel.taken`."""
+        """Return a value that changes when the peer takes more; see `MessageChannel.write_progress`."""
         ...
 
 
@@ -373,10 +367,7 @@ class SecondProtocol(Protocol):
     def take(self, head: Head, body: bytes, value: Any) -> Handler | None:
         """Return what answers a body that was POSTed to the endpoint of MCP, if it is one of its messages.
 
-        Args:
-            head: of the request.
-            body: as it came.
-            value: the JSON value that it is, or a `Malformed`.
+        `value`: the JSON value that `body` is, or a `Malformed`.
         """
         ...
 
@@ -424,10 +415,7 @@ class PushedSession(Protocol):
     def disconnect(self, why: str, *, slow: bool = False, ending: bool = False) -> None:
         """End it because its peer is gone: handlers are cancelled.
 
-        Args:
-            why: for the log.
-            slow: it was dropped because it did not read.
-            ending: the server ends, and the peer may still be there.
+        `slow`: it was dropped because it did not read. `ending`: the server ends, and the peer may still be there.
         """
 
     def close(self) -> None:
@@ -476,8 +464,7 @@ class ConnectedSession(Protocol):
     async def readable(self, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until the transport may read on, or has something else to do. Returns True once the peer has left.
 
-        Args:
-            wait_peer_closed: see `Wire.wait_peer_closed`. Called only if this takes long.
+        `wait_peer_closed`: see `Wire.wait_peer_closed`. Called only if this takes long.
         """
         ...
 
@@ -501,7 +488,10 @@ class ConnectedSession(Protocol):
 
 
 class Service(Protocol):
-    """The server behind a face."""
+    """The server behind a face.
+
+    To each session `holding` counts its memory, and `via` is the face: `drain` with the same value ends the session.
+    """
 
     @property
     def revisions(self) -> Sequence[Revision]:
@@ -519,22 +509,11 @@ class Service(Protocol):
         ...
 
     def open_brief(self, holding: Holding | None = None, via: object = None) -> PushedSession:
-        """Return a session for one request of 2026-07-28 or later; a request without its envelope counts as such.
-
-        Args:
-            holding: counts the session's memory.
-            via: the face; `drain` with the same value ends the session.
-        """
+        """Return a session for one request of 2026-07-28 or later; a request without its envelope counts as such."""
         ...
 
     def open(self, sink: Sink, holding: Holding | None = None, via: object = None) -> PushedSession:
-        """Return a new session.
-
-        Args:
-            sink: sends the messages that belong to no request; closed with the session.
-            holding: counts the session's memory.
-            via: the face; `drain` with the same value ends the session.
-        """
+        """Return a new session. `sink` sends the messages that belong to no request, and is closed with it."""
         ...
 
     async def serve(self, channel: MessageChannel, via: object = None) -> None:
@@ -543,13 +522,7 @@ class Service(Protocol):
     def open_connected(
         self, writer: MessageWriter, holding: Holding | None = None, via: object = None
     ) -> ConnectedSession:
-        """Return a session for one connection, into which its transport pushes what it reads.
-
-        Args:
-            writer: writes its messages.
-            holding: counts its memory.
-            via: the face; `drain` with the same value ends the session.
-        """
+        """Return a session for one connection, into which its transport pushes what it reads; `writer` writes."""
         ...
 
     async def drain(self, grace: float, via: object = None) -> None:

@@ -61,8 +61,7 @@ class AsgiApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a call of an ASGI server.
 
-        Raises:
-            RuntimeError: the server does not run on Trio.
+        Raises RuntimeError: the server does not run on Trio.
         """
         kind = scope["type"]
         if kind == "lifespan":

@@ -92,13 +92,9 @@ class ClientConnection:
 
 
 def dialing(url: str, uds: str | None, timeout: float, trusting: str, tls: ssl.SSLContext | None = None) -> Dial:
-    """Return what opens streams to a server.
+    """Return what opens streams to a server, whose URL has the form of `normal_url`; see `dial`.
 
-    Args:
-        url: of the server, in the form of `normal_url`.
-        timeout: seconds for connecting, including the TLS handshake.
-        trusting: the text that tells a user how to trust other certificates.
-        tls: what to trust at an https URL; None for what the system does.
+    `tls`: what to trust at an https URL; None for what the system does.
     """
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or PORTS[parts.scheme]

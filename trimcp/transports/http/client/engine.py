@@ -63,11 +63,8 @@ class HttpEngine(Protocol):
     ) -> RawReply:
         """Send a request and return its reply once its head has arrived. Cancelling closes the connection.
 
-        Raises ExchangeBroken: no reply was received.
-
-        Args:
-            method, url, headers, content: of the request; names of headers in lower case.
-            written: called when the last byte of the request was written.
+        Names of headers are in lower case; `written` is called when the last byte of the request was written. Raises
+        ExchangeBroken: no reply was received.
         """
         ...
 

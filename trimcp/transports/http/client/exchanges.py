@@ -234,13 +234,10 @@ class Http:
     ) -> AsyncIterator[OpenReply]:
         """Send a request and yield the reply once its head has arrived; leaving closes what was not read.
 
-        Redirects within the origin are followed if they keep the method. Cancelling closes the connection.
+        Redirects within the origin are followed if they keep the method. Cancelling closes the connection. `headers`
+        are added to the common ones; `written` is called when the last byte of the request was written.
 
-        Args:
-            method, headers, content: of the request; `headers` are added to the common ones.
-            url: None for the endpoint.
-            written: called when the last byte of the request was written.
-            begun: the reply to the request, if that was sent to `place` already.
+        `begun`: the reply to the request, if that was sent to `place` already.
 
         Raises:
             ExchangeBroken: no reply was received.

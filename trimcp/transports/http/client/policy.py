@@ -129,11 +129,8 @@ def refusal(
 ) -> str:
     """Return what a status means for the request, and what to do if that is known.
 
-    Args:
-        elsewhere: the origin that a redirect points to, or None.
-        at: the URL of the request, without secrets.
-        said: its body, if that is plain text.
-        moved: the URL in the same origin that a redirect points to, without secrets, or None.
+    `at`, `moved`: URLs without secrets: of the request, and where a redirect in the same origin points to. `elsewhere`:
+    another origin that one points to. `said`: the body, if that is plain text.
     """
     text = f"the server answered {status_text(status)}{'' if at is None else f' at {at}'}"
     if error is not None:

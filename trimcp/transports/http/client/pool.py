@@ -233,11 +233,7 @@ class _WaitingExchange:
 
 @attrs.define(eq=False)
 class Pool:
-    """The connections to one server.
-
-    Args:
-        server, place: how the server, and where it is reached, are called in errors.
-    """
+    """The connections to one server. `server`, `place`: how that, and where it is reached, are called in errors."""
 
     dial: Dial  # opens one, within its time limit, or raises `ConnectionLost`
     server: str

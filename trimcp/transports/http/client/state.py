@@ -137,10 +137,7 @@ class LegacySession:
 
         However many requests find the session lost, one handshake is made. If the new session is forgotten too before
         any answer in it, no further one is made soon. After a temporary failure, as during a restart of the server, the
-        next request may try at once.
-
-        Returns:
-            Why there is no new session, or None if there is one.
+        next request may try at once. Returns why there is no new session, or None if there is one.
         """
         tried = self._tried
         async with self._lock:

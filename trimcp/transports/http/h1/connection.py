@@ -34,10 +34,7 @@ class H1Connection:
 
     It has more than 300 lines because one task reads, judges and answers the requests of a connection in turn.
 
-    Args:
-        hosting: shared with the other connections.
-        wire: closed when `run` ends.
-        peer, loopback, secure: copied into every `Head`.
+    `wire` is closed when `run` ends; `peer`, `loopback` and `secure` are copied into every `Head`.
     """
 
     __slots__ = (

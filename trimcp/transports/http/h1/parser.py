@@ -96,8 +96,7 @@ class _Known:
 class RequestParser:
     """Parses the requests of one connection.
 
-    Args:
-        peer, loopback, secure, holding: copied into every `Head`.
+    `peer`, `loopback`, `secure` and `holding` are copied into every `Head`.
     """
 
     _limits: HttpLimits = attrs.field(alias="limits")  # bounds of heads. The caller bounds bodies.

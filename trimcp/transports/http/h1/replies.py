@@ -31,17 +31,7 @@ class UnreadableReply(Exception):
 
 
 class ReplyParser:
-    """One reply after another on one connection, as far as it was received; `reset` before each.
-
-    Attributes:
-        status: the status code, 0 before the head is complete. Interim replies (1xx) are skipped.
-        headers: by lower-case name; the values of a repeated one are joined with ", ".
-        cookies: the values of Set-Cookie, which cannot be joined.
-        pieces: received pieces of the body. Whoever takes them clears the list.
-        size: bytes of the body so far.
-        complete: whether the reply was received to its end.
-        keeps: whether the connection can be used again; known when complete.
-    """
+    """One reply after another on one connection, as far as it was received; `reset` before each."""
 
     __slots__ = (
         "_beside",
@@ -63,13 +53,13 @@ class ReplyParser:
 
     def reset(self) -> None:
         """Prepare for the next reply."""
-        self.status: int = 0
-        self.headers: dict[str, str] = {}
-        self.cookies: list[str] = []
-        self.pieces: list[bytes] = []
-        self.size: int = 0
+        self.status: int = 0  # 0 before the head is complete; interim replies (1xx) are skipped
+        self.headers: dict[str, str] = {}  # by lower-case name; the values of a repeated one are joined with ", "
+        self.cookies: list[str] = []  # the values of Set-Cookie, which cannot be joined
+        self.pieces: list[bytes] = []  # of the body, as received; whoever takes them clears the list
+        self.size: int = 0  # bytes of the body so far
         self.complete: bool = False
-        self.keeps: bool = False
+        self.keeps: bool = False  # whether the connection can be used again; known when complete
         self._framed = False  # it has a length or is chunked; otherwise it ends with the connection
         self._lines = 0
         self._beside = 0  # bytes since the head began, or since the last piece of the body
