@@ -89,7 +89,8 @@ async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(
                 nursery.start_soon(call, home.served)
             while (await home.counts())["exchanges"] + refused < MANY:  # noqa: ASYNC110  # it is another process
                 await trio.sleep(0.1)
-            async with home.peer() as peer:
+            # On a connection of its own: one of HTTP/2 has one account for all its calls.
+            async with on(home.served.itself, "modern") as peer:
                 for id in range(50):
                     lost += "result" not in await peer.ask(id, "echo", text="x" * 1_000)
             spent = home.peak - base
