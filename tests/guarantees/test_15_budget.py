@@ -66,7 +66,8 @@ async def test_results_that_one_session_does_not_read_are_bounded(homes: Homes, 
     assert spent <= most
 
 
-@OnBoth
+# A proxy in this process, with 780 MB to pass on, would take a busy machine too long.
+@pytest.mark.parametrize("world", [world for world in POSTS if world.host != HTTP2], ids=str)
 async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(homes: Homes, world: World) -> None:
     asked = post(modern_request(1, "tools/call", name="watch", arguments={"gate": "never", "filling": "y" * 3_900_000}))
     lost = refused = 0
@@ -89,8 +90,7 @@ async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(
                 nursery.start_soon(call, home.served)
             while (await home.counts())["exchanges"] + refused < MANY:  # noqa: ASYNC110  # it is another process
                 await trio.sleep(0.1)
-            # On a connection of its own: one of HTTP/2 has one account for all its calls.
-            async with on(home.served.itself, "modern") as peer:
+            async with home.peer() as peer:
                 for id in range(50):
                     lost += "result" not in await peer.ask(id, "echo", text="x" * 1_000)
             spent = home.peak - base
