@@ -111,6 +111,19 @@ async def test_what_is_selected_stays_in_sight() -> None:
         assert row.tool in told
 
 
+@pytest.mark.parametrize("progress", [0.0, 1e-300, 5e-324, 1e308, -1.0, -1e308])
+@pytest.mark.parametrize("total", [1e308, 1e-300, 5e-324, -1e308])
+async def test_no_number_of_a_handlers_ends_it(progress: float, total: float) -> None:
+    [picture] = await pictures("build")
+    [request] = picture["sessions"][0]["requests"]
+    request.update(progress=progress, total=total, per_second=progress / 2, left=1e300)
+    for opened in (False, True):
+        choice = Shown(selected=(picture["source"], request["key"]), opened=opened)
+        shown = text_of(view([picture], (120, 24), choice))
+        assert "build" in shown
+        assert "inf" not in shown
+
+
 async def test_hostile_names_control_no_terminal() -> None:
     (shown,) = await pictures("draw")
     hostile = "\x1b]0;title\x07\x9b2J\u202egpj.exe\nforged line"

@@ -16,6 +16,7 @@ Json: TypeAlias = Mapping[str, Any]
 KEYS: Final = "q quit  ↑↓ select  enter open  c cancel  x close session  d drain  s sort  / filter"
 SORTS: Final = ("age", "progress", "tool", "who")
 _BAR: Final = 12
+_YEAR: Final = 365 * 86_400  # seconds
 _STATES: Final = {"running": "", "waiting": "waiting", "asking": "asks the client", "cancelled": "being cancelled"}
 
 
@@ -181,7 +182,7 @@ def _foot(choice: Shown) -> list[Text]:
 
 def _share(request: Json) -> float | None:
     done, total = request["progress"], request["total"]
-    return None if done is None or not total else min(1.0, max(0.0, done / total))
+    return None if done is None or not total or total < 0 else min(1.0, max(0.0, done / total))
 
 
 def _progress(request: Json) -> str:
@@ -192,7 +193,7 @@ def _progress(request: Json) -> str:
         return number_text(done)
     filled = round(share * _BAR)
     rate = request["per_second"]
-    left = "" if not rate else f" {_seconds((request['total'] - done) / rate)}"
+    left = f" {_seconds((request['total'] - done) / rate)}" if rate and rate > 0 and share < 1 else ""
     return f"{'━' * filled}{'─' * (_BAR - filled)} {share:4.0%}{left}"
 
 
@@ -201,11 +202,13 @@ def _until(request: Json) -> str:
 
 
 def _seconds(value: float) -> str:
-    """Return a time as people read it: 7 ms, 0.4 s, 12 s, 3:05, 2:00:07."""
+    """Return a time as people read it: 7 ms, 0.4 s, 12 s, 3:05, 2:00:07, > 1 year."""
     if value < 0.1:
         return f"{1000 * value:.0f} ms"
     if value < 10:
         return f"{value:.1f} s"
+    if value > _YEAR:
+        return "> 1 year"
     minutes, seconds = divmod(round(value), 60)
     if not minutes:
         return f"{seconds} s"
