@@ -495,6 +495,11 @@ class PeerProgress:
 # The event loop
 
 
+def stall_text(seconds: float) -> str:
+    """Return what is said of a peer that was dropped because it took nothing for so many seconds."""
+    return f"the peer read nothing for {seconds:g} seconds"
+
+
 def require_trio() -> None:
     """Check that a Trio task runs this. Called once, where a connection, a server or a test begins.
 

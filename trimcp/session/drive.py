@@ -28,6 +28,7 @@ from trimcp.channel import (
     Outgoing,
     PeerProgress,
     Sink,
+    stall_text,
 )
 from trimcp.session.job import CancelReason
 from trimcp.session.jobs import Crew
@@ -329,7 +330,7 @@ class _ChannelDriver:
                 await _wind_down(session, 0)
                 return
             if self._stalled():
-                why = f"the peer read nothing for {session.limits.stall_timeout:g} seconds"
+                why = stall_text(session.limits.stall_timeout)
                 session.lose(why)
                 self._report_stalled()
                 self._drop(why)

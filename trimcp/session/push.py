@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trimcp.budget import STEP
-from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing
+from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing, stall_text
 from trimcp.errors import LocalError
 from trimcp.session.drive import readable_or_left, report_stalled
 from trimcp.session.job import CancelReason
@@ -270,7 +270,7 @@ class PushedConnection(Pushed):
         """End the session because its peer took nothing for too long, and log that."""
         session = self.session
         if session.lost is None:
-            session.lose(f"the peer read nothing for {self.stall_timeout:g} seconds")
+            session.lose(stall_text(self.stall_timeout))
             report_stalled(session)
             session.close()
 

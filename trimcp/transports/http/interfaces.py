@@ -24,7 +24,7 @@ import attrs
 import trio
 
 from trimcp.budget import Budget, Holding
-from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink
+from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink, stall_text
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.support.cleaning import digest, harmless
@@ -145,7 +145,7 @@ def refusal(
 def stalled(peer: str, seconds: float, unread: int) -> str:
     """Log a client that was dropped because it did not read for `seconds`, and return the reason as text."""
     security_event("peer_stalled", peer=peer, seconds=seconds, unread_bytes=unread)
-    return f"the peer read nothing for {seconds:g} seconds"
+    return stall_text(seconds)
 
 
 def token_expired(principal: Principal | None) -> None:

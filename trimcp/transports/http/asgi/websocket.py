@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trimcp.budget import LARGE, Amount
-from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
+from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing, stall_text
 from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (
     CUT,
@@ -217,7 +217,7 @@ class AsgiWebSocket(MessageChannel):
             self.over.set()
             if self._timer.cut:  # a message was not accepted for too long
                 self.too_slow = True
-                self._close_reason = f"the peer read nothing for {self.stall_timeout:g} seconds"
+                self._close_reason = stall_text(self.stall_timeout)
             # Servers report a clean close by the peer like a broken connection (Hypercorn: 1006), so the code is not
             # used.
             if self._close_reason is None:
