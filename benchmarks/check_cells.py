@@ -367,6 +367,11 @@ async def calls_over_grpc(number: int, reports: int = 0) -> AsyncIterator[Work]:
             for each in range(calls):
                 assert await agent.call("echo", {"text": f"hello {each}"}) == f"hello {each}"
 
+        # Sessions of one call are kept for later ones, as many as were open at once: in the work that depends on turns.
+        async with trio.open_nursery() as nursery:
+            for _ in range(2 * _UNDER_WAY):
+                nursery.start_soon(agent.call, "stream", {"n": 100})
+
         async def work() -> None:
             if reports:
                 seen: list[float] = []
@@ -541,7 +546,7 @@ CELLS: dict[str, Cell] = {
     "HTTP 2025-11-25, a session": Cell(32, partial(sessions_over_http, LEGACY, 32)),
     "agent tools": Cell(128, partial(calls_of_agents, 128)),
     "agent tools, in a context": Cell(128, partial(calls_of_agents, 128, context_id="ctx-1")),
-    "agent tools through gRPC": Cell(128, partial(calls_over_grpc, 128), rests=False),
+    "agent tools through gRPC": Cell(256, partial(calls_over_grpc, 256), rests=False),
     "agent tools through gRPC, progress": Cell(256, partial(calls_over_grpc, 1, 256), rests=False),
     "HTTP+SSE": Cell(128, partial(calls_over_sse, 128), rests=False),
     "WebSocket": Cell(256, partial(calls_over_websocket, LEGACY, 256), rests=False),
