@@ -229,8 +229,10 @@ def test_an_operator_cancels_a_call_and_its_caller_is_told_why(place: Place) -> 
     with subprocess.Popen([*TRIMCP, "top"], env=place.env, stdin=line, stdout=line, stderr=line) as viewer:
         try:
             read_until(terminal, "build")
-            os.write(terminal, b"\r")  # nothing is selected: it means the first, which is shown in reverse
-            read_until(terminal, "\x1b[7m")
+            os.write(terminal, b"\r")  # nothing is selected: it opens the first
+            read_until(terminal, "waits at")
+            os.write(terminal, b"\r")
+            read_until(terminal, "\x1b[7m")  # in the list it is shown in reverse
             os.write(terminal, b"\x1b[Bc")
             read_until(terminal, "cancel build of")
             os.write(terminal, b"no room\r")
