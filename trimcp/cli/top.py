@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from trimcp.support.nurseries import open_service_nursery
 
 _PAUSE: Final = 0.5  # seconds between two pictures
 _REASON: Final = "cancelled in trimcp top"
+_STOPS: Final = (signal.SIGTERM, signal.SIGHUP)
 _ON_A_ROW: Final = ("enter", "c", "x", "d")  # keys that mean the request which is selected, or else the first
 _NONE: Final = "no server of this user can be looked at; start one with: trimcp run server.py --http --admin"
 
@@ -99,9 +100,10 @@ class _Top:
             self.pictures = await sources.pictures()
             if not self.pictures:
                 raise Failure("the server is gone", NO_CONNECTION)
-            with _keys_at_once() as again, self.live, self._quit:
+            heard = trio.open_signal_receiver(*_STOPS, signal.SIGTSTP)  # first: a signal must not find the screen taken
+            with heard as signals, _keys_at_once() as again, self.live, self._quit:
                 async with open_service_nursery() as nursery:
-                    nursery.start_soon(self._hear_signals, again)
+                    nursery.start_soon(self._hear_signals, signals, again)
                     nursery.start_soon(self._read_keys)
                     while self.pictures:
                         self._show()
@@ -116,18 +118,16 @@ class _Top:
         size = self.screen.out.size
         self.live.update(Group(*view(self.pictures, (size.width, size.height), self.choice)), refresh=True)
 
-    async def _hear_signals(self, again: Callable[[], None]) -> None:
-        stops = (signal.SIGTERM, signal.SIGHUP)
-        with trio.open_signal_receiver(*stops, signal.SIGTSTP) as heard:
-            async for number in heard:
-                if number in stops:
-                    self._quit.cancel()
-                    return
-                self.live.stop()
-                again()  # as before, for whoever has the terminal meanwhile
-                os.kill(os.getpid(), signal.SIGSTOP)
-                again()
-                self.live.start(refresh=True)
+    async def _hear_signals(self, signals: AsyncIterator[int], again: Callable[[], None]) -> None:
+        async for number in signals:
+            if number in _STOPS:
+                self._quit.cancel()
+                return
+            self.live.stop()
+            again()  # as before, for whoever has the terminal meanwhile
+            os.kill(os.getpid(), signal.SIGSTOP)
+            again()
+            self.live.start(refresh=True)
 
     async def _read_keys(self) -> None:
         while True:
