@@ -337,7 +337,7 @@ async def test_a_review_carries_its_file(codesearch: ModuleType) -> None:
         assert request.text.startswith("Review main.py for style.")
         assert file.resource.uri == "code:///main.py"
         assert file.resource.text.startswith("import pkg")
-        with pytest.raises(trimcp.RemoteError, match="focus must be one of bugs"):
+        with pytest.raises(trimcp.RemoteError, match="must be one of 'bugs'"):
             await session.get_prompt("review", {"path": "main.py", "focus": "beauty"})
 
 
