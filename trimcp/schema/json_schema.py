@@ -179,7 +179,7 @@ class SchemaBuilder:
                 schema = (self._output and leaf.results) or leaf.schema
                 return copy.deepcopy(schema) if "anyOf" in schema else dict(schema)
             case "enum" if issubclass(node.bare, enum.Flag):
-                strict = node.bare._boundary_ is enum.STRICT  # else any number is one
+                strict = getattr(node.bare, "_boundary_", None) is enum.STRICT  # else any number is one
                 return {"type": "integer", "minimum": 0} | (
                     {"maximum": sum(each.value for each in node.bare)} if strict else {}
                 )

@@ -150,13 +150,13 @@ def _as_statuses(statuses: Iterable[int]) -> frozenset[int]:
 class Command:
     """A program that runs once for each call: an async function of the arguments, for `Server.add_command`.
 
+    What is not explained here is as of `CommandOptions`.
+
     Attributes:
         command: the program and its arguments. `{name}` is replaced by the argument of that name, as one argument or a
             part of one; an argument with a placeholder that has no value is left out. `{{name}}` is the text `{name}`.
             A value that begins with "-" is refused where it would be an option: unless text or "--" stands before it.
         stdin: as of `CommandOptions`, or "auto", which is "json" if the command has no placeholder, else nothing.
-        isolation, output, success, env, inherit_env, cwd, read, write, scratch, timeout, max_output, memory, cpu_time,
-            processes: as of `CommandOptions`.
     """
 
     command: tuple[str, ...] = attrs.field(converter=_as_command)
