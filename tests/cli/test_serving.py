@@ -260,6 +260,24 @@ async def test_tokens_let_their_owners_in_and_stay_out_of_sight(tmp_path: Path) 
     assert "t0ken" not in served.text
 
 
+async def test_lines_of_json_name_the_request_that_they_belong_to(tmp_path: Path) -> None:
+    file = tmp_path / "logs.py"
+    file.write_text(
+        "import logging, trimcp\n"
+        "server = trimcp.Server('logs')\n"
+        "@server.tool\n"
+        "async def load() -> str:\n"
+        "    logging.getLogger('importer').warning('no date')\n"
+        "    return 'loaded'\n"
+    )
+    async with serving("--http", "--port", "0", "--log-json", server=str(file)) as served:
+        async with connected(await served.url()) as session:
+            assert (await session.call_tool("load")).text == "loaded"
+    (line,) = [line for line in served.said if "no date" in line]
+    said = json.loads(line)
+    assert (said["logger"], said["mcp_request"].split()[0], "mcp_session" in said) == ("importer", "tools/call", True)
+
+
 async def command(*words: str, **env: str) -> tuple[int, str, str]:
     """Run the command and return its exit code, and what it wrote to standard output and standard error."""
     done = await trio.run_process(

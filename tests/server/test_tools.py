@@ -6,7 +6,7 @@ import enum
 import functools
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
@@ -717,6 +717,27 @@ async def test_a_check_gets_all_arguments_and_changes_none(autojump_clock: trio.
 
     async with connected(server) as session:
         assert (await session.call_tool("echo", {"a": 1})).data == {"a": 1}
+
+
+class EmptyRules(list[str]):
+    """A check that is false as a value, as an empty list is."""
+
+    def __call__(self, arguments: Mapping[str, Any]) -> None:
+        raise ToolError("nothing is allowed")
+
+
+async def test_a_check_that_is_false_as_a_value_is_asked(autojump_clock: trio.testing.MockClock) -> None:
+    server = Server("s")
+    ran = []
+
+    @server.tool(validate=EmptyRules())
+    async def note(text: str) -> None:
+        ran.append(text)
+
+    async with connected(server) as session:
+        result = await session.call_tool("note", {"text": "bad"})
+    assert (result.is_error, ran) == (True, [])
+    assert "nothing is allowed" in result.text
 
 
 async def test_a_check_that_returns_something_or_crashes_lets_nothing_through(

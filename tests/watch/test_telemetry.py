@@ -241,6 +241,43 @@ async def test_a_call_with_questions_is_one_span_of_its_client(collected: Collec
     assert all("error.type" not in said(span) for span in (*calls, *served))
 
 
+async def test_an_answer_that_nobody_takes_is_no_cancellation(collected: Collected) -> None:
+    async with make_client(collected).connect(make_server(collected)) as session:
+        for name in ("build", "madeup"):
+            async with session.calling(name) as call:
+                async for _ in call.progress:
+                    pass  # it ends with the answer
+    assert "error.type" not in said(collected.span("tools/call build", SpanKind.CLIENT))
+    assert said(collected.span("tools/call madeup", SpanKind.CLIENT))["error.type"] == "-32602"
+
+
+async def test_threads_and_tasks_of_a_call_are_within_its_span(collected: Collected) -> None:
+    server = make_server(collected)
+
+    def here() -> str:
+        return f"{trace.get_current_span().get_span_context().span_id:x}"
+
+    @server.tool
+    def in_thread() -> str:
+        return here()
+
+    @server.tool
+    async def in_task(ctx: trimcp.Context[None]) -> str:
+        found: list[str] = []
+
+        async def look() -> None:
+            found.append(here())
+
+        ctx.request.start_soon(look)
+        while not found:  # a turn is enough
+            await trio.lowlevel.checkpoint()
+        return found[0]
+
+    async with make_client(collected).connect(server) as session:
+        found = {name: (await session.call_tool(name)).text for name in ("in_thread", "in_task")}
+    assert found == {name: f"{ids(collected.span(f'tools/call {name}'))[1]:x}" for name in found}
+
+
 async def test_a_caller_s_own_context_is_left_as_it_is(collected: Collected) -> None:
     async with make_client(collected).connect(make_server(collected)) as session:
         await session.call_tool("build", meta={"traceparent": PARENT})

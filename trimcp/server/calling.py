@@ -182,7 +182,13 @@ class PreparedFunction:
         From a worker process it is the finished MCP result. Raises ConversionError, here or then, for an argument that
         fits its schema but cannot be converted to its type, or that `validate` refuses.
         """
-        if not self.is_async or self.questions or self.whole_arguments or self.validate or self.remote:
+        if (
+            not self.is_async
+            or self.questions
+            or self.whole_arguments
+            or self.validate is not None  # one that is callable may be false as a value
+            or self.remote is not None
+        ):
             return self._run_prepared(pools, ctx, arguments)
         keywords = self.signature.bind(arguments) if self.signature.converts else arguments
         if self.context_parameter is not None:

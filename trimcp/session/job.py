@@ -124,6 +124,11 @@ class Reports:
         return data if data.find(b":null") < 0 else None  # of NaN and Infinity
 
 
+def session_key(session: object) -> str:
+    """Return what names a session while it lives."""
+    return f"{id(session):x}"
+
+
 class Endpoint(Protocol[SessionT_contra]):
     """What a session serves: a server's registries, or a client's handlers."""
 
@@ -255,7 +260,7 @@ class Job:
         """Return what names it in a log: attributes of the records about it."""
         from trimcp.support.cleaning import one_line
 
-        ids = {"mcp_session": f"{id(self.session):x}", "mcp_request": f"{self.request.method.name} {self.request.id}"}
+        ids = {"mcp_session": session_key(self.session), "mcp_request": f"{self.request.method.name} {self.request.id}"}
         sent = (self.request.admission.meta or {}).get("traceparent")
         if isinstance(sent, str) and (trace := _TRACE.match(sent)):
             ids["trace_id"] = trace[1]

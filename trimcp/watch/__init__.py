@@ -11,8 +11,8 @@ _NAMES = {
     "trimcp.watch.metrics": "Metrics",
     "trimcp.watch.observing": "Observation",
     "trimcp.watch.picture": "EndedRequest Picture RequestPicture SessionPicture",
-    "trimcp.watch.telemetry": "instrument_client instrument_server",
     "trimcp.watch.statistics": "MemoryStatistics ServerStatistics",
+    "trimcp.watch.telemetry": "instrument_client instrument_server",
     "trimcp.workers.pool": "ProcessStatistics",
 }
 

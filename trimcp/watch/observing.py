@@ -11,11 +11,11 @@ import trio
 
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
-from trimcp.session.job import CancelReason, Job
+from trimcp.session.job import CancelReason, Job, session_key
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import in_quotes
-from trimcp.watch.picture import EndedRequest, Observed, Picture, ended_request, request_key, session_key, take_picture
+from trimcp.watch.picture import EndedRequest, Observed, Picture, ended_request, request_key, take_picture
 
 log: logging.Logger = logging.getLogger("trimcp.admin")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import attrs
 import trio
 
-from trimcp.session.job import Extras, Finished, Job
+from trimcp.session.job import Extras, Finished, Job, session_key
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
 from trimcp.support.slotted import valued
@@ -177,11 +177,6 @@ def take_picture(server: Observed, ended: Iterable[EndedRequest] = ()) -> Pictur
         left,
         tuple(ended),
     )
-
-
-def session_key(session: Session) -> str:
-    """Return what names a session while it lives."""
-    return f"{id(session):x}"  # as in `Job.log_ids`
 
 
 def request_key(job: Job) -> str:

@@ -31,6 +31,7 @@ BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60
 _LONGEST: Final = 200  # characters of a text that somebody else chose
 
 Attributes: TypeAlias = dict[str, str]
+_TOOL_ERROR: Final[Attributes] = {"error.type": "tool_error"}
 _Handler: TypeAlias = Callable[[Any, Any], Any]
 
 
@@ -79,7 +80,7 @@ def instrument_client(
     """Let OpenTelemetry know of each request of a client: a span of kind CLIENT, and how long it took.
 
     A call that a server answers with questions is one span. Its trace context goes to the server in `_meta`, unless the
-    caller gave one with `meta=`.
+    caller gave one with `meta=`. Where no provider is configured when it connects, nothing is done.
 
     Args:
         client: the client, which is not connected yet.
@@ -90,7 +91,7 @@ def instrument_client(
 
 
 class _Instruments:
-    """Where spans and measurements go: each is None while nobody has configured a provider."""
+    """Where spans and measurements go, of those that were configured when `look` was called last."""
 
     def __init__(self, side: str, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None) -> None:
         self._side = side
@@ -101,8 +102,13 @@ class _Instruments:
         self._sessions: Histogram | None = None
         self._began: dict[int, float] = {}
 
+    @property
+    def wanted(self) -> bool:
+        """Whether there is somebody to tell."""
+        return self.tracer is not None or self.operations is not None
+
     def look(self) -> bool:
-        """Take the providers that are configured now; return whether there is one."""
+        """Take the providers that are configured now; return whether there is one. Not for each request: it asks."""
         tracers = self._given[0] or trace.get_tracer_provider()
         meters = self._given[1] or metrics.get_meter_provider()
         if self._known != (tracers, meters):
@@ -113,7 +119,7 @@ class _Instruments:
                 meter = meters.get_meter("trimcp")
                 self.operations = _histogram(meter, self._side, "operation", "How long a request took.")
                 self._sessions = _histogram(meter, self._side, "session", "How long a session lasted.")
-        return self.tracer is not None or self.operations is not None
+        return self.wanted
 
     def on_session(self, session: Session, opened: bool) -> None:
         """Note that a session begins or has ended."""
@@ -155,7 +161,8 @@ def _described(method: str, target: str | None) -> tuple[str, Attributes]:
 class _ServerTelemetry:
     _server: InstrumentedServer
     _instruments: _Instruments
-    _spans: dict[int, Span] = attrs.field(init=False, factory=dict)  # of the requests under way
+    # Of the requests under way: the span, and what is known of the request from the start
+    _spans: dict[int, tuple[Span, Attributes]] = attrs.field(init=False, factory=dict)
 
     @property
     def on_session(self) -> Callable[[Session, bool], None]:
@@ -177,10 +184,10 @@ class _ServerTelemetry:
         async def within_span(ctx: Any, params: Any) -> Any:
             job: Job = ctx.internals[1]
             parent, link = _sent(ctx.trace, ctx.headers)
-            span = self._spans.get(id(job))  # a handler may run again after a question
-            if span is None:
-                span = self._spans[id(job)] = self._begin(job, parent, link)
-            token = context.attach(trace.set_span_in_context(span, parent))
+            known = self._spans.get(id(job))  # a handler may run again after a question
+            if known is None:
+                known = self._spans[id(job)] = self._begin(job, parent, link)
+            token = context.attach(trace.set_span_in_context(known[0], parent))
             try:
                 return await handler(ctx, params)
             finally:
@@ -188,33 +195,35 @@ class _ServerTelemetry:
 
         return within_span
 
-    def _begin(self, job: Job, parent: context.Context | None, link: Link | None) -> Span:
+    def _describe(self, job: Job) -> tuple[str, Attributes]:
+        name, said = _described(job.request.method.name, target_of(self._server, job))
+        said["mcp.protocol.version"] = job.request.admission.revision.name
+        return name, said
+
+    def _begin(self, job: Job, parent: context.Context | None, link: Link | None) -> tuple[Span, Attributes]:
         tracer = self._instruments.tracer
         assert tracer is not None
-        method = job.request.method.name
-        name, said = _described(method, target_of(self._server, job))
-        said["mcp.protocol.version"] = job.request.admission.revision.name
-        said["jsonrpc.request.id"] = one_line(str(job.request.id), _LONGEST)
-        if method.startswith("resources/") and job.target is not None:
-            said["mcp.resource.uri"] = one_line(job.target, _LONGEST)
+        name, said = self._describe(job)
+        # What has no end is for a span alone, not for a series of measurements.
+        more = {"jsonrpc.request.id": one_line(str(job.request.id), _LONGEST)}
+        if job.request.method.name.startswith("resources/") and job.target is not None:
+            more["mcp.resource.uri"] = one_line(job.target, _LONGEST)
         began = time.time_ns() - int(_age(job) * 1e9)
         links = None if link is None else [link]
-        return tracer.start_span(name, parent, SpanKind.SERVER, said, links, start_time=began)
+        return tracer.start_span(name, parent, SpanKind.SERVER, said | more, links, start_time=began), said
 
     def _finished(self, job: Job, reply: bytes | None) -> None:
-        span = self._spans.pop(id(job), None)
+        span, said = self._spans.pop(id(job), (None, None))
         outcome = outcome_of(job, reply)
         failed: Attributes = {}
         if outcome == "failed":
-            failed["error.type"] = "tool_error"
+            failed = _TOOL_ERROR
         elif job.error is not None:
             failed["error.type"] = failed["rpc.response.status_code"] = str(job.error.code)
         elif outcome != "ok":
             failed["error.type"] = outcome
         if self._instruments.operations is not None:
-            said = _described(job.request.method.name, target_of(self._server, job))[1]
-            said["mcp.protocol.version"] = job.request.admission.revision.name
-            self._instruments.operations.record(_age(job), said | failed)
+            self._instruments.operations.record(_age(job), (said or self._describe(job)[1]) | failed)
         if span is not None:
             _end(span, failed, None if job.cancelled is None else one_line(why_cancelled(job), _LONGEST))
 
@@ -249,7 +258,7 @@ class _ClientTelemetry:
 
     def make_rounds(self, *args: Any) -> Rounds:
         """Return a call that is told of, or a plain one while there is nobody to tell."""
-        if not self._instruments.look():
+        if not self._instruments.wanted:
             return Rounds(*args)
         rounds = _ToldRounds(*args)
         rounds.instruments = self._instruments
@@ -293,8 +302,14 @@ class _ToldRounds(Rounds):
         return payload
 
     def abandon(self, why: str) -> None:
+        reply = None if self._pending is None else self._pending.reply
         super().abandon(why)
-        self._finish({"error.type": "cancelled"}, why)
+        if reply is None:
+            self._finish({"error.type": "cancelled"}, why)
+        elif reply.result is not None:  # nobody took it
+            self._finish(_TOOL_ERROR if reply.result.get("isError") is True else {}, None)
+        else:
+            self._close(reply.error)
 
     def _open(self) -> None:
         target = getattr(self.params, "name", None)
@@ -315,8 +330,7 @@ class _ToldRounds(Rounds):
 
     def _close(self, error: BaseException | None, payload: Any = None) -> None:
         if error is None:
-            failed: Attributes = {"error.type": "tool_error"} if getattr(payload, "is_error", False) is True else {}
-            self._finish(failed, None)
+            self._finish(_TOOL_ERROR if getattr(payload, "is_error", False) is True else {}, None)
         elif isinstance(error, trio.Cancelled):
             self._finish({"error.type": "cancelled"}, cancellation_text(error))
         elif isinstance(error, RemoteError):
