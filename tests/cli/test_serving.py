@@ -270,9 +270,9 @@ async def test_lines_of_json_name_the_request_that_they_belong_to(tmp_path: Path
         "    logging.getLogger('importer').warning('no date')\n"
         "    return 'loaded'\n"
     )
-    async with serving("--http", "--port", "0", "--log-json", server=str(file)) as served:
-        async with connected(await served.url()) as session:
-            assert (await session.call_tool("load")).text == "loaded"
+    words = ("--http", "--port", "0", "--log-json")
+    async with serving(*words, server=str(file)) as served, connected(await served.url()) as session:
+        assert (await session.call_tool("load")).text == "loaded"
     (line,) = [line for line in served.said if "no date" in line]
     said = json.loads(line)
     assert (said["logger"], said["mcp_request"].split()[0], "mcp_session" in said) == ("importer", "tools/call", True)
