@@ -166,3 +166,56 @@ async def test_what_a_server_writes_into_a_warning_is_escaped(caplog: pytest.Log
     assert "\x1b" not in warning
     assert "\n" not in warning
     assert len(warning) < 1_000
+
+
+# --- integers beyond 64 bits ---
+
+WIDE = {"u64": 2**64, "i64": -(2**63) - 1, "u128": 2**128 - 1, "u2048": 2**2048}
+
+
+@pytest.mark.parametrize("revision", REVISIONS, ids=lambda revision: revision.name)
+@pytest.mark.parametrize("kind", GOOD)
+@pytest.mark.parametrize("wide", WIDE)
+async def test_an_integer_beyond_64_bits_hides_its_member_alone(
+    kind: str, wide: str, revision: Revision, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, number = GOOD[kind], WIDE[wide]
+    bad = {**good, "inputSchema": {"type": "object", "properties": {"n": {"maximum": number}}}, "other": [number]}
+    async with Client("c").connect(server(kind, [good, bad, good]), revision=revision) as session:
+        result = await ASK[kind][1](session)
+        await ASK[kind][1](session)
+    assert len(members_of(result)) == 2
+    [left_out] = result.rejected
+    assert left_out.place == f"{kind}[1]"
+    assert left_out.name == next((bad[key] for key in ("name", "uri", "uriTemplate") if key in bad), None)
+    assert left_out.reason in ("an integer does not fit in 64 bits", "a number is too large to be read")
+    [warning] = [each.getMessage() for each in caplog.records if "left out" in each.getMessage()]
+    assert left_out.reason in warning
+
+
+@pytest.mark.parametrize("odd", [{"nextCursor": 2**64}, {"_meta": {"n": 2**64}}, {"tools": {"n": 2**64}}], ids=str)
+async def test_one_beside_the_members_is_refused_as_before(odd: Any) -> None:
+    async with Client("c").connect(server("tools", [GOOD["tools"]], **odd)) as session:
+        with pytest.raises(InvalidReply, match="an integer does not fit in 64 bits"):
+            await session.list_tools()
+
+
+async def test_a_strict_client_refuses_the_whole_for_one() -> None:
+    bad = {**GOOD["tools"], "n": 2**64}
+    async with Client("c", strict=True).connect(server("tools", [GOOD["tools"], bad])) as session:
+        with pytest.raises(InvalidReply, match="an integer does not fit in 64 bits"):
+            await session.list_tools()
+    async with Client("c").connect(server("content", [{**GOOD["content"], "n": 2**64}])) as session:
+        with pytest.raises(InvalidReply, match=r"\$\.content\[0\]"):
+            await session.call_tool("t")
+
+
+async def test_a_list_of_more_of_them_than_anybody_means_is_refused() -> None:
+    for many, listed in ((9_000, 1), (11_000, None)):
+        bad = {**GOOD["tools"], "n": [2**64] * many}
+        async with Client("c").connect(server("tools", [GOOD["tools"], bad])) as session:
+            if listed is None:
+                with pytest.raises(InvalidReply, match="an integer does not fit in 64 bits"):
+                    await session.list_tools()
+            else:
+                assert len(await session.list_tools()) == listed

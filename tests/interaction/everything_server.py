@@ -189,6 +189,10 @@ def _add_failing_tools(server: Server[Journal]) -> None:
     async def beyond() -> CallToolResult:
         return CallToolResult([], structured_content={"n": orjson.Fragment(b"18446744073709551616")})
 
+    @server.tool(structured=False)
+    async def partly_beyond() -> list[TextContent]:
+        return [TextContent("near"), TextContent("far", meta={"n": orjson.Fragment(b"18446744073709551616")})]
+
     @server.tool
     async def promise() -> Annotated[dict[str, int], "not what it returns"]:
         return {"a": "not a number"}

@@ -22,6 +22,9 @@ async def test_an_integer_beyond_64_bits_fails_its_call_and_no_other(links: Link
         if links.revision >= V2025_06_18:  # before, results have no structure
             with pytest.raises(InvalidReply, match="an integer does not fit in 64 bits"):
                 await session.call_tool("beyond")
+            result = await session.call_tool("partly_beyond")
+            assert text_of(result) == "near"
+            assert [each.place for each in result.rejected] == ["content[1]"]
         with pytest.raises(LocalError, match="64-bit"):
             await session.call_tool("add", {"a": 2**64, "b": 2})
         assert text_of(await session.call_tool("add", {"a": 40, "b": 2})) == "42"

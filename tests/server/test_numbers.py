@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.client.peers import as_json
 from trimcp.channel import Kind, Outgoing
 from trimcp.transports.memory import memory_channels
 from trimcp.wire.codes import INVALID_REQUEST
+from trimcp.wire.jsonrpc import Batch
 
 BIG = 2**64
 VALUES: dict[str, Any] = {
@@ -78,4 +80,35 @@ async def test_an_argument_beyond_64_bits_that_arrives_is_refused_by_its_id() ->
         [incoming] = await theirs.receive()
         said = as_json(incoming.message)
         assert (said["id"], said["code"], said["message"]) == (1, INVALID_REQUEST, "an integer does not fit in 64 bits")
+        await theirs.aclose()
+
+
+async def test_of_an_array_only_the_messages_that_hold_an_integer_beyond_64_bits_are_refused() -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+
+    @server.tool
+    async def take(n: int) -> str:
+        return str(n)
+
+    call = {"jsonrpc": "2.0", "method": "tools/call"}
+    ours, theirs = memory_channels()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.serve, ours)
+        hello = {"protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+        first = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": hello}
+        await theirs.send([Outgoing(json.dumps(first).encode(), Kind.REQUEST)])
+        await theirs.receive()
+        batch = [
+            {**call, "id": 1, "params": {"name": "take", "arguments": {"n": 1}}},
+            {**call, "id": 2, "params": {"name": "take", "arguments": {"n": BIG}}},
+            {"jsonrpc": "2.0", "method": "notifications/progress", "params": {"progressToken": 1, "progress": BIG}},
+            {**call, "id": BIG, "params": {"name": "take", "arguments": {"n": 2}}},
+            {**call, "id": "last", "params": {"name": "take", "arguments": {"n": 3}}},
+        ]
+        await theirs.send([Outgoing(json.dumps(batch).encode(), Kind.REQUEST)])
+        [incoming] = await theirs.receive()
+        assert isinstance(incoming.message, Batch)
+        told = {each["id"]: each.get("message") for each in map(as_json, incoming.message.members)}
+        why = "an integer does not fit in 64 bits"
+        assert told == {1: None, 2: why, None: why, "last": None}
         await theirs.aclose()

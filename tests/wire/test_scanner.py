@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.yardsticks import assert_costs
-from trimcp.wire.scanner import IdScanner, deeper_than, more_members_than, unreadable_number
+from trimcp.wire.scanner import IdScanner, deeper_than, more_members_than, unreadable_number, with_marks
 
 MIB = 1 << 20
 
@@ -281,3 +281,22 @@ def test_memory_is_bounded(kind: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < MIB // 4
+
+
+@given(st.lists(st.sampled_from([b"18446744073709551615", b"18446744073709551616", b"-" + b"9" * 30, b"1", b'"1\\""'])))
+def test_only_integers_beyond_64_bits_are_marked(values: list[bytes]) -> None:
+    found = with_marks(b"[" + b",".join(values) + b"]", b"mark")
+    wanted = [b'"mark"' if value in (b"18446744073709551616", b"-" + b"9" * 30) else value for value in values]
+    assert found == b"[" + b",".join(wanted) + b"]"
+
+
+@pytest.mark.parametrize(
+    "text", [b'"18446744073709551616"', b"00000000000000000000", b"1." + b"0" * 30, b"1e00000000000000000"]
+)
+def test_what_is_no_integer_is_not_marked(text: bytes) -> None:
+    assert with_marks(text, b"mark") == text
+
+
+def test_marks_are_bounded_and_take_linear_time() -> None:
+    assert with_marks(b"[" + b",".join([b"1" * 30] * 10_001) + b"]", b"mark") is None
+    assert with_marks(b"0." + b"1" * 2_000, b"mark") is None

@@ -60,7 +60,7 @@ from trimcp.wire.codes import (
     OVERLOADED,
 )
 from trimcp.wire.common import META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
-from trimcp.wire.converter import NotInRevision, WireError, converter_for
+from trimcp.wire.converter import NotInRevision, WireError, converter_for, without_marked
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import Revision
@@ -287,7 +287,10 @@ class Connection:
             # A client answers only what is a request by its id and its method, and no other garbage: the output that a
             # server prints must not be answered into its input.
             if message.id is not None and message.id in self.outbound and not message.is_request:
-                return self._receive_reply(message.id, None, InvalidReply(message.message))
+                method = self.outbound[message.id].method.row
+                readable = None if self.strict else without_marked(message, method)
+                error = InvalidReply(message.message) if readable is None else None
+                return self._receive_reply(message.id, readable, error)
             self._tell_garbage(message)
             return Ignored(f"not a message: {message.message}")
         self._tell_garbage(message)

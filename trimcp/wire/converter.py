@@ -37,7 +37,7 @@ from trimcp.wire.fields import (
     wire_name,
     wrong_type,
 )
-from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.jsonrpc import JSON, Malformed
 from trimcp.wire.loading import MAX_PROBLEMS, Hook, Loading, MemberProblems
 from trimcp.wire.revisions import LATEST, Revision, revision_named
 
@@ -281,13 +281,11 @@ class WireConverter:
         is of use is left. A list may be left empty.
         """
         tp = method.result
-        attribute = next((each for each in attributes(tp) if each.name == method.members), None)
-        if attribute is None:
+        attribute = _list_of(method)
+        if attribute is None or type(value.get(wire_name(attribute))) is not list:
             return self.load(value, tp)
         name, (kind,) = wire_name(attribute), get_args(attribute.type)
-        listed = value.get(name)
-        if type(listed) is not list:
-            return self.load(value, tp)
+        listed = value[name]
         hook = self._loading.hook(kind)
         kept: list[Any] = []
         rejected: list[Unreadable] = []
@@ -313,14 +311,14 @@ class WireConverter:
         return payload
 
     def _rejected(self, place: str, member: Any, kind: Any) -> Unreadable:
+        if type(member) is Unreadable:
+            return member
         reason = "cannot be read"
         try:
             self._explain(member, kind)
         except WireError as error:
             reason = str(error)
-        named = member if type(member) is dict else {}
-        name = next((named[key] for key in _NAMING if type(named.get(key)) is str), None)
-        return Unreadable(place, None if name is None else name[:_LONGEST_NAME], reason)
+        return _unreadable(place, member, reason)
 
     def dump(self, payload: Any) -> Any:
         """Return the JSON value of a payload in this revision. Open JSON in it is not copied.
@@ -418,6 +416,38 @@ def from_json(value: Any, tp: Any, *, revision: Revision | str = LATEST) -> Any:
         WireError: it does not match. It is a ValueError, and its `problems` name the places.
     """
     return converter_for(revision_named(revision)).load(value, tp)
+
+
+def without_marked(refused: Malformed, method: Method) -> dict[str, Any] | None:
+    """Return a method's result whose integers could not all be read, for `load_readable`.
+
+    In it, the members of its list that hold such an integer are `Unreadable`. None if others hold one.
+    """
+    marked, attribute = refused.marked, _list_of(method)
+    result = None if marked is None else marked.value.get("result")
+    if marked is None or attribute is None or type(result) is not dict:
+        return None
+    name, member = wire_name(attribute), marked.marks
+    listed = result.get(name)
+    if type(listed) is not list or member({key: each for key, each in result.items() if key != name}):
+        return None
+    kept = [
+        _unreadable(f"{name}[{place}]", each, refused.message) if member(each) else each
+        for place, each in enumerate(listed)
+    ]
+    return {**result, name: kept}
+
+
+def _list_of(method: Method) -> attrs.Attribute[Any] | None:
+    """Return the list in a method's result from which a member that cannot be read is left out."""
+    found = () if method.members is None else attributes(method.result)
+    return next((each for each in found if each.name == method.members), None)
+
+
+def _unreadable(place: str, member: Any, reason: str) -> Unreadable:
+    named = member if type(member) is dict else {}
+    name = next((named[key] for key in _NAMING if type(named.get(key)) is str), None)
+    return Unreadable(place, None if name is None else name[:_LONGEST_NAME], reason)
 
 
 @cache

@@ -7,8 +7,10 @@ decide which messages are allowed, by revision and state.
 from __future__ import annotations
 
 import math
+import os
 from codecs import BOM_UTF8
 from collections.abc import Callable
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, TypeAlias
 
@@ -21,7 +23,7 @@ from trimcp.support.slotted import slotted, valued
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR
 from trimcp.wire.scanner import IdScanner as IdScanner
 from trimcp.wire.scanner import RequestId as RequestId
-from trimcp.wire.scanner import deeper_than, more_members_than, structure_of, unreadable_number
+from trimcp.wire.scanner import deeper_than, more_members_than, structure_of, unreadable_number, with_marks
 
 JSON: TypeAlias = Any
 """Any JSON value: dict with string keys, list, str, int, float, bool or None."""
@@ -85,6 +87,27 @@ class Lost:
 
 
 @slotted(frozen=True)
+class Marked:
+    """A JSON value that has a text, `mark`, in place of each integer beyond 64 bits."""
+
+    value: Any
+    mark: str
+
+    def marks(self, part: Any) -> bool:
+        """Return whether a part of the value has such a place."""
+        rest = [part]
+        while rest:
+            item = rest.pop()
+            if type(item) is dict:
+                rest += item.values()
+            elif type(item) is list:
+                rest += item
+            elif item == self.mark:
+                return True
+        return False
+
+
+@slotted(frozen=True)
 @valued
 class Malformed:
     """Input that is not a valid message, with the error that answers it."""
@@ -100,6 +123,8 @@ class Malformed:
     # it has a method and no outcome, so `id` is that of a request whose sender waits for an answer
     is_request: bool = False
     request_id: str | None = None  # see `IdScanner`
+    # what could be read of a response or a batch, of which only integers are wrong
+    marked: Marked | None = attrs.field(default=None, eq=False)
 
     @property
     def answerable(self) -> bool:
@@ -148,6 +173,7 @@ _NEWLINE: Final = 10
 _FEW: Final = 1_000  # up to so many candidates are checked one by one, instead of the whole text
 _PIECE: Final = 1 << 18  # bytes searched at once: they are copied
 _ABSENT: Final[Any] = object()
+_NEAR: Final = 64  # so far into a text, its first character other than white space is looked for
 _EXACT: Final = 1 << 53  # beyond it doubles leave integers out
 _RESPONSE_MEMBERS: Final = 3  # jsonrpc, id and result: an answer as it usually is
 _loads: Final[Callable[[bytes], Any]] = orjson.loads
@@ -171,6 +197,9 @@ def as_message(value: Any, limits: ParseLimits = DEFAULT_LIMITS) -> Message:
         return _member(value)
     if kind is Malformed:
         refused: Malformed = value
+        marked = refused.marked
+        if marked is not None and type(marked.value) is list:
+            return _batch(marked.value, limits, lambda member: _marked_member(member, refused, marked.mark))
         return refused
     return _batch(value, limits) if kind is list else _member(value)
 
@@ -188,14 +217,14 @@ def parse_value(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Any:
     except ValueError as error:
         if data[:3] == BOM_UTF8 and data[3:6] != BOM_UTF8:
             return parse_value(data[3:], limits)  # some programs write one
-        return _unparsable(data, str(error))
+        return _unparsable(data, str(error), limits)
     # Each level needs two brackets, so a short valid text cannot be too deep.
     if size > 2 * limits.max_depth and structure > limits.max_depth and deeper_than(limits.max_depth, data):
         return _refused(data, INVALID_REQUEST, "depth", f"nested deeper than {limits.max_depth} levels")
     if data.translate(_DIGITS).find(_LONG_DIGITS) >= 0 if size <= _PIECE else _has_long_digits(data):
         problem = unreadable_number(data)
         if problem is not None:
-            return _refused(data, INVALID_REQUEST, "number", problem)
+            return _refused_number(data, problem, limits)
     return value
 
 
@@ -248,16 +277,29 @@ def _refused(data: bytes, code: int, reason: str, message: str) -> Malformed:
     return _scanned(_scan(data), code, reason, message)
 
 
-def _scanned(scanner: IdScanner, code: int, reason: str, message: str) -> Malformed:
-    is_request = scanner.saw_method and not scanner.saw_outcome and scanner.id is not None
-    said = scanner.request_id
-    return Malformed(code, message, scanner.id, reason, scanner.is_response, is_request=is_request, request_id=said)
+def _scanned(scanner: IdScanner, code: int, reason: str, message: str, marked: Marked | None = None) -> Malformed:
+    asks = scanner.saw_method and not scanner.saw_outcome and scanner.id is not None
+    said, answers = scanner.request_id, scanner.is_response
+    return Malformed(code, message, scanner.id, reason, answers, is_request=asks, request_id=said, marked=marked)
 
 
-def _unparsable(data: bytes, complaint: str) -> Malformed:
+def _refused_number(data: bytes, problem: str, limits: ParseLimits) -> Malformed:
+    """Refuse a number, but keep what else a response or a batch says: its members may be of use without each other."""
+    scanner = _scan(data)
+    marked = None
+    if scanner.is_response or data[:_NEAR].lstrip()[:1] == b"[":
+        mark = os.urandom(16).hex()  # no peer can have written it
+        text = with_marks(data, mark.encode())
+        if text is not None and not deeper_than(limits.max_depth, text):
+            with suppress(ValueError):  # there is more that cannot be read
+                marked = Marked(_loads(text), mark)
+    return _scanned(scanner, INVALID_REQUEST, "number", problem, marked)
+
+
+def _unparsable(data: bytes, complaint: str, limits: ParseLimits) -> Malformed:
     """Return a `Malformed` with our own text for the parser's error."""
     if "infinity" in complaint:
-        return _refused(data, INVALID_REQUEST, "number", "a number is too large to be read")
+        return _refused_number(data, "a number is too large to be read", limits)
     if "depth" in complaint or "ecursion" in complaint:
         return _refused(data, INVALID_REQUEST, "depth", "nested too deep")
     if "BOM" in complaint:
@@ -277,12 +319,31 @@ def _invalid(
     return Malformed(INVALID_REQUEST, message, id, reason, response, is_request=request and id is not None)
 
 
-def _batch(values: list[Any], limits: ParseLimits) -> Batch | Malformed:
+def _batch(values: list[Any], limits: ParseLimits, read: Callable[[Any], _Member] | None = None) -> Batch | Malformed:
     if not values:
         return _invalid("a batch must not be empty", None, "batch")
     if len(values) > limits.max_batch:
         return _invalid(f"a batch of more than {limits.max_batch} messages", None, "batch")
-    return Batch(tuple(map(_member, values)))
+    return Batch(tuple(map(read or _member, values)))
+
+
+def _marked_member(value: Any, batch: Malformed, mark: str) -> _Member:
+    """Return one message of a batch of which `batch` says what is wrong with integers: only those that hold one are."""
+    message, marked = _member(value), Marked(value, mark)
+    if type(message) is Malformed or not marked.marks(value):
+        return message
+    kind, id = type(message), _readable(value.get("id"))
+    known = None if id == mark else id
+    return Malformed(
+        batch.code,
+        batch.message,
+        known,
+        batch.reason,
+        kind is Response or kind is ErrorResponse,
+        is_notification=kind is Notification,
+        is_request=kind is Request and known is not None,
+        marked=marked,
+    )
 
 
 def _member(value: Any) -> _Member:

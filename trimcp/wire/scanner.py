@@ -28,6 +28,7 @@ _MAX_TOKEN: Final = 4096  # an id or a top-level key longer than this is not rea
 _MAX_DEPTH: Final = 65536  # deeper nesting ends the scan
 _MAX_TOP_MEMBERS: Final = 1024  # a JSON-RPC message has at most five
 _MAX_NUMBER: Final = 1000  # characters; the digits of a double take 25
+_MOST_MARKS: Final = 10_000
 _INT_MIN: Final = -(2**63)
 _INT_MAX: Final = 2**64 - 1
 
@@ -357,3 +358,24 @@ def unreadable_number(data: bytes) -> str | None:
         elif len(token) > _MAX_NUMBER:
             return f"a number is longer than {_MAX_NUMBER:,} characters"
     return None
+
+
+def with_marks(data: bytes, mark: bytes) -> bytes | None:
+    """Return JSON text with the text `mark` in place of each integer beyond 64 bits.
+
+    None if there are more than ten thousand, or other numbers that are too long.
+    """
+    parts: list[bytes] = []
+    pos = marks = 0
+    pattern, whole = _pattern(_LONG_NUMBER), _pattern(_INTEGER)
+    while match := pattern.match(data, pos):
+        token, end = match[1], match.end()
+        if whole.fullmatch(token) and _integer(bytearray(token)) is None:
+            parts += (data[pos : match.start(1)], b'"', mark, b'"')
+            marks += 1
+        elif marks > _MOST_MARKS or len(token) > _MAX_NUMBER:
+            return None
+        else:
+            parts.append(data[pos:end])
+        pos = end
+    return b"".join((*parts, data[pos:])) if marks <= _MOST_MARKS else None

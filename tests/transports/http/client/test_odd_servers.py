@@ -85,3 +85,16 @@ async def test_in_whatever_form_an_answer_comes_it_is_taken(form: str, status: i
         await exchange.respond(status, written(answer), {"content-type": kind, **headers})
 
     await connect(refuse, call)
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_in_every_form_an_integer_beyond_64_bits_hides_its_member_alone(form: str, autojump_clock: Any) -> None:
+    kind, written, headers = FORMS[form]
+    far = {"type": "text", "text": "far", "n": orjson.Fragment(b"18446744073709551616")}
+
+    async def call(exchange: Exchange) -> None:
+        result = {"content": [*DONE["content"], far]}
+        answer = orjson.dumps({"jsonrpc": "2.0", "id": exchange.id, "result": result})
+        await exchange.respond(200, written(answer), {"content-type": kind, **headers})
+
+    await connect(refuse, call)

@@ -320,8 +320,10 @@ class Post:
         message = parse(body)
         if isinstance(message, Malformed):
             # The reply belongs to this request, even if its id is unreadable.
-            id, named = self.outgoing.request_id, message.request_id
-            message = Malformed(message.code, message.message, id, message.reason, True, request_id=named)
+            id, named, marked = self.outgoing.request_id, message.request_id, message.marked
+            message = Malformed(
+                message.code, message.message, id, message.reason, True, request_id=named, marked=marked
+            )
         await self._take(message, len(body))
         return None if self._answered else Trouble("the server answered something else than asked", nonsense=True)
 
