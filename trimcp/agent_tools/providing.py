@@ -26,7 +26,7 @@ from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
-from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest
+from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, with_members
 from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ConnectionLost, LocalError, McpError
@@ -179,7 +179,7 @@ class ProviderCalls:
     def begin(self, request: ToolRequest, size: int) -> None:
         """Start a call; one that cannot be started is answered."""
         # Nobody at the service could answer a tool's questions.
-        request = attrs.evolve(request, context_id=None, statuses=None)
+        request = with_members(request, context_id=None, statuses=None)
         try:
             self._run.begin(
                 request,

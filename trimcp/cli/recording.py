@@ -240,7 +240,7 @@ class AgentRelay:
 
     async def serve(self, request: WebSocketRequest) -> None:
         """Serve the first agent; refuse others, and web pages, which have an Origin."""
-        from trimcp.agent_tools.client.websocket import SUBPROTOCOL
+        from trimcp.agent_tools.messages.messages import SUBPROTOCOL
 
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
         if "origin" in headers:
@@ -257,7 +257,8 @@ class AgentRelay:
                 self.over.set()
 
     async def _connect(self, request: WebSocketRequest, headers: dict[str, str]) -> None:
-        from trimcp.agent_tools.client.websocket import SUBPROTOCOL, open_agent_channel
+        from trimcp.agent_tools.client.websocket import open_agent_channel
+        from trimcp.agent_tools.messages.messages import SUBPROTOCOL
 
         target = self._target
         if "authorization" in headers and "authorization" not in target.headers:

@@ -43,7 +43,6 @@ from trimcp.wire.jsonrpc import Malformed, parse_value
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
-_SUBPROTOCOL: Final = "agent-tools"
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
 _PATCH: Final = "application/merge-patch+json"
 _ANY_VERSION: Final = "*"
@@ -153,7 +152,7 @@ class AgentHttp(AgentPort):
         if self.shared.draining:
             raise errors.draining()
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
-        agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
+        agreed = messages.SUBPROTOCOL if messages.SUBPROTOCOL in offered else None
         caller, write, most = self.caller(head), self.shared.settings.trace, self.shared.service.max_message
 
         async def serve(channel: MessageChannel) -> None:

@@ -141,8 +141,6 @@ class StreamWatches:
             self._waiting = False
 
 
-SUBPROTOCOL: Final = "agent-tools"
-
 _MAX_UNSAVED: Final = 256  # updates of one connection that wait for a store, and their bytes
 _MAX_UNSAVED_BYTES: Final = 256 * 1024
 _MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval

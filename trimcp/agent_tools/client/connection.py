@@ -370,7 +370,7 @@ class AgentConnection:
             left -= 1
             answers = answering(asked.questions)
             given = await answers if inspect.isawaitable(answers) else answers
-            request = attrs.evolve(
+            request = messages.with_members(
                 request,
                 input_responses=dict(given),
                 request_state=asked.request_state,

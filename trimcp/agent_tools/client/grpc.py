@@ -55,12 +55,11 @@ class GrpcWire:
 
     async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`."""
-        asked = at_once(fill(PB.ToolRequest(), messages.as_json(request), both=False)).SerializeToString()
+        asked = _payload(PB.ToolRequest, request)
         try:
             if progressed is None:
-                return wire.response_in(
-                    _tagged(messages.ToolResponse, await self._unary("Call", asked, PB.ToolResponse))
-                )
+                answer = await self._unary("Call", asked, PB.ToolResponse)
+                return wire.response_in(_tagged(messages.ToolResponse, answer))
             return await self._stream_call(asked, progressed)
         except CallFailed as failure:
             raise self.error(failure) from failure
@@ -86,9 +85,8 @@ class GrpcWire:
         if not message.method:
             raise LocalError(f"{message.type} has no method of gRPC")
         asked, answer = METHODS[message.method]
-        request = at_once(fill(asked(), messages.as_json(message), both=False)).SerializeToString()
         try:
-            reply = await self._unary(message.method, request, answer)
+            reply = await self._unary(message.method, _payload(asked, message), answer)
         except CallFailed as failure:
             raise self.error(failure) from failure
         return wire.answer_in(_tagged(messages.MESSAGES[message.answer], reply), message)
@@ -142,6 +140,12 @@ class GrpcWire:
             return InvalidReply(f"the service's answer has more than {self._max_message} bytes, the limit here")
         cls = errors.ERRORS_BY_GRPC_STATUS.get(failure.status.name)
         return InvalidReply(f"the service failed: {failure}") if cls is None else cls(failure.message)
+
+
+def _payload(cls: Any, message: messages.AgentMessage) -> bytes:
+    """Return a message as one of this class of protobuf, with JSON values as text."""
+    payload: bytes = at_once(fill(cls(), messages.as_json(message), both=False)).SerializeToString()
+    return payload
 
 
 def _decoded(cls: Any, payload: bytes) -> Any:

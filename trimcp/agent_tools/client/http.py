@@ -64,7 +64,7 @@ class HttpWire:
 
     async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`."""
-        body = encode(messages.as_json(attrs.evolve(request, progress=None)))
+        body = encode(messages.as_json(messages.with_members(request, progress=None)))
         accept = JSON_TEXT if progressed is None else f"{EVENT_STREAM}, {JSON_TEXT}"
         sent = _Sent("POST", "/tools/call", body, {"accept": accept, "accept-encoding": "identity"})
 

@@ -31,9 +31,6 @@ from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.handshake import HandshakeFailed
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
-SUBPROTOCOL: Final = "agent-tools"
-"""The subprotocol of WebSockets that carry this protocol."""
-
 PATH: Final = "/agent"
 """Where a service has its WebSocket, for a URL without a path."""
 
@@ -68,7 +65,7 @@ async def open_agent_channel(
         timeout=target.timeout,
     )
     try:
-        stream, early = await server.open(SUBPROTOCOL)
+        stream, early = await server.open(messages.SUBPROTOCOL)
     except ConnectionLost as error:
         raise _refused(error) from error.__cause__
     channel = WebSocketChannel(stream, target.max_message, client=True, early=early, read=read)
@@ -146,7 +143,7 @@ class WebSocketWire:
 
     async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`. If cancelled, a request that was not sent yet is withdrawn."""
-        request = attrs.evolve(request, progress=None if progressed is None else True)
+        request = messages.with_members(request, progress=None if progressed is None else True)
         asked = _PendingMessage(progressed)
         try:
             value = await self._answer(request, request.request_id, asked)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar, dataclass_transform
 
 import attrs
 
 from trimcp.agent_tools.messages.errors import ERRORS_BY_CODE, MalformedMessage
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, JSON, Malformed, ParseLimits, encode, parse_value
+
+SUBPROTOCOL: Final = "agent-tools"
+"""The subprotocol of WebSockets that carry these messages."""
 
 MAX_ID: Final = 256
 """Characters of the longest id or name."""
@@ -129,20 +132,28 @@ class AgentMessage:
 MessageT = TypeVar("MessageT", bound=AgentMessage)
 
 
+@dataclass_transform(kw_only_default=True, eq_default=False)
 def _message(cls: type[MessageT]) -> type[MessageT]:
-    """Let an attrs class be known by its `type`."""
-    fields: Any = attrs.fields(cls)  # type: ignore[arg-type]  # each is an attrs class, which a base class cannot say
-    MESSAGES[cls.type] = cls
-    rules = _RULES[cls] = tuple((field.name, field.metadata["rule"]) for field in fields)
-    _READING[cls] = {name: rule.usual for name, rule in rules}, tuple(name for name, rule in rules if rule.required)
-    return cls
+    """Make a class with members a message, which is known by its `type`."""
+    message: Any = attrs.define(cls, eq=False, kw_only=True)
+    MESSAGES[cls.type] = message
+    rules = _RULES[message] = tuple((field.name, field.metadata["rule"]) for field in attrs.fields(message))
+    _READING[message] = {name: rule.usual for name, rule in rules}, tuple(name for name, rule in rules if rule.required)
+    made: type[MessageT] = message
+    return made
+
+
+def with_members(message: MessageT, **members: Any) -> MessageT:
+    """Return a message with these members in place of its own."""
+    attributes: Any = message
+    changed: MessageT = attrs.evolve(attributes, **members)
+    return changed
 
 
 # From the agent
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ToolRequest(AgentMessage):
     """Call a tool."""
 
@@ -163,7 +174,6 @@ class ToolRequest(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ToolCancel(AgentMessage):
     """Cancel a call."""
 
@@ -174,7 +184,6 @@ class ToolCancel(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextCreate(AgentMessage):
     """Make a context."""
 
@@ -190,7 +199,6 @@ class ContextCreate(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextRead(AgentMessage):
     """Read a context's state."""
 
@@ -203,7 +211,6 @@ class ContextRead(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextUpdate(AgentMessage):
     """Change a context's state; also the answer, and what watchers get, with the version that it led to."""
 
@@ -218,7 +225,6 @@ class ContextUpdate(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextWatch(AgentMessage):
     """Get the state now, and every later update."""
 
@@ -231,7 +237,6 @@ class ContextWatch(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextUnwatch(AgentMessage):
     """Get no more updates."""
 
@@ -242,7 +247,6 @@ class ContextUnwatch(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextDestroy(AgentMessage):
     """End a context, or all of the agent's in a session: calls are cancelled, states are forgotten."""
 
@@ -257,7 +261,6 @@ class ContextDestroy(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ListTools(AgentMessage):
     """List the tools' manifests."""
 
@@ -271,7 +274,6 @@ class ListTools(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class RegisterTool(AgentMessage):
     """Register a tool whose implementation the service knows, or that is called at a URL."""
 
@@ -284,7 +286,6 @@ class RegisterTool(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class RemoveTool(AgentMessage):
     """Remove a tool that this agent registered."""
 
@@ -298,7 +299,6 @@ class RemoveTool(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ProvideTools(AgentMessage):
     """Offer tools that are called on this very stream, for as long as it lasts."""
 
@@ -313,7 +313,6 @@ class ProvideTools(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ToolResponse(AgentMessage):
     """The answer to a `tool_request`."""
 
@@ -329,7 +328,6 @@ class ToolResponse(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ToolProgress(AgentMessage):
     """How far a call is."""
 
@@ -341,7 +339,6 @@ class ToolProgress(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextState(AgentMessage):
     """A context's whole state."""
 
@@ -353,7 +350,6 @@ class ContextState(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ContextDestroyed(AgentMessage):
     """A context has ended, or all of a session."""
 
@@ -365,7 +361,6 @@ class ContextDestroyed(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ToolList(AgentMessage):
     """The answer to `list_tools`."""
 
@@ -375,7 +370,6 @@ class ToolList(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ToolsRegistered(AgentMessage):
     """The answer to `register_tool` and `provide_tools`."""
 
@@ -385,7 +379,6 @@ class ToolsRegistered(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ToolRemoved(AgentMessage):
     """The answer to `remove_tool`."""
 
@@ -396,7 +389,6 @@ class ToolRemoved(AgentMessage):
 
 
 @_message
-@attrs.define(eq=False, kw_only=True)
 class ErrorMessage(AgentMessage):
     """The answer to what cannot be carried out; a call has a `tool_response` instead, unless it cannot be read."""
 
