@@ -24,6 +24,7 @@ from trimcp.testing import connected
 from trimcp.transports.memory import memory_channels
 from trimcp.watch.tree import work_tree
 from trimcp.workers import pool as worker_pool
+from trimcp.workers import programs as worker_programs
 from trimcp.workers.pool import ProcessStatistics, WorkerPool
 
 pytestmark = pytest.mark.slow
@@ -121,7 +122,7 @@ async def test_a_cancelled_call_takes_its_process_and_its_descendants_with_it(
     async with connected(server) as session:
         # At once: it takes no more than thirty times what it takes to kill such a family, and it waits for nothing.
         monkeypatch.setattr(worker_pool, "_DRAINED", 600)
-        monkeypatch.setattr(worker_pool, "_REAPED", 600)
+        monkeypatch.setattr(worker_programs, "_ENDED", 600)
         while len(took) < 5 or (len(took) < 20 and min(took) > 30 * min(plainly)):
             number = len(took)
             async with spinning(session, tmp_path / str(number)) as ((worker, child), scope):

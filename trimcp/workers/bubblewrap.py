@@ -277,8 +277,11 @@ class SandboxedProgram:
         return self._popen.pid
 
     @property
+    def stopped(self) -> bool:
+        return False  # of what is inside nobody can tell
+
+    @property
     def returncode(self) -> int | None:
-        """The exit status, or minus a signal; None until the end."""
         code = self._popen.returncode if self._over.is_set() else None
         # bwrap ends with 128 and the signal that ended the program, as shells do.
         return 128 - code if code is not None and _is_signal(code - 128) else code

@@ -14,10 +14,9 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -32,9 +31,10 @@ from trimcp.session.turns import MOST_WAITING, Turns
 from trimcp.support.slotted import valued
 from trimcp.wire.jsonrpc import Malformed, encode, parse_value
 from trimcp.workers.output import OutputBound, WorkerOutput
+from trimcp.workers.programs import PlainProgram, Started
 
 if TYPE_CHECKING:
-    from trimcp.workers.bubblewrap import Sandbox, SandboxedProgram
+    from trimcp.workers.bubblewrap import Sandbox
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -46,7 +46,6 @@ _MAX_SANDBOXED: Final = 16 * 1024 * 1024
 
 _START: Final = str(Path(__file__).parent.with_name("worker_program") / "start.py")
 _CHUNK: Final = 64 * 1024
-_REAPED: Final = 5.0  # seconds for the system to end a killed process
 _DRAINED: Final = 0.5  # seconds to read what a dead worker left in its pipes
 _IDLE_TIME: Final = 60.0  # seconds
 _STOPPED: Final = 5.0  # seconds between two looks whether a process was stopped (SIGSTOP); at the second it is killed
@@ -70,7 +69,7 @@ class _Turn:
 class WorkerProcess:
     """One worker process. Its output is copied to our standard error, marked and bounded."""
 
-    process: trio.Process | SandboxedProgram  # the process, leader of its own group
+    process: Started  # the process, leader of its own group
     memory: int | None  # the bound of its address space in bytes, or None
     # the sandbox it is in, or None. One in a sandbox has one call, which may leave nothing to the next.
     sandbox: Sandbox | None
@@ -118,16 +117,9 @@ class WorkerProcess:
             # -P: otherwise the file's directory comes first in sys.path, and our modules hide the standard library's
             command = [sys.executable, "-P", _START, str(far.fileno()), str(parent_end)]
             kept = far.fileno(), parent_end
-            process: trio.Process | SandboxedProgram
+            process: Started
             if sandbox is None:
-                process = await trio.lowlevel.open_process(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output_end,
-                    stderr=output_end,
-                    pass_fds=kept,
-                    process_group=0,
-                )
+                process = await PlainProgram.start_worker(command, output_end, kept)
             else:
                 from trimcp.workers.bubblewrap import start_worker  # few servers need it
 
@@ -151,15 +143,13 @@ class WorkerProcess:
                     await self._write(self._setup())
                     started()
                     await self._read()
-                    if not isinstance(self.process, trio.Process):
+                    if self.sandbox is not None:
                         with trio.move_on_after(_DRAINED):  # so that bwrap tells how the worker ended, not that we kill
                             await self.process.exited()
                     self._note_end()
         finally:
             self._kill_group()
-            # The process is killed; wait for the system to report its end.
-            with trio.move_on_after(_REAPED, shield=True):
-                await (self.process.wait() if isinstance(self.process, trio.Process) else self.process.end())
+            await self.process.end()
             self._send.close()
             self._connection.socket.close()
             os.close(self._parent_pipe)
@@ -205,46 +195,25 @@ class WorkerProcess:
         """Tell of a worker that did what its tool does not declare."""
         security_event("worker_refused", what=what, worker=self.output.mark, sandboxed=self.sandbox is not None)
 
-    @property
-    def stopped(self) -> bool:
-        """Whether a signal has stopped the process, so that it does nothing until another lets it go on."""
-        if not isinstance(self.process, trio.Process) or not hasattr(os, "waitid"):
-            return False
-        with suppress(ChildProcessError):
-            return os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        return False
-
     async def _watch(self, scope: trio.CancelScope) -> None:
         """Detect the end of the process, even if a descendant holds its pipes open; `keep` reaps it.
 
         Until it is reaped, the system does not reuse its id and its group's id.
         """
-        if not isinstance(self.process, trio.Process):
-            await self.process.exited()
-        elif sys.platform == "linux":
-            handle = os.pidfd_open(self.process.pid)
-            try:
-                await self._ended(partial(trio.lowlevel.wait_readable, handle))
-            finally:
-                os.close(handle)
-        else:
-            await self._ended(self.process.wait)
-        self._note_end()
-        scope.deadline = trio.current_time() + _DRAINED
-
-    async def _ended(self, wait: Callable[[], Awaitable[object]]) -> None:
-        """Wait for the end of the process. Kill it if it stays stopped: what its call waits for would never come."""
+        # Kill it if it stays stopped: what its call waits for would never come.
         before = False
         while True:
             with trio.move_on_after(_STOPPED) as patience:
-                await wait()
+                await self.process.exited()
             if not patience.cancelled_caught:
-                return
-            now = self.stopped
+                break
+            now = self.process.stopped
             if now and before:
                 self._why, self.crashed = "was stopped by a signal", True
                 self._kill_group()
             before = now
+        self._note_end()
+        scope.deadline = trio.current_time() + _DRAINED
 
     def _note_end(self) -> None:
         """Note that the process has ended, and kill the rest of its group."""
@@ -254,13 +223,7 @@ class WorkerProcess:
     def _kill_group(self) -> None:
         if not self.killed:
             self.killed = True
-            if not isinstance(self.process, trio.Process):
-                self.process.kill()
-                return
-            try:
-                os.killpg(self.process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass  # no process is left; macOS raises PermissionError for a group of zombies
+            self.process.kill()
 
     @property
     def usable(self) -> bool:
@@ -304,7 +267,7 @@ class WorkerProcess:
     def may_go_on(self) -> bool:
         """Whether it can take another call: it is alive, and nothing is left of earlier ones."""
         waiting = self._receive.statistics().tasks_waiting_send
-        return self.usable and self.sandbox is None and not (self.strayed or waiting or self.stopped)
+        return self.usable and self.sandbox is None and not (self.strayed or waiting or self.process.stopped)
 
     def begin(self, turn: _Turn, tool: str) -> None:
         """Begin a call of this tool."""

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -34,8 +35,22 @@ _DRAINED: Final = 0.5  # seconds to read what an ended program left in its pipes
 class Started(Protocol):
     """A program that was started, with all processes that it has started in turn."""
 
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit status, or minus a signal; None until the end."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it, so that it does nothing until another lets it go on."""
+
     async def exited(self) -> None:
         """Wait until the program has ended. What it started may go on."""
+
+    def kill(self) -> None:
+        """Kill what is left, without waiting."""
 
     async def end(self) -> int | None:
         """Kill what is left and wait until it is gone. Return the exit status, or minus a signal; None if it stays.
@@ -150,17 +165,18 @@ async def _write(stream: trio.lowlevel.FdStream, given: bytes) -> None:
 
 @attrs.define(eq=False, repr=False)
 class PlainProgram:
-    """A program as a child process, leader of a session of its own."""
+    """A program as a child process, leader of a group of its own."""
 
     process: trio.Process
-    _descendants: Descendants
+    _descendants: Descendants | None  # what is killed with it beyond its group; None for nothing
     _killed: bool = attrs.field(init=False, default=False)
+    _ended: bool = attrs.field(init=False, default=False)
 
     @staticmethod
     async def start(
         command: Sequence[str], environment: Mapping[str, str], directory: str | os.PathLike[str], pipes: Pipes
     ) -> PlainProgram:
-        """Start a program. Raises OSError if that fails."""
+        """Start a program in a session of its own. Raises OSError if that fails."""
         mark = Descendants.new_mark()
         process = await trio.lowlevel.open_process(
             list(command),
@@ -173,32 +189,62 @@ class PlainProgram:
         )
         return PlainProgram(process, Descendants(process.pid, mark))
 
+    @staticmethod
+    async def start_worker(command: Sequence[str], output: int, keep: Sequence[int]) -> PlainProgram:
+        """Start a worker process, with these descriptors and our environment. Raises OSError if that fails."""
+        process = await trio.lowlevel.open_process(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=keep,
+            process_group=0,
+        )
+        return PlainProgram(process, None)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.returncode
+
+    @property
+    def stopped(self) -> bool:
+        if hasattr(os, "waitid"):
+            with suppress(ChildProcessError):
+                return os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        return False
+
     async def exited(self) -> None:
         if sys.platform != "linux":
             await self.process.wait()
             return
-        handle = os.pidfd_open(self.process.pid)  # not reaped yet, so its id, which is its group's, is not used again
+        handle = os.pidfd_open(self.pid)  # not reaped yet, so its id, which is its group's, is not used again
         try:
             await trio.lowlevel.wait_readable(handle)
         finally:
             os.close(handle)
 
-    async def end(self) -> int | None:
+    def kill(self) -> None:
         if not self._killed:
             self._killed = True
-            with trio.CancelScope(shield=True):  # bounded by `_ENDED`
-                await self._kill()
-        return self.process.returncode
+            # To the group at once: processes that fork and fork cannot escape one by one.
+            with suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies
+                os.killpg(self.pid, signal.SIGKILL)
 
-    async def _kill(self) -> None:
-        # To the group at once: processes that fork and fork cannot escape one by one.
-        with suppress(ProcessLookupError, PermissionError):  # macOS: a group of zombies
-            os.killpg(self.process.pid, signal.SIGKILL)
-        with trio.move_on_after(_ENDED):
-            await self.process.wait()
-            await signal_until_gone(self.process, self._descendants, "SIGKILL")
-            return
-        log.error("process %d of a command, or what it started, survived SIGKILL", self.process.pid)
+    async def end(self) -> int | None:
+        self.kill()
+        if not self._ended:
+            self._ended = True
+            with trio.move_on_after(_ENDED, shield=True) as scope:
+                await self.process.wait()
+                if self._descendants is not None:
+                    await signal_until_gone(self.process, self._descendants, "SIGKILL")
+            if scope.cancelled_caught:
+                log.error("process %d, or what it started, survived SIGKILL", self.pid)
+        return self.returncode
 
 
 def bounded_by(prlimit: str, memory: int | None, cpu_time: float | None, processes: int | None) -> list[str]:
