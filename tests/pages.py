@@ -8,6 +8,7 @@ How a page is read, top to bottom:
 - A block with `title="NAME"` is a file, written and no more; Python files must be imported or run further down.
 - `<!-- output -->` above a block: this is what the Python block before it prints; `...` stands for anything.
 - `<!-- run -->` above a ```` ```console ```` block: its `$ ` lines are run, and print the lines below each.
+  With `<!-- run, with other figures -->` numbers and their units may be others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import attrs
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 TITLE = re.compile(r'title="([^"]+)"')
-SPEECH = re.compile(r"<!-- (new program|output|run) -->")
+SPEECH = re.compile(r"<!-- (new program|output|run(?:, with other figures)?) -->")
 
 
 @attrs.frozen
@@ -34,6 +35,11 @@ class Block:
     title: str | None
     speech: str | None
     text: str
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its `$ ` lines are run."""
+        return self.speech is not None and self.speech.startswith("run")
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
