@@ -21,11 +21,11 @@ import orjson
 import trio
 from check_far_end import CLOSE, frame
 
+from trimcp.bench.channels import FrameReader
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.plan import Plan
 from trimcp.bench.supply import INITIALIZED, Load, Supply
 from trimcp.bench.tally import Tally
-from trimcp.bench.websocket import FrameReader
 from trimcp.framing.sse import EventDecoder
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.wire.revisions import LATEST_LEGACY

@@ -12,10 +12,10 @@ import trio
 from trio.testing import memory_stream_one_way_pair
 
 from tests.bench.support import ECHO
+from trimcp.bench.channels import LineChannel
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
-from trimcp.bench.stdio import LineChannel
 from trimcp.bench.tally import Tally
 from trimcp.errors import LocalError
 from trimcp.transports.stdio.child import ShutdownTimes, StdioServer

@@ -18,10 +18,10 @@ from tests.peers import websockets
 from tests.peers.tls import client_context, server_context
 from tests.peers.websockets import FIN, TEXT
 from tests.yardsticks import assert_costs
+from trimcp.bench.channels import FrameReader
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
-from trimcp.bench.websocket import FrameReader
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 

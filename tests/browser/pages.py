@@ -16,9 +16,9 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 import trimcp
 from tests.peers.serving import served
+from trimcp.cli.top import Watching
 from trimcp.cli.web.site import serving
 from trimcp.cli.web.trying import Trying
-from trimcp.cli.web.watching import Watching
 from trimcp.watch.admin import serve_admin
 
 __all__ = ["HOSTILE", "PICTURES", "Answers", "inspected", "picture", "visit", "watched"]

@@ -8,11 +8,13 @@ import pytest
 from rich.console import Console
 
 from tests.cli.reports import a_snapshot
-from trimcp.cli.bench_run import View
+from trimcp.cli.bench_table import MeasurementView
 from trimcp.cli.screen import Screen
 
 
-def view_on(*, terminal: bool, quiet: bool = False, seconds: float | None = None) -> tuple[View, io.StringIO]:
+def view_on(
+    *, terminal: bool, quiet: bool = False, seconds: float | None = None
+) -> tuple[MeasurementView, io.StringIO]:
     written = io.StringIO()
     screen = Screen(quiet)
     screen.err = Console(
@@ -24,7 +26,7 @@ def view_on(*, terminal: bool, quiet: bool = False, seconds: float | None = None
         soft_wrap=True,
         _environ={"TERM": "xterm"},
     )
-    return View(screen, seconds), written
+    return MeasurementView(screen, seconds), written
 
 
 def test_where_nothing_can_be_redrawn_there_are_lines() -> None:

@@ -87,11 +87,11 @@ def _session_runner(target: Target, transport: WireName, load: Load) -> Callable
     it has failed. Modules of single transports are imported here.
     """
     if isinstance(target, StdioServer):
-        from trimcp.bench.stdio import stdio_opener
+        from trimcp.bench.channels import stdio_opener
 
         return partial(run_session, opener=stdio_opener(target))
     if transport == "websocket":
-        from trimcp.bench.websocket import websocket_opener
+        from trimcp.bench.channels import websocket_opener
 
         return partial(run_session, opener=websocket_opener(cast("WebSocketServer", target)))
     from trimcp.bench.connection import LoadSite

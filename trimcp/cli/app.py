@@ -38,6 +38,7 @@ from trimcp.cli.options import (
     RUN_SECTIONS,
     ConnectOptions,
     HeaderOptions,
+    LoginOptions,
     RunOptions,
     check_network,
     web_options,
@@ -209,27 +210,8 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
 
 @app.command(cls=_Subcommand, epilog=LOGIN_EXIT_CODES, short_help="Log in to a server that wants an access token.")
 @click.argument("url")
-@click.option("--client-id", metavar="ID", help="What the client is registered as; by default it registers itself.")
-@click.option("--client-secret", metavar="VARIABLE", help="The environment variable that holds its secret.")
-@click.option("--scopes", default="", metavar="SCOPES", help="What to ask for, with spaces; by default what is wanted.")
-@click.option("--identity", default="", metavar="NAME", help="A name for this login, where there are several.")
-@click.option("--browser/--no-browser", default=True, help="Without one: print the page's address and ask for the end.")
-@click.option("--dpop", is_flag=True, help="Bind tokens to a key of our own, where the server can.")
-@click.option("--issuer", metavar="URL", help="The authorization server; a secret is shown to no other.")
-@click.option(
-    "--no-resource", is_flag=True, help="Do not say which server the token is for: it may be good for others."
-)
-def login(
-    url: str,
-    client_id: str | None,
-    client_secret: str | None,
-    scopes: str,
-    identity: str,
-    browser: bool,
-    dpop: bool,
-    issuer: str | None,
-    no_resource: bool,
-) -> None:
+@with_options(LoginOptions)
+def login(url: str, options: LoginOptions) -> None:
     """Log in to the server at URL with a browser, and keep the tokens for call, inspect, bench and record.
 
     They stand in a file that only its owner can read. `trimcp whoami` shows which there are, `trimcp logout` forgets.
@@ -240,18 +222,8 @@ def login(
       trimcp login https://mcp.example/mcp --no-browser --scopes "files:read files:write"
       trimcp login https://mcp.example/mcp --client-id 3f2a --client-secret MY_SECRET --issuer https://auth.example
     """
-    from trimcp.cli.logins import LoginOptions, log_in
+    from trimcp.cli.logins import log_in
 
-    options = LoginOptions(
-        client_id=client_id,
-        secret_from=client_secret,
-        scopes=scopes,
-        identity=identity,
-        browser=browser,
-        dpop=dpop,
-        issuer=issuer,
-        resource=not no_resource,
-    )
     log_in(url, options)
 
 
@@ -512,12 +484,10 @@ def top(server: str | None, once: bool, as_json: bool, web: bool, port: int) -> 
       trimcp top --json /run/weather/admin.sock
       trimcp top --web
     """
+    from trimcp.cli.top import look, watch_in_browser
+
     if web:
-        from trimcp.cli.web.watching import watch_in_browser
-
         sys.exit(watch_in_browser(server, port))
-    from trimcp.cli.top import look
-
     sys.exit(look(server, once=once, as_json_text=as_json))
 
 

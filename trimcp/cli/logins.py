@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ import attrs
 import trio
 
 from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, Failure, say
+from trimcp.cli.options import LoginOptions
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import theirs
 from trimcp.errors import AuthorizationError, LocalError
@@ -28,23 +28,9 @@ _DAY: Final = 86_400
 _FACT: Final = 300  # characters of one thing that an authorization server or a file said
 
 
-@attrs.frozen(kw_only=True)
-class LoginOptions:
-    """How to log in."""
-
-    client_id: str | None = None  # what the client is registered as, or None
-    secret_from: str | None = None  # the environment variable that holds its secret, or None
-    scopes: str = ""  # what to ask for, whatever the server suggests; "" to go by the server
-    identity: str = ""  # a name for this login, where there are several for one server
-    browser: bool = True  # open the page in a browser here; else print its address, and ask for the one it ends at
-    dpop: bool = False  # bind tokens to a key of our own
-    issuer: str | None = None  # the authorization server that it has to be, or None for whichever the server names
-    resource: bool = True  # tell the authorization server what the token is for
-
-
 def log_in(url: str, options: LoginOptions) -> None:
     """Log in to a server and keep what that gives. Raises Failure: it did not work; the text says why."""
-    oauth = _oauth(options)
+    oauth = _oauth(options.identity, options)
     try:
         credentials = trio.run(oauth.login, _server(url))
     except AuthorizationError as error:
@@ -58,7 +44,7 @@ def log_in(url: str, options: LoginOptions) -> None:
 
 def log_out(url: str, identity: str) -> None:
     """Forget the login to a server."""
-    oauth = _oauth(LoginOptions(identity=identity))
+    oauth = _oauth(identity)
     try:
         there = trio.run(oauth.logout, _server(url))
     except AuthorizationError as error:
@@ -91,7 +77,7 @@ def stored_login(url: str) -> OAuth | None:
         return None
     if not keeps_logins():
         return None
-    oauth = _oauth(LoginOptions())
+    oauth = _oauth("")
     kept = trio.run(oauth.store.load, _key(url, ""))
     return None if kept is None else attrs.evolve(oauth, user_agent=_nobody(), dpop=kept.proof_key is not None)
 
@@ -107,24 +93,29 @@ def with_login(target: Any) -> Any:
     return target if login is None else attrs.evolve(target, auth=login)
 
 
-def _oauth(options: LoginOptions) -> OAuth:
+def _oauth(identity: str, options: LoginOptions | None = None) -> OAuth:
+    """Return the logins that are kept; with options, what gets a new one."""
     try:
         from trimcp.auth import AuthorizationCode, Browser, FileStore, OAuth, PastedUrl
     except ImportError:
         raise Failure(_MISSING) from None
-    secret = None
-    if options.secret_from is not None:
-        secret = os.environ.get(options.secret_from)
-        if not secret:
-            raise Failure("--client-secret names an environment variable that holds the secret; there is no such one")
-    grant = AuthorizationCode(options.client_id, secret, options.issuer)
-    scopes = tuple(options.scopes.split()) or None
-    agent = Browser(notify=say) if options.browser else PastedUrl(_ask)
     try:
-        store = FileStore()
+        oauth = OAuth(store=FileStore(), identity=identity)
     except AuthorizationError as error:
         raise Failure(theirs(error, None)) from None
-    return OAuth(grant, store, options.identity, scopes, agent, options.dpop, resource=options.resource)
+    if options is None:
+        return oauth
+    secret = None if options.client_secret is None else os.environ.get(options.client_secret)
+    if options.client_secret is not None and not secret:
+        raise Failure("--client-secret names an environment variable that holds the secret; there is no such one")
+    return attrs.evolve(
+        oauth,
+        grant=AuthorizationCode(options.client_id, secret, options.issuer),
+        scopes=tuple(options.scopes.split()) or None,
+        user_agent=Browser(notify=say) if options.browser else PastedUrl(_ask),
+        dpop=options.dpop,
+        resource=not options.no_resource,
+    )
 
 
 def _nobody() -> UserAgent:
@@ -215,12 +206,11 @@ def _time(seconds: int) -> str:
 
 def _subject(token: str) -> str | None:
     """Return the subject of a token, if it is a JWT; it is not verified here."""
-    parts = token.split(".")
-    if len(parts) != 3:
-        return None
+    from trimcp.auth.verifying import BadToken, unverified
+
     try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    except (ValueError, RecursionError):
+        _, claims = unverified(token)
+    except BadToken:
         return None
-    subject = claims.get("sub") if isinstance(claims, dict) else None
+    subject = claims.get("sub")
     return subject if isinstance(subject, str) else None

@@ -113,6 +113,33 @@ class ConnectOptions(ReachOptions):
     json: bool = option(is_flag=True, help="Print the result as JSON, as the server sent it.")
 
 
+@attrs.frozen(kw_only=True)
+class LoginOptions:
+    """How to log in."""
+
+    client_id: str | None = option(
+        metavar="ID", help="What the client is registered as; by default it registers itself."
+    )
+    client_secret: str | None = option(metavar="VARIABLE", help="The environment variable that holds its secret.")
+    scopes: str = option(
+        default="",
+        show_default=False,
+        metavar="SCOPES",
+        help="What to ask for, with spaces; by default what is wanted.",
+    )
+    identity: str = option(
+        default="", show_default=False, metavar="NAME", help="A name for this login, where there are several."
+    )
+    browser: bool = option(
+        "--browser/--no-browser", default=True, help="Without one: print the page's address and ask for the end."
+    )
+    dpop: bool = option(is_flag=True, help="Bind tokens to a key of our own, where the server can.")
+    issuer: str | None = option(metavar="URL", help="The authorization server; a secret is shown to no other.")
+    no_resource: bool = option(
+        is_flag=True, help="Do not say which server the token is for: it may be good for others."
+    )
+
+
 # trimcp run
 
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -1,26 +1,30 @@
-"""`trimcp ps` and `trimcp top`: what the servers of this user do, and what one may do about it."""
+"""`trimcp ps` and `trimcp top`: what the servers of this user do, and what one may do about it; in a browser, too."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
 from rich.console import Group
 from rich.live import Live
 
-from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure
+from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure, say
 from trimcp.cli.screen import Screen
 from trimcp.cli.sources import act, connected, sockets_of
 from trimcp.cli.text import as_json, theirs
 from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view
 from trimcp.errors import ConnectionLost, LocalError
+from trimcp.run import signals as run_signals
 from trimcp.support.nurseries import open_service_nursery
+
+if TYPE_CHECKING:
+    from trimcp.cli.web.site import Send
 
 _PAUSE: Final = 0.5  # seconds between two pictures
 _REASON: Final = "cancelled in trimcp top"
@@ -261,3 +265,51 @@ def _keys_at_once() -> Iterator[Callable[[], None]]:
         yield change
     finally:
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+# In a browser
+
+_ACTS: Final = frozenset({"cancel", "close", "drain"})
+_MEMBERS: Final = ("request", "session", "reason", "grace")
+
+
+@attrs.frozen
+class Watching:
+    """The commands of the page."""
+
+    target: str | None  # whose servers it shows; see `sockets_of`
+
+    async def pictures(self, members: Mapping[str, Any], send: Send) -> None:
+        """Send pictures of all servers, until the page leaves. One that reads slowly gets fewer of them."""
+        async with connected(self.target) as sources:
+            while True:
+                await send(await sources.pictures())
+                await trio.sleep(_PAUSE)
+
+    async def act(self, members: Mapping[str, Any], send: Send) -> None:
+        """Cancel, close or drain, as `AdminClient.ask` does."""
+        do = members.get("do")
+        if do not in _ACTS:
+            raise ValueError("`do` is one of cancel, close and drain")
+        rest = {name: members[name] for name in _MEMBERS if name in members}
+        await send({"done": await act(self.target, members.get("source", ""), do, **rest)})
+
+
+def watch_in_browser(target: str | None, port: int) -> int:
+    """Serve the page until a signal ends it; return the exit code. Raises Failure: it cannot listen there."""
+
+    from trimcp.cli.web.site import serving  # not needed at a terminal
+
+    async def run() -> None:
+        watching = Watching(target)
+        commands = {"pictures": watching.pictures, "act": watching.act}
+        with run_signals() as stop:
+            async with serving("top", commands, port) as url:
+                say(f"open {url}")
+                await stop.wait()
+
+    try:
+        trio.run(run)
+    except LocalError as error:
+        raise Failure(theirs(error, None)) from None
+    return 0

@@ -15,8 +15,7 @@ import trio
 import trimcp
 from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import served
-from trimcp.cli.web.trying import Trying
-from trimcp.cli.web.wire import Feed
+from trimcp.cli.web.trying import Feed, Trying
 
 SECRET = "hunter2-hunter2"
 

@@ -1,0 +1,201 @@
+"""Several processes that serve the same sockets: the parent, which starts them anew, and what each one inherits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from trimcp.run import on_signals
+
+_CONTROL: Final = "TRIMCP_WORKER_CONTROL"
+_SOCKETS: Final = "TRIMCP_WORKER_SOCKETS"
+# In seconds.
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 10.0
+_STEADY: Final = 30.0
+_MARGIN: Final = 5.0
+_REAPED: Final = 5.0
+
+
+@attrs.define(eq=False)
+class InheritedSockets:
+    """The sockets that a worker inherits from its parent: listening sockets and the control socket."""
+
+    sockets: list[socket.socket]
+    _control: socket.socket
+
+    def ready(self) -> None:
+        """Tell the parent that requests are answered from now on."""
+        try:
+            self._control.send(b"r")
+        except OSError:
+            pass  # the parent has exited; `stopped` returns then
+
+    async def stopped(self) -> None:
+        """Wait until the parent asks this worker to end, or has exited."""
+        control = trio.socket.from_stdlib_socket(self._control)
+        try:
+            while await control.recv(1):
+                pass
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close the control socket; the listening sockets are closed by what serves them."""
+        self._control.close()
+
+
+def inherited() -> InheritedSockets | None:
+    """Return the inherited sockets, only at the first call; None if this process is not a worker."""
+    control, sockets = os.environ.pop(_CONTROL, None), os.environ.pop(_SOCKETS, None)
+    if control is None or sockets is None:
+        return None
+    found = [socket.socket(fileno=int(number)) for number in (control, *sockets.split(","))]
+    for each in found:
+        each.set_inheritable(False)  # child processes of the server must not get them
+    return InheritedSockets(found[1:], found[0])
+
+
+@attrs.define(eq=False)
+class Workers:
+    """A number of processes that run the same command and serve the same sockets.
+
+    The parent opens the sockets and the workers inherit them. So port 0 is one port for all, and while a worker is
+    replaced another one accepts waiting connections. Each worker has a control socket to the parent. The worker reports
+    on it that it listens; when the parent closes it or exits, the worker drains. It is not a signal, so that a service
+    manager that signals every process of a group does not signal the workers twice.
+    """
+
+    command: Sequence[str]  # the program and its arguments; no secrets, other users can read them
+    number: int  # how many
+    sockets: Sequence[socket.socket]  # what they serve; the caller closes them
+    env: Mapping[str, str]  # variables for them beside our own
+    grace: float  # seconds they may take to end when asked to; then they are killed
+    say: Callable[[str], object]  # called with lines for a person
+    # seconds before the first replacement of a worker that crashed. It doubles each time, to ten seconds, until a
+    # worker has lived for half a minute.
+    pause: float = _FIRST_PAUSE
+    _controls: dict[trio.Process, socket.socket] = attrs.field(init=False, factory=dict)
+    _ready: set[int] = attrs.field(init=False, factory=set)
+    _stop: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _code: int = attrs.field(init=False, default=0)
+
+    async def run(self, listening: Callable[[], object]) -> int:
+        """Keep the workers running until SIGINT or SIGTERM comes, and return the exit code.
+
+        The first signal lets them drain; the second kills them and ends this process at once. If a worker ends before
+        any has been ready there is no sense in starting others: all end, and the code is that worker's. `listening` is
+        called once, when each of them is ready for the first time.
+        """
+        with on_signals(lambda number: self._stop.set(), self._kill_all):
+            async with trio.open_nursery() as nursery:
+                for number in range(1, self.number + 1):
+                    nursery.start_soon(self._keep, number, listening)
+                await self._stop.wait()
+                self._end()
+                nursery.cancel_scope.deadline = trio.current_time() + self.grace + _MARGIN
+            if nursery.cancel_scope.cancelled_caught:
+                self.say("a worker did not end in time and was killed")
+                return self._code or 1
+        return self._code
+
+    async def _keep(self, number: int, listening: Callable[[], object]) -> None:
+        """Run one worker, and another one whenever it ends, until all are to end."""
+        pause = self.pause
+        while not self._stop.is_set():
+            begun = trio.current_time()
+            process = await self._run_one(number, listening)
+            how = _how_it_ended(process.returncode)
+            if self._stop.is_set():
+                if process.returncode:
+                    self.say(f"worker {number} {how}")
+                    self._code = self._code or 1
+                return
+            if not self._ready:
+                self._code = process.returncode if process.returncode and process.returncode > 0 else 1
+                self.say(f"worker {number} {how} before it served anything")
+                self._stop.set()
+                return
+            pause = self.pause if trio.current_time() - begun > _STEADY else pause
+            self.say(f"worker {number} (process {process.pid}) {how}; the next one starts in {pause:g} s")
+            with trio.move_on_after(pause):
+                await self._stop.wait()
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _run_one(self, number: int, listening: Callable[[], object]) -> trio.Process:
+        ours, theirs = socket.socketpair()
+        fds = [theirs.fileno(), *(each.fileno() for each in self.sockets)]
+        env = {**os.environ, **self.env, _CONTROL: str(fds[0]), _SOCKETS: ",".join(map(str, fds[1:]))}
+        with theirs:
+            # A group of its own: Ctrl-C at a terminal is for the parent, which then asks its workers to end.
+            process = await trio.lowlevel.open_process(
+                list(self.command), stdin=subprocess.DEVNULL, pass_fds=fds, env=env, process_group=0
+            )
+        with ours:
+            self._controls[process] = ours
+            try:
+                await self._attend(process, ours, number, listening)
+            except BaseException:  # cancelled, mostly: no worker outlives who looks after it
+                _kill(process)
+                with trio.move_on_after(_REAPED, shield=True):  # it is dead; this is for the system to say so
+                    await process.wait()
+                raise
+            finally:
+                del self._controls[process]
+        return process
+
+    async def _attend(
+        self, process: trio.Process, ours: socket.socket, number: int, listening: Callable[[], object]
+    ) -> None:
+        if self._stop.is_set():  # set while the process was being started
+            ours.shutdown(socket.SHUT_RDWR)
+        control = trio.socket.from_stdlib_socket(ours)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear, control, number, listening)
+            await process.wait()
+            nursery.cancel_scope.cancel()
+
+    async def _hear(self, control: trio.socket.SocketType, number: int, listening: Callable[[], object]) -> None:
+        try:
+            said = await control.recv(1)
+        except OSError:
+            return
+        if said and number not in self._ready:
+            self._ready.add(number)
+            if len(self._ready) == self.number:
+                listening()
+
+    def _end(self) -> None:
+        for control in self._controls.values():
+            try:
+                control.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # already ended
+
+    def _kill_all(self) -> None:
+        for process in self._controls:
+            _kill(process)
+
+
+def _kill(process: trio.Process) -> None:
+    """Kill a worker and all processes in its group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is not None and code < 0:
+        try:
+            return f"was ended by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was ended by signal {-code}"
+    return f"ended with status {code}"
