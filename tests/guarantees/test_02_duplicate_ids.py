@@ -92,7 +92,7 @@ async def test_cancel_storms_and_ids_reused_under_way_leave_nothing() -> None:
     async with child_server() as server:
         await server.meet()
         await server.warmed()
-        before = await server.statistics()
+        before = await server.at_rest()
         await server.say(*(notification("notifications/cancelled", requestId=n) for n in range(50_000)))
         for first in range(0, 5_000, 500):
             pairs = [

@@ -156,22 +156,14 @@ async def test_mutations_over_stdio_do_no_harm(revision: str | None) -> None:
         if revision is not None:
             await server.meet(revision)
         await _mutate(server, rng, 4_000)
-        base, before = server.memory, await _at_rest(server)
+        base, before = server.memory, await server.at_rest()
         await _mutate(server, rng, 20_000)
         kept = server.memory - base
         figure(12, "kept after 20,000 mutations", kept / MIB, 2, "MiB", f"stdio, {revision or '2026-07-28'}")
         assert kept <= 2 * MIB
-        assert await _at_rest(server) == before
+        assert await server.at_rest() == before
         assert await server.end() == 0
     assert server.errors.count(b"Traceback") == server.errors.count(b"the handler of tools/call crashed")
-
-
-async def _at_rest(server: ChildServer) -> dict[str, int]:
-    """What it counts of itself. The last of what was given up may still be ending when the first answer is made."""
-    counts = await server.statistics()
-    while (again := await server.statistics()) != counts:
-        counts = again
-    return counts
 
 
 async def _mutate(server: ChildServer, rng: random.Random, count: int) -> None:
