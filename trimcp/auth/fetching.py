@@ -7,7 +7,7 @@ resolved here, every address is checked, and the connection goes to the one that
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
@@ -71,38 +71,40 @@ async def opened_fetcher(
 ) -> AsyncIterator[Fetcher]:
     """Yield what carries out requests.
 
-    Args:
-        allowed: hosts that may have addresses that are not public, by name.
-        private: whether all may.
-        client: a client of the user's own, with its proxies and certificates; it is not closed, and no address is
-            checked, since it may be a proxy that resolves names.
+    Hosts that are `allowed` by name may have addresses that are not public; with `private` all may. A `client` of the
+    user's own has proxies and certificates of its own: it is not closed, and no address is checked, since it may be a
+    proxy that resolves names.
     """
+
+    async def address_of(host: str, port: int) -> str | None:
+        return None if private or host in allowed else (await addresses_of(host, port))[0]
+
     if client is not None:
         yield Fetcher(client, timeout=timeout)
         return
-    transport = _Guarded(httpx2.AsyncHTTPTransport(), allowed, private)
+    transport = AddressedTransport(httpx2.AsyncHTTPTransport(), address_of)
     async with httpx2.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as own:
         yield Fetcher(own, timeout=timeout)
 
 
 @attrs.define(eq=False)
-class _Guarded(httpx2.AsyncBaseTransport):
+class AddressedTransport(httpx2.AsyncBaseTransport):
+    """Sends each request to an address that was checked, as the host that its URL has."""
+
     _transport: httpx2.AsyncHTTPTransport
-    _allowed: Container[str]
-    _private: bool
+    # returns the address for a host and a port; None for whatever the name stands for
+    _address_of: Callable[[str, int], Awaitable[str | None]]
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request to an address that was checked."""
-        host = request.url.host
-        if not self._private and host not in self._allowed:
-            address, *_ = await addresses_of(host, request.url.port or 443)
+        url = request.url
+        address = await self._address_of(url.host, url.port or 443)
+        if address is not None:
             # The name stays in `Host`, and is what the certificate is checked for.
-            request.extensions = {**request.extensions, "sni_hostname": host}
-            request.url = request.url.copy_with(host=address)
+            request.extensions = {**request.extensions, "sni_hostname": url.raw_host.decode("ascii")}
+            request.url = url.copy_with(host=address)
         return await self._transport.handle_async_request(request)
 
     async def aclose(self) -> None:
-        """Close the connections."""
         await self._transport.aclose()
 
 

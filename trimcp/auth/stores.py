@@ -61,24 +61,19 @@ class MemoryStore(CredentialStore):
         self._locks: defaultdict[StoreKey, trio.Lock] = defaultdict(trio.Lock)
 
     async def load(self, key: StoreKey) -> Credentials | None:
-        """Return what is kept under this key, or None."""
         return self._kept.get(key)
 
     async def save(self, key: StoreKey, credentials: Credentials) -> None:
-        """Keep these in place of what was kept under this key."""
         self._kept[key] = credentials
 
     async def remove(self, key: StoreKey) -> bool:
-        """Forget what is kept under this key; return whether there was something."""
         return self._kept.pop(key, None) is not None
 
     async def keys(self) -> list[StoreKey]:
-        """Return all keys under which something is kept."""
         return list(self._kept)
 
     @asynccontextmanager
     async def exclusively(self, key: StoreKey) -> AsyncIterator[None]:
-        """Wait until no other task gets or refreshes a token for this key; see `CredentialStore.exclusively`."""
         async with self._locks[key]:
             yield
 
@@ -113,7 +108,8 @@ class FileStore(CredentialStore):
     """Keeps credentials in a file that only its owner can read (0600), shared by all processes that use it.
 
     It is replaced as a whole, so that a process that is killed leaves the old one or the new one. On Windows the
-    file has the access rights of its folder.
+    file has the access rights of its folder. Its methods raise AuthorizationError if it cannot be read or written, or
+    is none of this class.
 
     Args:
         path: of the file; by default `default_path()`. Its folder is made, for the owner alone.
@@ -125,37 +121,22 @@ class FileStore(CredentialStore):
         self._locks: defaultdict[StoreKey, trio.Lock] = defaultdict(trio.Lock)
 
     async def load(self, key: StoreKey) -> Credentials | None:
-        """Return what is kept under this key, or None.
-
-        Raises:
-            AuthorizationError: the file cannot be read, or is none of this class.
-        """
         text = (await self._read()).get(_entry(key))
         return None if text is None else _read_credentials(text, self.path, key)
 
     async def save(self, key: StoreKey, credentials: Credentials) -> None:
-        """Keep these in place of what was kept under this key.
-
-        Raises:
-            AuthorizationError: the file cannot be written.
-        """
         text = credentials.to_json()
         await trio.to_thread.run_sync(self._change, _entry(key), text)
 
     async def remove(self, key: StoreKey) -> bool:
-        """Forget what is kept under this key; return whether there was something."""
         return await trio.to_thread.run_sync(self._change, _entry(key), None)
 
     async def keys(self) -> list[StoreKey]:
-        """Return all keys under which something is kept."""
         return [key for entry in await self._read() if (key := _key(entry)) is not None]
 
     @asynccontextmanager
     async def exclusively(self, key: StoreKey) -> AsyncIterator[None]:
-        """Wait until no other task or process gets or refreshes a token for this key.
-
-        The system lets go of what a process held that has ended.
-        """
+        # The system lets go of what a process held that has ended.
         digest = hashlib.sha256(_entry(key).encode()).hexdigest()[:16]
         async with self._locks[key]:
             lock = await trio.to_thread.run_sync(self._lock, f".{self.path.name}.{digest}.lock")
@@ -238,6 +219,8 @@ class FileStore(CredentialStore):
 class KeyringStore(CredentialStore):
     """Keeps credentials in the keyring of the system, by the `keyring` package, and their keys in a file.
 
+    Its methods raise AuthorizationError if the keyring is locked or missing, or holds something else.
+
     Args:
         path: of the file that names what there is and holds no secret; by default beside `default_path()`.
     """
@@ -252,22 +235,15 @@ class KeyringStore(CredentialStore):
         self._index = FileStore(default_path().with_name("keyring.json") if path is None else path)
 
     async def load(self, key: StoreKey) -> Credentials | None:
-        """Return what is kept under this key, or None.
-
-        Raises:
-            AuthorizationError: the keyring is locked or missing, or holds something else; likewise below.
-        """
         text = await self._ask("get_password", key)
         return None if text is None else _read_credentials(text, "the keyring", key)
 
     async def save(self, key: StoreKey, credentials: Credentials) -> None:
-        """Keep these in place of what was kept under this key."""
         # First its name: of a secret that nobody knows of nobody could log out.
         await trio.to_thread.run_sync(self._index._change, _entry(key), "")
         await self._ask("set_password", key, credentials.to_json())
 
     async def remove(self, key: StoreKey) -> bool:
-        """Forget what is kept under this key; return whether there was something."""
         there = await self._ask("get_password", key) is not None
         if there:
             await self._ask("delete_password", key)
@@ -284,11 +260,9 @@ class KeyringStore(CredentialStore):
         return found
 
     async def keys(self) -> list[StoreKey]:
-        """Return all keys under which something is kept."""
         return await self._index.keys()
 
     def exclusively(self, key: StoreKey) -> AbstractAsyncContextManager[None]:
-        """Wait until no other task or process gets or refreshes a token for this key."""
         return self._index.exclusively(key)
 
 

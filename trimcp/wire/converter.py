@@ -17,26 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, Union, get_arg
 import attrs
 
 from trimcp.errors import LocalError
+from trimcp.wire import fields
 from trimcp.wire.common import REJECTED, Unreadable
-from trimcp.wire.fields import (
-    ABSENT,
-    EXTRA,
-    Problem,
-    TooNew,
-    Unsupported,
-    WireFacts,
-    attributes,
-    facts_of,
-    is_of_payloads,
-    is_payload,
-    is_union,
-    known_names,
-    member_types,
-    members,
-    too_new,
-    wire_name,
-    wrong_type,
-)
+from trimcp.wire.fields import ABSENT, EXTRA
 from trimcp.wire.jsonrpc import JSON, Malformed
 from trimcp.wire.loading import MAX_PROBLEMS, Hook, Loading, MemberProblems
 from trimcp.wire.revisions import LATEST, Revision, revision_named
@@ -62,10 +45,10 @@ class Dumping:
         return self._hooks[tp]
 
     def _make(self, tp: Any) -> Dump | None:
-        if is_payload(tp):
+        if fields.is_payload(tp):
             return self._payload(tp)
-        if is_union(tp):
-            return self._union(members(tp))
+        if fields.is_union(tp):
+            return self._union(fields.members(tp))
         origin, inner = get_origin(tp), get_args(tp)
         if origin is list:
             return self._list(inner[0])
@@ -75,21 +58,23 @@ class Dumping:
         return None
 
     def _payload(self, cls: Any) -> Dump:
-        facts: WireFacts = cls.__wire__
+        facts: fields.WireFacts = cls.__wire__
         if not facts.exists_at(self._revision):
-            return too_new(cls, self._revision) if facts.instead is None else self._other(facts.instead)
+            return fields.too_new(cls, self._revision) if facts.instead is None else self._other(facts.instead)
         there = [
             attribute
-            for attribute in attributes(cls)
-            if attribute.name != EXTRA and facts_of(attribute).exists_at(self._revision)
+            for attribute in fields.attributes(cls)
+            if attribute.name != EXTRA and fields.facts_of(attribute).exists_at(self._revision)
         ]
-        plan = {attribute.name: (wire_name(attribute), self._member(attribute)) for attribute in there}
-        null_is_a_value = {attribute.name for attribute in there if {Any, type(None)} & set(member_types(attribute))}
-        narrows = any(facts_of(attribute).narrowed_at(self._revision) for attribute in there)
+        plan = {attribute.name: (fields.wire_name(attribute), self._member(attribute)) for attribute in there}
+        null_is_a_value = {
+            attribute.name for attribute in there if {Any, type(None)} & set(fields.member_types(attribute))
+        }
+        narrows = any(fields.facts_of(attribute).narrowed_at(self._revision) for attribute in there)
 
         def dump(payload: Any) -> dict[str, Any]:
             if type(payload) is not cls:
-                wrong_type(cls.__name__, payload)
+                fields.wrong_type(cls.__name__, payload)
             out: dict[str, Any] = {}
             try:
                 # Payloads have no slots: what an object has is read from it at once, instead of member by member.
@@ -102,11 +87,11 @@ class Dumping:
                     if name in plan:
                         wire, hook = plan[name]
                         out[wire] = value if hook is None else hook(value)
-            except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
-                raise Unsupported(*error.args) from None
+            except fields.TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
+                raise fields.Unsupported(*error.args) from None
             return {wire: value for wire, value in out.items() if value is not ABSENT} if narrows else out
 
-        return _dump_open(dump, known_names(cls)) if hasattr(attrs.fields(cls), EXTRA) else dump
+        return _dump_open(dump, fields.known_names(cls)) if hasattr(attrs.fields(cls), EXTRA) else dump
 
     def _other(self, instead: Callable[[Any], Any]) -> Dump:
         """Return the hook of a payload for which an older peer gets a substitute."""
@@ -120,7 +105,7 @@ class Dumping:
 
     def _member(self, attribute: attrs.Attribute[Any]) -> Dump | None:
         hook = self._value(attribute)
-        if not facts_of(attribute).narrowed_at(self._revision):
+        if not fields.facts_of(attribute).narrowed_at(self._revision):
             return hook
         narrow = _dump_narrowed(attribute, self._revision)
         if hook is None:
@@ -133,8 +118,8 @@ class Dumping:
         return dump
 
     def _value(self, attribute: attrs.Attribute[Any]) -> Dump | None:
-        found = member_types(attribute)
-        if len(found) != 1 or not is_of_payloads(found[0]):
+        found = fields.member_types(attribute)
+        if len(found) != 1 or not fields.is_of_payloads(found[0]):
             return self.hook(found[0] if len(found) == 1 else Union[found])  # noqa: UP007 - a tuple of members
         hook: Dump | None = None
 
@@ -152,8 +137,8 @@ class Dumping:
         if hook is None:
             return None
         by_type: dict[type, Dump] = {}
-        for kind in members(member):
-            if is_payload(kind) and (of_kind := self.hook(kind)) is not None:
+        for kind in fields.members(member):
+            if fields.is_payload(kind) and (of_kind := self.hook(kind)) is not None:
                 by_type[kind] = of_kind
         return _dump_list(hook, by_type)
 
@@ -167,7 +152,7 @@ class Dumping:
             try:
                 hook = hooks[type(value)]
             except KeyError:
-                wrong_type(wanted, value)
+                fields.wrong_type(wanted, value)
             return value if hook is None else hook(value)
 
         return dump
@@ -179,17 +164,17 @@ def _dump_list(hook: Dump, by_type: Mapping[type, Dump]) -> Dump:
     def dump(value: list[Any]) -> list[Any]:
         try:
             return [by_type[type(item)](item) for item in value]
-        except (TooNew, KeyError):
+        except (fields.TooNew, KeyError):
             pass
         kept = []
         lacking: dict[str, None] = {}
         for item in value:
             try:
                 kept.append(hook(item))
-            except TooNew as error:
+            except fields.TooNew as error:
                 lacking[str(error)] = None
         if not kept:
-            raise Unsupported("; ".join(lacking))
+            raise fields.Unsupported("; ".join(lacking))
         return kept
 
     return dump
@@ -200,13 +185,13 @@ def _dump_dict(hook: Dump) -> Dump:
 
 
 def _dump_narrowed(attribute: attrs.Attribute[Any], revision: Revision) -> Dump:
-    narrow = facts_of(attribute).narrow
+    narrow = fields.facts_of(attribute).narrow
     assert narrow is not None
 
     def narrowed(value: Any) -> Any:
         fitting = narrow(value)
         if fitting is ABSENT and attribute.default is attrs.NOTHING:
-            raise Unsupported(f"{attribute.name} holds what revision {revision} does not allow there")
+            raise fields.Unsupported(f"{attribute.name} holds what revision {revision} does not allow there")
         return fitting
 
     return narrowed
@@ -282,9 +267,9 @@ class WireConverter:
         """
         tp = method.result
         attribute = _list_of(method)
-        if attribute is None or type(value.get(wire_name(attribute))) is not list:
+        if attribute is None or type(value.get(fields.wire_name(attribute))) is not list:
             return self.load(value, tp)
-        name, (kind,) = wire_name(attribute), get_args(attribute.type)
+        name, (kind,) = fields.wire_name(attribute), get_args(attribute.type)
         listed = value[name]
         hook = self._loading.hook(kind)
         kept: list[Any] = []
@@ -293,7 +278,7 @@ class WireConverter:
         for place, member in enumerate(listed):
             try:
                 hook(member)
-            except TooNew:
+            except fields.TooNew:
                 kept.append(member)  # the list knows what becomes of it
             except Exception:  # a hook may raise anything
                 if len(rejected) < _MOST_REJECTED:
@@ -372,9 +357,9 @@ class WireConverter:
                 hook, made = self._dumping.hook(tp), True
             try:
                 return payload if hook is None else hook(payload)
-            except Unsupported as error:
+            except fields.Unsupported as error:
                 raise NotInRevision([str(error)]) from None
-            except Problem as error:
+            except fields.Problem as error:
                 raise WireError([str(error)]) from None
 
         return dump
@@ -393,7 +378,7 @@ def to_json(payload: Any, *, revision: Revision | str = LATEST) -> JSON:
     """
     if isinstance(payload, list | tuple):
         return [to_json(each, revision=revision) for each in payload]
-    if not is_payload(type(payload)):
+    if not fields.is_payload(type(payload)):
         raise WireError([f"{type(payload).__name__} is no payload"])
     value: JSON = converter_for(revision_named(revision)).dump(payload)
     return value
@@ -427,7 +412,7 @@ def without_marked(refused: Malformed, method: Method) -> dict[str, Any] | None:
     result = None if marked is None else marked.value.get("result")
     if marked is None or attribute is None or type(result) is not dict:
         return None
-    name, member = wire_name(attribute), marked.marks
+    name, member = fields.wire_name(attribute), marked.marks
     listed = result.get(name)
     if type(listed) is not list or member({key: each for key, each in result.items() if key != name}):
         return None
@@ -440,7 +425,7 @@ def without_marked(refused: Malformed, method: Method) -> dict[str, Any] | None:
 
 def _list_of(method: Method) -> attrs.Attribute[Any] | None:
     """Return the list in a method's result from which a member that cannot be read is left out."""
-    found = () if method.members is None else attributes(method.result)
+    found = () if method.members is None else fields.attributes(method.result)
     return next((each for each in found if each.name == method.members), None)
 
 

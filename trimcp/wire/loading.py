@@ -11,27 +11,8 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias, Union, get_args, ge
 
 import attrs
 
-from trimcp.wire.fields import (
-    ABSENT,
-    CHOOSERS,
-    EXTRA,
-    JSON_NAMES,
-    FieldFacts,
-    Problem,
-    TooNew,
-    WireFacts,
-    attributes,
-    facts_of,
-    is_of_payloads,
-    is_payload,
-    is_union,
-    known_names,
-    member_types,
-    members,
-    too_new,
-    wire_name,
-    wrong_type,
-)
+from trimcp.wire import fields
+from trimcp.wire.fields import ABSENT, EXTRA
 from trimcp.wire.revisions import Revision
 
 Hook: TypeAlias = Callable[[Any], Any]
@@ -41,7 +22,7 @@ MAX_PROBLEMS: Final = 10
 """The most problems reported for one value."""
 
 
-class MemberProblems(Problem):
+class MemberProblems(fields.Problem):
     """Several problems of one value, each with the step to the member that has it: `.name` or `[0]`."""
 
     def __init__(self, found: list[tuple[str, Exception]]) -> None:
@@ -50,20 +31,20 @@ class MemberProblems(Problem):
 
 
 def _refuse(problem: str) -> NoReturn:
-    raise Problem(problem)
+    raise fields.Problem(problem)
 
 
 def _exactly(kind: type) -> Hook:
-    wanted = JSON_NAMES[kind]
+    wanted = fields.JSON_NAMES[kind]
 
     def load(value: Any) -> Any:
-        return value if type(value) is kind else wrong_type(wanted, value)
+        return value if type(value) is kind else fields.wrong_type(wanted, value)
 
     return load
 
 
 def _number(value: Any) -> float:
-    return value if type(value) is float or type(value) is int else wrong_type("a number", value)
+    return value if type(value) is float or type(value) is int else fields.wrong_type("a number", value)
 
 
 def _integer(value: Any) -> int:
@@ -71,7 +52,7 @@ def _integer(value: Any) -> int:
         return value
     if type(value) is float and value.is_integer():  # in JSON Schema, 5.0 is an integer
         return int(value)
-    return wrong_type("an integer", value)
+    return fields.wrong_type("an integer", value)
 
 
 def _anything(value: Any) -> Any:
@@ -112,10 +93,10 @@ class Loading:
             return _anything
         if tp in _PRIMITIVES:
             return _PRIMITIVES[tp][1]
-        if is_payload(tp):
+        if fields.is_payload(tp):
             return self._payload(tp)
-        if is_union(tp):
-            return self._union(members(tp))
+        if fields.is_union(tp):
+            return self._union(fields.members(tp))
         origin = get_origin(tp)
         if origin is Literal:
             return _literal(get_args(tp))
@@ -126,33 +107,33 @@ class Loading:
         raise TypeError(f"no payload class may have a member of type {tp!r}")
 
     def _payload(self, cls: Any) -> Hook:
-        of_class: WireFacts = cls.__wire__
+        of_class: fields.WireFacts = cls.__wire__
         if not of_class.exists_at(self._revision):
-            return too_new(cls, self._revision)
+            return fields.too_new(cls, self._revision)
         plan = _LoadPlan(cls)
-        for attribute in attributes(cls):
-            facts = facts_of(attribute)
+        for attribute in fields.attributes(cls):
+            facts = fields.facts_of(attribute)
             default: Any = attribute.default
             if isinstance(default, attrs.Factory):  # type: ignore[arg-type]  # a class, declared a function
                 plan.factories.append((attribute.name, default.factory))
             else:  # what has no default is replaced by what is given; here it keeps its place in the order
                 plan.defaults[attribute.name] = ABSENT if default is attrs.NOTHING else default
             if attribute.name == EXTRA:
-                plan.known = known_names(cls)
+                plan.known = fields.known_names(cls)
             elif facts.exists_at(self._revision):
                 self._add(plan, attribute, facts)
         return _explaining(plan) if self._explain else _quick(plan)
 
-    def _add(self, plan: _LoadPlan, attribute: attrs.Attribute[Any], facts: FieldFacts) -> None:
-        name = wire_name(attribute)
+    def _add(self, plan: _LoadPlan, attribute: attrs.Attribute[Any], facts: fields.FieldFacts) -> None:
+        name = fields.wire_name(attribute)
         if attribute.default is attrs.NOTHING:
             plan.mandatory.append(name)
         elif facts.required_at(self._revision):
             plan.expected.append(name)
-        found = member_types(attribute)
+        found = fields.member_types(attribute)
         tp = found[0] if len(found) == 1 else Union[found]  # noqa: UP007 - a tuple of members
         optional = attribute.default is not attrs.NOTHING
-        hook = self._later(tp) if optional and is_of_payloads(tp) else self.hook(tp)
+        hook = self._later(tp) if optional and fields.is_of_payloads(tp) else self.hook(tp)
         narrowed = facts.narrow is not None and facts.narrowed_at(self._revision)
         null_is_a_value = type(None) in found or (tp is Any and not narrowed)
         if attribute.default in (None, ABSENT) and not facts.required_at(self._revision) and not null_is_a_value:
@@ -180,10 +161,10 @@ class Loading:
 
         def load(value: Any) -> list[Any]:
             if type(value) is not list:
-                wrong_type("an array", value)
+                fields.wrong_type("an array", value)
             try:
                 return [hook(item) for item in value]
-            except TooNew:
+            except fields.TooNew:
                 pass
             except Exception:  # a hook may raise anything
                 if not self._explain:
@@ -194,7 +175,7 @@ class Loading:
             for place, item in enumerate(value):
                 try:
                     kept.append(hook(item))
-                except TooNew:
+                except fields.TooNew:
                     pass
                 except Exception as problem:  # as above; each is reported with its place
                     if not self._explain:
@@ -215,7 +196,7 @@ class Loading:
 
         def load(value: Any) -> dict[str, Any]:
             if type(value) is not dict:
-                wrong_type("an object", value)
+                fields.wrong_type("an object", value)
             if not self._explain:
                 return {key: hook(item) for key, item in value.items()}
             loaded: dict[str, Any] = {}
@@ -235,7 +216,7 @@ class Loading:
 
     def _union(self, found: tuple[Any, ...]) -> Hook:
         hooks: dict[type, Hook] = {}
-        payloads = tuple(member for member in found if is_payload(member))
+        payloads = tuple(member for member in found if fields.is_payload(member))
         if payloads:
             hooks[dict] = self._objects(payloads)
         for member in found:
@@ -247,11 +228,11 @@ class Loading:
                 hooks[list] = self.hook(member)
         if int in found and float in found:
             hooks[float] = hooks[int] = _number
-        wanted = " or ".join(JSON_NAMES[kind] for kind in hooks)
+        wanted = " or ".join(fields.JSON_NAMES[kind] for kind in hooks)
 
         def load(value: Any) -> Any:
             hook = hooks.get(type(value))
-            return wrong_type(wanted, value) if hook is None else hook(value)
+            return fields.wrong_type(wanted, value) if hook is None else hook(value)
 
         return load
 
@@ -260,7 +241,7 @@ class Loading:
         hooks = {cls: self.hook(cls) for cls in payloads}
         if len(payloads) == 1:
             return hooks[payloads[0]]
-        choose = CHOOSERS.get(frozenset(payloads))
+        choose = fields.CHOOSERS.get(frozenset(payloads))
         if choose is not None:
             return _chosen(choose, hooks)
         tags = {cls: tag for cls in payloads if (tag := _tag_of(cls)) is not None}
@@ -272,10 +253,10 @@ class Loading:
 
 def _tag_of(cls: type) -> tuple[str, str] | None:
     """Return the name and value of the `Literal` member that identifies this class, or None."""
-    for attribute in attributes(cls):
+    for attribute in fields.attributes(cls):
         values = get_args(attribute.type) if get_origin(attribute.type) is Literal else ()
         if len(values) == 1:
-            return wire_name(attribute), values[0]
+            return fields.wire_name(attribute), values[0]
     return None
 
 
@@ -284,7 +265,7 @@ def _literal(values: tuple[str, ...]) -> Hook:
 
     def load(value: Any) -> Any:
         if type(value) is not str:
-            wrong_type(wanted, value)
+            fields.wrong_type(wanted, value)
         return value if value in values else _refuse(f"must be {wanted}")
 
     return load
@@ -294,7 +275,7 @@ def _narrowed(hook: Hook, narrow: Callable[[Any], Any], revision: Revision) -> H
     def load(value: Any) -> Any:
         loaded = hook(value)
         if narrow(loaded) is not loaded:
-            raise Problem(f"is a value that revision {revision} does not allow here")
+            raise fields.Problem(f"is a value that revision {revision} does not allow here")
         return loaded
 
     return load
@@ -377,20 +358,20 @@ def _quick(plan: _LoadPlan) -> Hook:
 
     def load(value: Any) -> Any:
         if type(value) is not dict:
-            wrong_type("an object", value)
+            fields.wrong_type("an object", value)
         for name in needed:
             if name not in value:
                 _refuse(f'must have "{name}"')
         try:
             try:
                 return build(value)
-            except Problem:
+            except fields.Problem:
                 sparse = plan.without_nulls(value)
                 if len(sparse) == len(value):
                     raise
             return build(sparse)
-        except TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
-            raise Problem(*error.args) from None
+        except fields.TooNew as error:  # it is not in a list of this payload, so no outer list may omit it
+            raise fields.Problem(*error.args) from None
 
     return load
 
@@ -400,7 +381,7 @@ def _explaining(plan: _LoadPlan) -> Hook:
 
     def load(value: Any) -> Any:
         if type(value) is not dict:
-            wrong_type("an object", value)
+            fields.wrong_type("an object", value)
         for name in plan.expected:
             if name not in value:
                 _refuse(f'must have "{name}"')
@@ -414,7 +395,7 @@ def _explaining(plan: _LoadPlan) -> Hook:
                 except Exception as problem:  # as above
                     found.append((f".{name}", problem))
             elif name in plan.mandatory:
-                found.append((f".{name}", Problem("is missing")))
+                found.append((f".{name}", fields.Problem("is missing")))
         if found:
             raise MemberProblems(found)
         return plan.make(members, sparse)

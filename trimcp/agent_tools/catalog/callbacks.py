@@ -23,7 +23,7 @@ from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.agent_tools.messages.messages import read_value
 from trimcp.agent_tools.messages.signatures import Secret, secret_bytes, signed_headers
-from trimcp.auth.fetching import PrivateAddress, addresses_of
+from trimcp.auth.fetching import AddressedTransport, PrivateAddress, addresses_of
 from trimcp.security import security_event
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import harmless
@@ -163,7 +163,12 @@ class CallbackTarget:
             **signed_headers(self.callbacks.secret_of(self.url), request_id, body),
         }
         for address in self.addresses:
-            transport = _PinnedTransport(address, self.callbacks.context)
+
+            async def pinned(host: str, port: int, address: str = address) -> str:
+                return address
+
+            verified = httpx2.AsyncHTTPTransport(verify=self.callbacks.context, trust_env=False)
+            transport = AddressedTransport(verified, pinned)
             timeout = httpx2.Timeout(self.callbacks.timeout)
             async with httpx2.AsyncClient(transport=transport, timeout=timeout, trust_env=False) as client:
                 http = Http(str(self.url), HttpxEngine(client, timeout), headers, max_redirects=0)
@@ -186,23 +191,6 @@ class CallbackTarget:
 
 class _NoAnswer(Exception):
     """There was no answer, or none that can be used. The text is for the log."""
-
-
-class _PinnedTransport(httpx2.AsyncBaseTransport):
-    """Sends every request to one address, as the host that its URL has."""
-
-    def __init__(self, address: str, context: ssl.SSLContext) -> None:
-        self._address = address
-        self._transport = httpx2.AsyncHTTPTransport(verify=context, trust_env=False)
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        # The name stays in `Host`, and is what the certificate is checked for.
-        request.extensions = {**request.extensions, "sni_hostname": request.url.raw_host.decode("ascii")}
-        request.url = request.url.copy_with(host=self._address)
-        return await self._transport.handle_async_request(request)
-
-    async def aclose(self) -> None:
-        await self._transport.aclose()
 
 
 def _place(url: httpx2.URL) -> str:
