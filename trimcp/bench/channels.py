@@ -1,4 +1,4 @@
-"""Load over standard input and output, and over WebSocket: messages as lines, and as frames.
+"""Load over what one connection carries for a session: lines of a process, frames of WebSocket, events of HTTP+SSE.
 
 The part of RFC 6455 is here that a load client needs: trio-websocket takes about 100 µs per message, several times too
 much to measure fast servers; and what reads frames of strangers (`framing.frames`) takes seven times as long as this.
@@ -6,23 +6,31 @@ much to measure fast servers; and what reads frames of strangers (`framing.frame
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 import attrs
+import orjson
 import trio
 
+from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller, LoadChannel, Opener, Writer
 from trimcp.bench.supply import Load
 from trimcp.bench.tally import Tally
 from trimcp.channel import CLIENT_MAX_MESSAGE
+from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.frames import text_frame
 from trimcp.framing.gathering import Gathered
+from trimcp.framing.sse import Event, EventDecoder
 from trimcp.transports.descriptors import READ_SIZE
+from trimcp.transports.http.client.h1 import whole_request
+from trimcp.transports.http.h1.replies import UnreadableReply
 from trimcp.transports.http.h1.wires import Wire, wire_over
 from trimcp.transports.stdio.child import ChildChannel, StdioServer
 from trimcp.transports.stdio.streams import FdReceiver, FdSender
+from trimcp.transports.targets import origin, resolved
 
 if TYPE_CHECKING:
     from trimcp.transports.websocket.client import WebSocketServer
@@ -242,3 +250,137 @@ def websocket_opener(server: WebSocketServer) -> Opener:
             await wire.close()
 
     return opened
+
+
+# HTTP+SSE (2024-11-05): one stream carries the responses of all POSTs
+
+_LISTEN: Final = {"accept": "text/event-stream"}
+_SEND: Final = {"content-type": "application/json"}
+
+
+def events_opener(site: LoadSite) -> Opener:
+    """Return an opener that opens a new stream for each session."""
+
+    @asynccontextmanager
+    async def opened(load: Load, caller: LoadCaller) -> AsyncIterator[LoadChannel]:
+        channel = _EventChannel(load, caller, site)
+        try:
+            await channel.open()
+            yield channel
+        finally:
+            await channel.close()
+
+    return opened
+
+
+@attrs.define(eq=False)
+class _EventChannel:
+    """One session: the stream, and connections for POSTs, at most one for each concurrent call."""
+
+    _load: Load
+    _caller: LoadCaller
+    _site: LoadSite
+    _stream: LoadConnection = attrs.field(init=False)
+    _decoder: EventDecoder = attrs.field(init=False, factory=lambda: EventDecoder(CLIENT_MAX_MESSAGE))
+    _head: bytes = attrs.field(init=False, default=b"")
+    _arrived: list[Event] = attrs.field(init=False, factory=list)
+    # what waits for a connection: no more than there are calls, and answers to the server
+    _outgoing: trio.MemorySendChannel[bytes] = attrs.field(init=False)
+    _posts: trio.MemoryReceiveChannel[bytes] = attrs.field(init=False)
+    _senders: int = attrs.field(init=False, default=0)
+    _nursery: trio.Nursery | None = attrs.field(init=False, default=None)
+    _why: str = attrs.field(init=False, default="the server ended its event stream")
+
+    def __attrs_post_init__(self) -> None:
+        self._stream = LoadConnection(self._site, self._load)
+        self._outgoing, self._posts = trio.open_memory_channel[bytes](math.inf)
+
+    # The stream
+
+    async def open(self) -> None:
+        """Open the stream and wait for its first event, the endpoint for POSTs.
+
+        Raises ConnectionLost: no endpoint was received; the text has the reason.
+        """
+        patience = self._load.plan.opening
+        stream = self._stream
+        try:
+            with trio.fail_after(patience):
+                await stream.request(whole_request(self._site.head("GET", _LISTEN), None))
+                while not self._arrived:
+                    pieces = await stream.more()
+                    status = stream.reply.status
+                    if status and (status != 200 or stream.reply.content_type != "text/event-stream"):
+                        raise ConnectionLost(f"the server does not speak HTTP+SSE here: HTTP {status}")
+                    self._arrived += events_in(pieces, self._decoder)
+        except trio.TooSlowError:
+            raise ConnectionLost(f"the server named no endpoint within {patience:g} seconds") from None
+        except (trio.BrokenResourceError, UnreadableReply) as error:
+            raise ConnectionLost(str(error)) from None
+        event = self._arrived.pop(0)
+        url = self._site.url
+        target = resolved(event.data.decode(errors="replace").strip(), url)
+        if event.event != "endpoint" or target is None or origin(target) != origin(url):
+            raise ConnectionLost(f"the server named no endpoint of its own but {event.data[:200]!r}")
+        self._head = self._site.head("POST", _SEND, url=target)
+
+    async def receive(self) -> Sequence[bytes]:
+        """Return the messages received over the stream; see `LoadChannel.receive`."""
+        try:
+            if not self._arrived:
+                if self._stream.reply.complete:
+                    raise trio.EndOfChannel(self._why)
+                self._arrived += events_in(await self._stream.more(), self._decoder)
+        except UnreadableReply as error:
+            self._why = str(error)
+            raise trio.BrokenResourceError(self._why) from None
+        arrived, self._arrived = self._arrived, []
+        return [event.data for event in arrived if event.data]
+
+    async def close_reason(self) -> str:
+        """Return how the connection ended; see `LoadChannel.close_reason`."""
+        return self._why
+
+    # Sending
+
+    def send(self, messages: Sequence[bytes]) -> None:
+        """Queue the messages, each for the next free connection; see `LoadChannel.send`."""
+        for message in messages:
+            if not self._posts.statistics().tasks_waiting_receive and self._senders <= self._load.plan.places:
+                self._add_sender()
+            self._outgoing.send_nowait(message)
+
+    def _add_sender(self) -> None:
+        if self._nursery is not None:
+            self._senders += 1
+            self._nursery.start_soon(self._post_all)
+
+    async def run(self) -> None:
+        """Run the nursery of the tasks that POST; see `LoadChannel.run`."""
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            self._add_sender()
+            await trio.sleep_forever()
+
+    async def _post_all(self) -> None:
+        connection = LoadConnection(self._site, self._load)
+        try:
+            async for message in self._posts:
+                await self._post(connection, message)
+        finally:
+            await connection.close()
+
+    async def _post(self, connection: LoadConnection, message: bytes) -> None:
+        try:
+            body = await connection.post(self._head, message)
+            if connection.reply.status < 300:
+                return
+            kind, why = f"HTTP {connection.reply.status}", body.decode(errors="replace")
+        except (McpError, UnreadableReply, trio.BrokenResourceError) as error:
+            await connection.close()
+            kind, why = "connection lost", str(error)
+        self._caller.fail(orjson.loads(message).get("id"), kind, why, trio.current_time())
+
+    async def close(self) -> None:
+        """Close the stream."""
+        await self._stream.close()

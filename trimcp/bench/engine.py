@@ -46,11 +46,8 @@ async def measure(
     be reached, or lacks something that the plan calls; the text says what to do. After the first call, failures are
     counted instead.
 
-    Args:
-        on_tick: called with the current state. It must return at once, and its time counts as the generator's.
-        tick: seconds between two such calls.
-        stop: set it to end the measurement early; the report is then about the time until then.
-        ssl_context: certificates to trust at an https or wss URL; None for the system's.
+    `on_tick` is called with the current state every `tick` seconds. It must return at once, and its time counts as the
+    generator's. `stop`, once set, ends the measurement early; the report is then about the time until then.
     """
     if not plan.mix:
         raise LocalError("there is nothing to send: name a tool or a method")
@@ -86,21 +83,17 @@ def _session_runner(target: Target, transport: WireName, load: Load) -> Callable
     It takes a `Load` and a `task_status`. It calls `started` once the session can be used, or the first attempt to open
     it has failed. Modules of single transports are imported here.
     """
+    from trimcp.bench import channels
+
     if isinstance(target, StdioServer):
-        from trimcp.bench.channels import stdio_opener
-
-        return partial(run_session, opener=stdio_opener(target))
+        return partial(run_session, opener=channels.stdio_opener(target))
     if transport == "websocket":
-        from trimcp.bench.channels import websocket_opener
-
-        return partial(run_session, opener=websocket_opener(cast("WebSocketServer", target)))
+        return partial(run_session, opener=channels.websocket_opener(cast("WebSocketServer", target)))
     from trimcp.bench.connection import LoadSite
 
     site = LoadSite.of(cast("HttpServer", target), load)
     if transport == "sse":
-        from trimcp.bench.http import events_opener
-
-        return partial(run_session, opener=events_opener(site))
+        return partial(run_session, opener=channels.events_opener(site))
     from trimcp.bench.http import run_http_session
 
     return partial(run_http_session, site=site)

@@ -14,7 +14,7 @@ import click
 from trimcp.bench.plan import MixEntry, NumberCheck, Plan
 from trimcp.cli.exits import Failure
 from trimcp.cli.options import ReachOptions, option, with_options
-from trimcp.cli.schemas import ValueProblem, parse_arguments
+from trimcp.cli.schemas import ValueProblem, object_of, parse_arguments
 from trimcp.errors import LocalError
 from trimcp.support.files import UnusableFile, read_text
 
@@ -175,7 +175,10 @@ def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tu
         return read_script(options.script)
     try:
         if options.method is not None:
-            return (MixEntry(options.method, _params(options.params), expect=options.expect),)
+            params = object_of(
+                "{}" if options.params is None else options.params, "--params", '{"uri": "notes:///today"}'
+            )
+            return (MixEntry(options.method, params, expect=options.expect),)
         if options.tool is not None:
             arguments = _arguments(options.arguments, schema or {})
             return (MixEntry.tool(options.tool, arguments, expect=options.expect),)
@@ -194,20 +197,6 @@ def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, A
         return parse_arguments(words, schema, option="--arg ", others=True)
     except ValueProblem as problem:
         raise Failure(str(problem)) from None
-
-
-def _params(text: str | None) -> dict[str, Any]:
-    params = {} if text is None else _json(text, "--params")
-    if not isinstance(params, dict):
-        raise Failure('--params must be an object, such as \'{"uri": "notes:///today"}\'')
-    return params
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise Failure(f"{where} is not valid JSON: {error}") from None
 
 
 def read_script(file: str) -> tuple[MixEntry, ...]:

@@ -313,10 +313,15 @@ def read_json(text: str, words: tuple[str, ...]) -> dict[str, Any]:
     """Return the arguments that are given as one object, or with "-" on standard input; `Failure` as above."""
     if words:
         raise Failure("give the arguments either as NAME=VALUE or with --arguments")
+    return object_of(sys.stdin.read() if text == "-" else text, "--arguments", '{"city": "Oslo"}')
+
+
+def object_of(text: str, option: str, example: str) -> dict[str, Any]:
+    """Return the JSON object that an option was given. Raises Failure: it is none; the text says why."""
     try:
-        value = json.loads(sys.stdin.read() if text == "-" else text)
-    except ValueError as error:
-        raise Failure(f"--arguments is not valid JSON: {error}") from None
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Failure(f"{option} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Failure('--arguments must be an object, such as \'{"city": "Oslo"}\'')
+        raise Failure(f"{option} must be an object, such as '{example}'")
     return value

@@ -23,15 +23,10 @@ def sockets_of(target: str | None) -> list[Path]:
 
 
 async def act(target: str | None, source: str, do: str, **members: Any) -> Any:
-    """Do something at one of the servers that a target means, over a connection of its own.
+    """Do something at the server that is the `source` of a picture, over a connection of its own.
 
-    Args:
-        source: the `source` of a picture.
-        do, members: see `AdminClient.ask`.
-
-    Raises:
-        LocalError: the server refused it, or is not there.
-        ConnectionLost: it is gone.
+    `do` and `members` are those of `AdminClient.ask`. Raises LocalError if the server refused it or is not there, and
+    ConnectionLost if it is gone.
     """
     if source not in map(str, sockets_of(target)):
         raise LocalError("this server is not there")

@@ -108,12 +108,10 @@ async def play(
     ignore: Iterable[str] = (),
     patience: float = _PATIENCE,
 ) -> list[str]:
-    """Play one side and return a line for each difference.
+    """Play the client's side, or the server's, and return a line for each difference.
 
-    Args:
-        client: play the client's side; otherwise the server's.
-        ignore: JSON Pointers to values that may differ in any message of the other side; "*" matches any one step.
-        patience: seconds to wait for the next expected message.
+    `ignore` are JSON Pointers to values that may differ in any message of the other side; "*" matches any one step. The
+    next expected message is waited for `patience` seconds.
     """
     agents = of_agent_tools(messages)
     if agents:

@@ -93,12 +93,9 @@ class RemoteTool:
     ) -> Any:
         """Run a call in a worker and return its finished result. Cancelling it kills the worker.
 
-        `answers`: the user's answer to each declared question, by parameter.
-
-        Raises:
-            ToolError: the function raised it, or the process ended before there was a result; the text says how.
-            ConversionError: an argument fits its schema but cannot be converted to its type.
-            FailedInWorker: the function raised another exception. Its traceback is the cause.
+        `answers` are the user's to each declared question, by parameter. Raises ToolError as the function did, or if
+        the process ended before there was a result; ConversionError for an argument that fits its schema but not its
+        type; and FailedInWorker for any other exception of the function, whose traceback is the cause.
         """
         async with pool.worker(
             self.memory, client_key(ctx), ctx.deadline, tool=self.name, sandbox=self.sandbox

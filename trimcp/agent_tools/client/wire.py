@@ -58,11 +58,8 @@ class AgentWire(Protocol):
     async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """Call a tool and return the answer, whatever its status, also one that no specification has.
 
-        The request's `request_id` is unique among the calls under way over this wire in its context.
-
-        Args:
-            request: sent as it is, but for `progress`, which the wire sets or leaves out.
-            progressed: called with the progress of this call as it arrives, before this returns; None for no progress.
+        The request's `request_id` is unique among the calls under way over this wire in its context. It is sent as it
+        is, but for `progress`, which the wire sets or leaves out: `progressed` is called with that as it arrives.
         """
         ...
 

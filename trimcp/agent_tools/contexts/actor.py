@@ -159,9 +159,7 @@ class ContextActor(StoredState):
     async def watch(self) -> AsyncIterator[WatchChannel]:
         """Open a channel that receives the state, then each update, at last "destroyed".
 
-        Raises:
-            TooMuch: it has `max_watchers`.
-            ContextGone: the context has ended.
+        Raises TooMuch if there are `max_watchers`, and ContextGone if the context has ended.
         """
         watch = WatchChannel(self.whole)
         self.attach(watch)
@@ -197,8 +195,7 @@ class ContextActor(StoredState):
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
         """Run `await function(*args)` in a task that is cancelled when the context ends. A crash is only logged.
 
-        Raises:
-            ContextGone: the context has ended.
+        Raises ContextGone if the context has ended.
         """
         self.check()
         scope = trio.CancelScope()
@@ -228,8 +225,7 @@ class ContextActor(StoredState):
         The last one added is called first. It is cancelled after `ContextLimits.cleanup` seconds; a crash is only
         logged. It is also called when the server stops, even if a store keeps the context.
 
-        Raises:
-            ContextGone: the context has ended.
+        Raises ContextGone if the context has ended.
         """
         self.check()
         if self._clean_ups is None:

@@ -49,12 +49,7 @@ def exported(
 ) -> dict[str, str]:
     """Return programs that call a tool again, by kind: "trimcp", "python", "pytest", and over HTTP "curl".
 
-    Args:
-        target: where the call was made.
-        typed: the same as it was typed.
-        revision: the revision that is spoken there.
-        tool, arguments: the call.
-        expected: the text of its result.
+    `typed` is the target as it was typed, and `expected` the text of the call's result.
     """
     place = _expression(target)
     used = [name for name in ("os", "sys") if f"{name}." in place]

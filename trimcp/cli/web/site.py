@@ -78,13 +78,7 @@ def page_files(page: str) -> dict[str, tuple[str, bytes]]:
 async def serving(page: str, commands: Mapping[str, Command], port: int = 0) -> AsyncIterator[str]:
     """Serve a page on a loopback address while the block runs; yield its URL with the token.
 
-    Args:
-        page: "top" or "inspect".
-        commands: what it may ask for, by name.
-        port: 0 for a free one.
-
-    Raises:
-        LocalError: it cannot listen there.
+    The page is "top" or "inspect", and may ask for these commands. Raises LocalError if it cannot listen there.
     """
     token = secrets.token_urlsafe(32)
     files = page_files(page)

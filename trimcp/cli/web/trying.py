@@ -44,13 +44,9 @@ _WAITING: Final = 1_000  # requests whose answers are timed
 
 @attrs.define(eq=False)
 class Feed:
-    """The latest events, for pages that read as fast as they can: a slow one is told how many it has missed.
+    """The latest events, for pages that read as fast as they can: a slow one is told how many it has missed."""
 
-    Attributes:
-        state: returns what is true now; a page gets it with every batch.
-    """
-
-    state: Callable[[], Mapping[str, Any]]
+    state: Callable[[], Mapping[str, Any]]  # returns what is true now; a page gets it with every batch
     _kept: deque[Mapping[str, Any]] = attrs.field(init=False, factory=lambda: deque(maxlen=_KEPT))
     _count: int = attrs.field(init=False, default=0)
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -153,13 +149,9 @@ class _OpenQuestion:
 
 @attrs.define(eq=False)
 class Trying:
-    """The commands of the page, and what stands in for a terminal while it is open.
+    """The commands of the page, and what stands in for a terminal while it is open."""
 
-    Attributes:
-        target: as it was typed.
-    """
-
-    target: str
+    target: str  # as it was typed
     feed: Feed = attrs.field(init=False)
     _session: ClientSession | None = attrs.field(init=False, default=None)
     _watched: WatchedTarget | None = attrs.field(init=False, default=None)

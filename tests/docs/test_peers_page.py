@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "reference" / "peers.md").read_text("utf-8")
 SERVERS = tomllib.loads((ROOT / "tests" / "interop" / "real_servers.toml").read_text("utf-8"))["servers"]
 PEERS = tomllib.loads((ROOT / "benchmarks" / "peers.toml").read_text("utf-8"))
