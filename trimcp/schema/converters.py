@@ -187,14 +187,7 @@ class _Loaders:
             if others is not None:
                 given += [(name, others, each) for name, each in value.items() if name not in loads]
             found = dict(zip((name for name, _, _ in given), _converted(given), strict=True))
-            if whole:
-                return {**value, **found}
-            try:
-                return make(**found)
-            except (ValueError, TypeError):
-                raise
-            except Exception as error:  # anything
-                raise Problems([((), f"cannot be made into {make.__name__}")]) from error
+            return {**value, **found} if whole else make(**found)
 
         return load
 

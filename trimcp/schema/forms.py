@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, Generic, Literal, TypeVar, overload
 
@@ -55,16 +55,15 @@ class Form(Generic[T_co]):
     _validator: Validator
     _convert: Convert | None
     _field: str | None
-    _nullable: Sequence[str] = ()
+    _nullable: Sequence[str]
 
     def load(self, content: Any) -> T_co:
         """Validate the content and convert it to the form's type. Raises ConversionError if it does not fit."""
         if problems := self._validator.problems(content):
             raise ConversionError(problems)
+        content = {**dict.fromkeys(self._nullable), **content}
         if self._field is not None:
-            content = content.get(self._field)
-        elif self._nullable:
-            content = {**dict.fromkeys(self._nullable), **content}
+            content = content[self._field]
         value: T_co = content if self._convert is None else self._convert(content)
         return value
 
@@ -110,20 +109,12 @@ def form_for(hint: Any, *, name: str = "value") -> Form[Any]:
     shown = {"type": "object", "properties": {key: _form_field(key, field) for key, field in fields.items()}}
     if required:
         shown["required"] = required
-    convert = converter_for(hint)
-    return Form(
-        shown,
-        validator_for({**root, "required": required}),
-        convert,
-        None if whole else name,
-        nullable if whole else (),
-    )
+    validator = validator_for({**root, "required": required})
+    return Form(shown, validator, converter_for(hint), None if whole else name, nullable)
 
 
-@lru_cache(maxsize=256)
-def known_form(hint: Any) -> Form[Any]:
-    """As `form_for`, cached for each type."""
-    return form_for(hint)
+known_form: Final[Callable[[Any], Form[Any]]] = lru_cache(maxsize=256)(form_for)
+"""As `form_for`, cached for each type."""
 
 
 def _form_field(name: str, schema: dict[str, Any]) -> dict[str, Any]:

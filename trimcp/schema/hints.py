@@ -164,36 +164,24 @@ def _unknown(title: str, name: Any, module: str) -> TypeError:
 
 def _find_name(target: Any, module: str, name: str, names: dict[str, Any]) -> bool:
     """Add the value of a name in an annotation to `names`. Returns whether there is one."""
-    if isinstance(target, type):
-        if target.__name__ == name:
-            names[name] = target
-            return True
-        for parent in target.__mro__:
-            if name in vars(parent):
-                names[name] = vars(parent)[name]
-                return True
+    scopes = [{target.__name__: target}, *map(vars, target.__mro__)] if isinstance(target, type) else []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__") == module and name in frame.f_locals:
-            names[name] = frame.f_locals[name]
-            return True
+        if frame.f_globals.get("__name__") == module:
+            scopes.append(frame.f_locals)
         frame = frame.f_back
-    return False
+    found = [scope[name] for scope in scopes if name in scope]
+    names.update({name: found[0]} if found else {})
+    return bool(found)
 
 
 def is_record(hint: Any) -> bool:
     """Return whether a bare type is an attrs class, dataclass, TypedDict or NamedTuple, parametrized or not."""
     cls = get_origin(hint) or hint
-    return (
-        isinstance(cls, type)
-        and not is_model(cls)
-        and (
-            attrs.has(cls)
-            or dataclasses.is_dataclass(cls)
-            or is_typed_dict(cls)
-            or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
-        )
-    )
+    if not isinstance(cls, type) or is_model(cls):
+        return False
+    named = issubclass(cls, tuple) and hasattr(cls, "_fields")
+    return named or attrs.has(cls) or dataclasses.is_dataclass(cls) or is_typed_dict(cls)
 
 
 def is_typed_dict(cls: type) -> bool:

@@ -9,14 +9,9 @@ from typing import Any, Final, get_origin
 
 from trimcp.schema.convert import ConversionError, key_text, leaf_of, to_json
 from trimcp.schema.docstrings import parse
-from trimcp.schema.hints import (
-    ABSENT_DEFAULT,
-    Field,
-    apply_metadata,
-    is_model,
-    is_typed_dict,
-)
+from trimcp.schema.hints import ABSENT_DEFAULT, Field, apply_metadata, is_model, is_typed_dict
 from trimcp.schema.resolved import ResolvedType, TypeResolver, in_field, literals_of
+from trimcp.wire.fields import JSON_NAMES
 from trimcp.wire.jsonrpc import Unencodable, encode
 
 _NUMBER: Final = r"^-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?$"
@@ -30,7 +25,6 @@ _KEYS: Final[dict[Any, dict[str, Any]]] = {
     "boolean": {"enum": ["true", "false"]},
     "null": {"enum": ["null"]},
 }
-_JSON_TYPES: Final = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 _SCALARS: Final = {"type": ["string", "number", "boolean", "null"]}
 _SAID: Final = frozenset({"default", "examples"})  # words that a schema can be without
 _MOST_WRITTEN_OUT: Final = 100_000  # characters of a schema whose definitions are written where they are used
@@ -114,10 +108,6 @@ class SchemaBuilder:
 
     def _written(self, schema: Any, kept: set[str]) -> Any:
         """Return a copy of a schema in which only references to the definitions `kept` are left."""
-        if isinstance(schema, list):
-            return [self._written(each, kept) for each in schema]
-        if not isinstance(schema, dict):
-            return schema
         name = _referred(schema)
         while name and name not in kept:
             schema = self._definitions[name] | {key: value for key, value in schema.items() if key != "$ref"}
@@ -155,10 +145,6 @@ class SchemaBuilder:
 
     def _adopted(self, schema: Any, definitions: dict[str, Any]) -> Any:
         """Return a copy of a Pydantic schema with references to our definitions, without titles that repeat a name."""
-        if isinstance(schema, list):
-            return [self._adopted(each, definitions) for each in schema]
-        if not isinstance(schema, dict):
-            return schema
         if name := _referred(schema):
             definition = definitions[name]
             place = self._reference(
@@ -168,7 +154,8 @@ class SchemaBuilder:
             )
             place.update({key: value for key, value in schema.items() if key != "$ref"})
             return place
-        schema = _sendable(_without("format", schema, *(_LOOSE_RESULTS if self._output else _LOOSE)))
+        if isinstance(schema, dict):
+            schema = _sendable(_without("format", schema, *(_LOOSE_RESULTS if self._output else _LOOSE)))
         return _mapped(schema, lambda part: self._adopted(part, definitions))
 
     def _build_bare(self, node: ResolvedType) -> dict[str, Any]:
@@ -336,8 +323,12 @@ def _referred(schema: Any) -> str | None:
     return name.removeprefix("#/$defs/") if isinstance(name, str) else None
 
 
-def _mapped(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+def _mapped(schema: Any, change: Callable[[Any], Any]) -> Any:
     """Return a copy of a schema with its parts changed; the values in it, such as a default, stay."""
+    if isinstance(schema, list):
+        return [change(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
     made = {
         key: change(value) if isinstance(value, dict | list) and key not in _VALUES else value
         for key, value in schema.items()
@@ -349,9 +340,8 @@ def _mapped(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, A
 
 def _choices(values: list[Any]) -> dict[str, Any]:
     """Return an enumeration, with the type if all values have the same: some clients need it."""
-    kinds = {_JSON_TYPES.get(type(value)) for value in values}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    return {"type": kind, "enum": values} if kind else {"enum": values}
+    kinds = {JSON_NAMES[type(value)].split()[-1] for value in values}
+    return {"type": kinds.pop(), "enum": values} if len(kinds) == 1 else {"enum": values}
 
 
 def _own_summary(cls: Any) -> str:

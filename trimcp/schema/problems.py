@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
+from trimcp.wire.fields import JSON_NAMES
+
 if TYPE_CHECKING:
     import jsonschema_rs
 
@@ -20,20 +22,7 @@ NO_ALTERNATIVE: Final = {"not": {"$comment": "x-trimcp-no-alternative"}}
 _LONGEST_KEY: Final = 40
 _MOST_REASONS: Final = 10
 
-_TYPE_NAMES: Final = {
-    "null": "null",
-    **{name: f"a {name}" for name in ("boolean", "number", "string")},
-    **{name: f"an {name}" for name in ("array", "integer", "object")},
-}
-
-_JSON_TYPES: Final = {
-    type(None): "null",
-    bool: "boolean",
-    str: "string",
-    int: "integer",
-    float: "number",
-    dict: "object",
-}
+_TYPE_NAMES: Final = {name.split()[-1]: name for name in JSON_NAMES.values()}
 
 # Keyword -> text, for keywords whose error needs only their argument.
 _LIMIT_TEXTS: Final = {
@@ -140,7 +129,7 @@ def _at(value: Any, path: Iterable[str | int]) -> Any:
 
 
 def _type_of(value: Any) -> str:
-    return _TYPE_NAMES[_JSON_TYPES.get(type(value), "array")]
+    return JSON_NAMES.get(type(value), "an array")
 
 
 def _one_of(names: Iterable[str]) -> str:
