@@ -270,6 +270,7 @@ def converted(hint: Any, json: Any) -> Any:
         (collections.OrderedDict[str, Leaf], {"a": {"name": "a"}}, collections.OrderedDict(a=Leaf("a"))),
         (collections.defaultdict[str, list[int]], {"a": [1.0]}, {"a": [1]}),
         (collections.Counter[str], {"a": 2.0}, collections.Counter(a=2)),
+        (collections.Counter, {"a": 2.0}, collections.Counter(a=2)),
         (Bare, {"left": 1, "right": [2]}, Bare(1, [2])),
         (Bare | None, {"left": 1, "right": [2]}, Bare(1, [2])),
         # Keys.
@@ -515,6 +516,9 @@ def test_a_reference_means_what_its_own_module_says() -> None:
             assert type(kid) is (dict if isinstance(bound, dict) else module.Node)
 
 
+Looped = typing.Union[int, list["Looped"]]
+
+
 @pytest.mark.parametrize(
     ("hint", "said"),
     [
@@ -532,6 +536,10 @@ def test_a_reference_means_what_its_own_module_says() -> None:
         (dict[Leaf, int], r"the keys of dict\[.*Leaf, int\] cannot be hashed"),
         (Loop, "stands for itself"),
         (re.Pattern[bytes], "has no JSON form"),
+        (
+            Looped,
+            "'Looped' is an alias that stands in itself; declare it by the statement `type`, or before Python 3.12",
+        ),
         (typing.Literal[2**70], "the Literal has values JSON cannot carry: .*64-bit"),
         (enum.Enum("Big", {"ONE": 2**70}), "the enumeration Big has values JSON cannot carry: .*64-bit"),
         (enum.Enum("Nothing", {}), "the enumeration Nothing has no values"),

@@ -112,3 +112,28 @@ async def test_of_an_array_only_the_messages_that_hold_an_integer_beyond_64_bits
         why = "an integer does not fit in 64 bits"
         assert told == {1: None, 2: why, None: why, "last": None}
         await theirs.aclose()
+
+
+async def test_half_a_character_in_a_key_of_a_result_is_a_tool_error_as_in_a_text() -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+
+    @server.tool
+    async def odd() -> dict[str, int]:
+        return {"\ud800": 1}
+
+    async with trimcp.testing.connected(server) as session:
+        result = await session.call_tool("odd")
+    assert result.is_error
+    assert "surrogates not allowed" in result.text
+
+
+@pytest.mark.parametrize("kind", ["tool", "prompt", "resource"])
+def test_half_a_character_in_a_docstring_is_refused_where_it_is_written(kind: str) -> None:
+    async def odd() -> str:
+        return "odd"
+
+    odd.__doc__ = "Half \ud800 a character."
+    server: trimcp.Server[None] = trimcp.Server("s")
+    register = server.resource("odd://it") if kind == "resource" else getattr(server, kind)
+    with pytest.raises(TypeError, match="the docstring is a text that cannot be sent: it has a lone surrogate"):
+        register(odd)

@@ -8,7 +8,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import attrs
@@ -157,6 +157,52 @@ async def test_a_broken_promise_is_our_error_logged_once_and_told_to_nobody(capl
     assert "secret" not in str(refused.value)
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert "$.secret" in str(record.exc_info[1])
+
+
+@dataclass
+class Counted:
+    """Numbers beside a truth."""
+
+    count: int
+    sure: bool
+    on: date
+    inner: Counted | None = None
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "sent"),
+    [
+        (int, True, 1),
+        (float, False, 0),
+        (int | str, True, 1),
+        (int | bool, True, True),
+        (bool, True, True),
+        (list[int | None] | None, [True, None, 2], [1, None, 2]),
+        (tuple[bool, int], (True, True), [True, 1]),
+        (set[int], {True}, [1]),
+        (dict[str, list[int]], {"a": [False]}, {"a": [0]}),
+        (date, datetime(2026, 2, 28, 12, 30), "2026-02-28"),
+        (dict[str, date | int], {"a": datetime(2026, 2, 28), "b": True}, {"a": "2026-02-28", "b": 1}),
+        (
+            Counted,
+            Counted(True, True, datetime(2026, 2, 28), Counted(2, False, date(2026, 3, 1))),
+            {
+                "count": 1,
+                "sure": True,
+                "on": "2026-02-28",
+                "inner": {"count": 2, "sure": False, "on": "2026-03-01", "inner": None},
+            },
+        ),
+    ],
+    ids=str,
+)
+async def test_what_is_of_the_type_in_python_alone_is_sent_as_the_type(hint: Any, value: Any, sent: Any) -> None:
+    def found() -> Any:
+        return value
+
+    found.__annotations__["return"] = hint
+    result = (await call(found)).structured_content
+    assert repr(result) == repr(sent if isinstance(sent, dict) else {"result": sent})  # 1 equals True
 
 
 @pytest.mark.parametrize("value", [float("nan"), object()], ids=["nan", "object"])

@@ -187,6 +187,11 @@ class TypeResolver:
             for base, dumped in _DUMPED.items():
                 if issubclass(container, base):
                     return self._resolve_bare(dumped)
+        if isinstance(bare, typing.ForwardRef):
+            raise TypeError(
+                f"{bare.__forward_arg__!r} is an alias that stands in itself; declare it by the statement `type`, or"
+                " before Python 3.12 as a typing_extensions.TypeAliasType"
+            )
         raise TypeError(
             f"{getattr(bare, '__name__', bare)} has no JSON form; use builtins, a dataclass, an attrs class,"
             " a TypedDict, an Enum, or give the schema by hand"
@@ -194,8 +199,8 @@ class TypeResolver:
 
     def _container(self, bare: Any, container: Any, arguments: tuple[Any, ...]) -> ResolvedType:
         kind, _ = CONTAINERS[container]
-        if container is collections.Counter and arguments:
-            arguments = (*arguments, int)
+        if container is collections.Counter:
+            arguments = (*(arguments or (Any,)), int)
         given = arguments[:1] if kind == "list" else [each for each in arguments if each is not Ellipsis]
         members = [self.resolve(each) for each in given]
         if kind in ("set", "mapping") and members and not _can_hash(members[0]):

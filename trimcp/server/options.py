@@ -47,7 +47,7 @@ def listed_members(options: Mapping[str, Any], name: str, description: str) -> d
     return {
         "name": options.get("name") or name,
         "title": options.get("title") or None,
-        "description": options.get("description") or description or None,
+        "description": options.get("description") or given_text("the docstring", description),
         "icons": options.get("icons") or None,
         "meta": options.get("meta") or None,
     }

@@ -28,7 +28,7 @@ from trimcp.support.nurseries import unwrap_single
 from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import InputRequiredResult
-from trimcp.wire.jsonrpc import Unencodable
+from trimcp.wire.jsonrpc import Unencodable, encode
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
 if TYPE_CHECKING:
@@ -190,20 +190,53 @@ class ToolEntry:
             structured = shape.dump(value)
         except ConversionError as error:  # otherwise it would be reported as wrong arguments
             raise TypeError(f"{self.listed.name} returned what JSON cannot carry: {error}") from error
-        self._check_output(structured)
+        structured = self._fitting(structured)
         shown = structured["result"] if shape.wrapped else structured
         text = shown if isinstance(shown, str) else json_text(shown)
         return CallToolResult(content=[TextContent(text)], structured_content=structured, is_error=False)
 
     def _check_promised(self, result: Any) -> None:
         """Check what a sandbox made of its tool's result: nothing there holds it to the schema."""
-        if self.output_validator is not None and isinstance(result, CallToolResult) and result.is_error is not True:
-            self._check_output(result.structured_content)
+        if isinstance(result, CallToolResult) and result.is_error is not True:
+            self._fitting(result.structured_content)
 
-    def _check_output(self, structured: Any) -> None:
-        if self.output_validator is not None and not self.output_validator.is_valid(structured):
-            problems = "; ".join(self.output_validator.problems(structured))
-            raise TypeError(f"{self.listed.name} returned what its outputSchema forbids: {problems}")
+    def _fitting(self, structured: Any) -> Any:
+        """Return a result that fits the schema. Raises TypeError, or Unencodable for what JSON cannot carry."""
+        validator = self.output_validator
+        if validator is None or validator.is_valid(structured):
+            return structured
+        encode(structured)
+        fitting = _as_promised(structured, validator.schema, validator.schema)
+        if validator.is_valid(fitting):
+            return fitting
+        problems = "; ".join(validator.problems(structured))
+        raise TypeError(f"{self.listed.name} returned what its outputSchema forbids: {problems}")
+
+
+def _as_promised(value: Any, schema: Any, root: Any) -> Any:
+    """Return a JSON value with what its schema wants in place of two that are such in Python alone.
+
+    A bool is an int there, and a datetime is a date.
+    """
+    while isinstance(schema, dict) and "$ref" in schema:
+        schema = root.get("$defs", {}).get(str(schema["$ref"]).removeprefix("#/$defs/"))
+    if not isinstance(schema, dict):
+        return value
+    if type(value) is bool:
+        kinds = {each.get("type") for each in schema.get("anyOf", [schema]) if isinstance(each, dict)}
+        return int(value) if kinds & {"integer", "number"} and "boolean" not in kinds else value
+    if type(value) is str and schema.get("format") == "date":
+        return value.partition("T")[0]
+    for branch in schema.get("anyOf", ()):
+        value = _as_promised(value, branch, root)
+    if type(value) is list:
+        first, rest = schema.get("prefixItems", ()), schema.get("items")
+        of = [*first, *[rest] * (len(value) - len(first))]
+        return [_as_promised(each, inner, root) for each, inner in zip(value, of, strict=False)]
+    if type(value) is dict:
+        named, others = schema.get("properties", {}), schema.get("additionalProperties")
+        return {name: _as_promised(each, named.get(name, others), root) for name, each in value.items()}
+    return value
 
 
 def _has_own_errors(ctx: Context[Any]) -> bool:
