@@ -8,40 +8,21 @@ __future__ import annotations` here: the SDK reads the annotations.
 
 import sys
 import warnings
-from collections import defaultdict
 from typing import Annotated
 
-import anyio
 import mcp_types as t
 from asgi_serving import Events, serve
 from mcp import MCPDeprecationWarning
 from mcp.server.mcpserver import Context, Elicit, ElicitationResult, ListRoots, MCPServer, Resolve, Sample
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
-from pydantic import BaseModel
+from same_offer import Colour, Name, grown, offer, paths
 
 # Logging is deprecated there, and what it warns of would end up among its log lines.
 warnings.simplefilter("ignore", MCPDeprecationWarning)
 
 server = MCPServer("official", version="1.0", instructions="Ask for anything.")
-
-
-class Name(BaseModel):
-    """A form of one field."""
-
-    name: str
-
-
-class Colour(BaseModel):
-    """Another."""
-
-    colour: str
-
-
-class Sum(BaseModel):
-    """A structured result."""
-
-    total: int
+offer(server, Context, ToolError)
 
 
 async def ask_name() -> Elicit[Name]:
@@ -89,78 +70,6 @@ async def everything_at_once(
 
 
 @server.tool()
-async def add(a: int, b: int) -> Sum:
-    """Return a structured result."""
-    return Sum(total=a + b)
-
-
-@server.tool()
-async def count(to: int, ctx: Context) -> str:
-    """Report progress."""
-    for number in range(1, to + 1):
-        await ctx.report_progress(number, to, f"now {number}")
-    return "done"
-
-
-@server.tool()
-async def warn(text: str, ctx: Context) -> str:
-    """Send a log message."""
-    await ctx.warning(text)
-    return "warned"
-
-
-@server.tool()
-async def fail() -> str:
-    """Fail in a way the model can read."""
-    raise ToolError("no luck today")
-
-
-@server.tool()
-async def large(size: int) -> str:
-    """Return a text of so many characters."""
-    return "x" * size
-
-
-# Calls of `wait_for_ever` that were stopped, by the name the caller gave them.
-cancelled: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
-
-
-@server.tool()
-async def wait_for_ever(name: str, ctx: Context) -> str:
-    """Say that it waits, and wait until somebody cancels this call."""
-    await ctx.report_progress(1, message="waiting")
-    try:
-        await anyio.sleep_forever()
-    finally:
-        cancelled[name].set()
-    return "never"
-
-
-@server.tool()
-async def was_cancelled(name: str) -> str:
-    """Answer once the call of `wait_for_ever` with this name was stopped."""
-    await cancelled[name].wait()
-    return "stopped"
-
-
-@server.tool()
-async def poll(ctx: Context) -> str:
-    """Let go of the connection in the middle, so that the client has to come back for the rest."""
-    await ctx.report_progress(1, message="before")
-    await ctx.close_sse_stream()
-    await ctx.report_progress(2, message="after")
-    return "done"
-
-
-@server.tool()
-async def lose_connection(ctx: Context) -> str:
-    """Say the word at which a relay cuts the connection, and more that is lost on the way."""
-    await ctx.report_progress(1, message="cut-here")
-    await ctx.report_progress(2, message="after")
-    return "done"
-
-
-@server.tool()
 async def grow(name: str, ctx: Context) -> str:
     """Offer one more tool, and say so."""
     server.add_tool(grown, name=name)
@@ -172,29 +81,6 @@ async def grow(name: str, ctx: Context) -> str:
     return "grown"
 
 
-async def grown() -> str:
-    """A tool that was not there at first."""
-    return "new"
-
-
-@server.resource("peer://greeting")
-async def greeting() -> str:
-    """A text."""
-    return "hello"
-
-
-@server.resource("peer://items/{name}")
-async def item(name: str) -> str:
-    """One of a family."""
-    return f"item {name}"
-
-
-@server.prompt()
-async def review(path: str) -> str:
-    """Ask for a review."""
-    return f"Please review {path}."
-
-
 @server.completion()
 async def complete(
     ref: t.PromptReference | t.ResourceTemplateReference,
@@ -202,7 +88,7 @@ async def complete(
     context: t.CompletionContext | None,
 ) -> t.Completion | None:
     """Suggest paths."""
-    return t.Completion(values=[path for path in ("setup.py", "setup.cfg") if path.startswith(argument.value)])
+    return t.Completion(values=paths(argument.value))
 
 
 class Kept(Events, EventStore):

@@ -4,17 +4,16 @@ No `from __future__ import annotations` here: the SDK reads the annotations.
 """
 
 import warnings
-from collections import defaultdict
 from typing import Any
 
-import anyio
 import mcp.types as t
 from asgi_serving import Events, serve
 from mcp.server.fastmcp import Context, FastMCP
 from mcp.server.fastmcp.exceptions import ToolError
 from mcp.server.streamable_http import EventCallback, EventMessage, EventStore
 from mcp.server.websocket import websocket_server
-from pydantic import AnyUrl, BaseModel
+from pydantic import AnyUrl
+from same_offer import Colour, Name, grown, offer, paths
 
 warnings.simplefilter("ignore", DeprecationWarning)
 
@@ -27,96 +26,7 @@ class Kept(Events, EventStore):
 
 
 server = FastMCP("official", instructions="Ask for anything.", event_store=Kept(), retry_interval=100)
-
-
-class Name(BaseModel):
-    """A form of one field."""
-
-    name: str
-
-
-class Colour(BaseModel):
-    """Another."""
-
-    colour: str
-
-
-class Sum(BaseModel):
-    """A structured result."""
-
-    total: int
-
-
-@server.tool()
-async def add(a: int, b: int) -> Sum:
-    """Return a structured result."""
-    return Sum(total=a + b)
-
-
-@server.tool()
-async def fail() -> str:
-    """Fail in a way the model can read."""
-    raise ToolError("no luck today")
-
-
-@server.tool()
-async def large(size: int) -> str:
-    """Return a text of so many characters."""
-    return "x" * size
-
-
-@server.tool()
-async def count(to: int, ctx: Context) -> str:
-    """Report progress."""
-    for number in range(1, to + 1):
-        await ctx.report_progress(number, to, f"now {number}")
-    return "done"
-
-
-@server.tool()
-async def warn(text: str, ctx: Context) -> str:
-    """Send a log message."""
-    await ctx.warning(text)
-    return "warned"
-
-
-# Calls of `wait_for_ever` that were stopped, by the name the caller gave them.
-cancelled: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
-
-
-@server.tool()
-async def wait_for_ever(name: str, ctx: Context) -> str:
-    """Say that it waits, and wait until somebody cancels this call."""
-    await ctx.report_progress(1, message="waiting")
-    try:
-        await anyio.sleep_forever()
-    finally:
-        cancelled[name].set()
-    return "never"
-
-
-@server.tool()
-async def was_cancelled(name: str) -> str:
-    """Answer once the call of `wait_for_ever` with this name was stopped."""
-    await cancelled[name].wait()
-    return "stopped"
-
-
-@server.tool()
-async def poll(ctx: Context) -> str:
-    """Let go of the connection in the middle, so that the client has to come back for the rest."""
-    await ctx.report_progress(1, message="before")
-    await ctx.close_sse_stream()
-    await ctx.report_progress(2, message="after")
-    return "done"
-
-
-@server.tool()
-async def lose_connection(ctx: Context) -> str:
-    """Say the word at which a relay cuts the connection, and more that is lost on the way."""
-    await ctx.report_progress(1, message="cut-here")
-    await ctx.report_progress(2, message="after")
-    return "done"
+offer(server, Context, ToolError)
 
 
 @server.tool()
@@ -155,23 +65,6 @@ async def grow(name: str, ctx: Context) -> str:
     return "grown"
 
 
-async def grown() -> str:
-    """A tool that was not there at first."""
-    return "new"
-
-
-@server.resource("peer://greeting")
-async def greeting() -> str:
-    """A text."""
-    return "hello"
-
-
-@server.resource("peer://items/{name}")
-async def item(name: str) -> str:
-    """One of a family."""
-    return f"item {name}"
-
-
 @server._mcp_server.subscribe_resource()
 async def subscribe(uri: AnyUrl) -> None:
     """Take subscriptions; everybody is told of everything."""
@@ -182,12 +75,6 @@ async def unsubscribe(uri: AnyUrl) -> None:
     """Take them back."""
 
 
-@server.prompt()
-async def review(path: str) -> str:
-    """Ask for a review."""
-    return f"Please review {path}."
-
-
 @server.completion()
 async def complete(
     ref: t.PromptReference | t.ResourceTemplateReference,
@@ -195,7 +82,7 @@ async def complete(
     context: t.CompletionContext | None,
 ) -> t.Completion | None:
     """Suggest paths."""
-    return t.Completion(values=[path for path in ("setup.py", "setup.cfg") if path.startswith(argument.value)])
+    return t.Completion(values=paths(argument.value))
 
 
 over_http = server.streamable_http_app()
