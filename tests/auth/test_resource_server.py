@@ -20,9 +20,10 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.auth.authority import reply
 from trimcp.auth.fetching import _is_public, opened_fetcher
+from trimcp.auth.issuers import Introspection
 from trimcp.auth.jose import ProofKey, access_token_hash
 from trimcp.auth.metadata import parse_challenges
-from trimcp.auth.resource_server import Introspection, ResourceServer
+from trimcp.auth.resource_server import ResourceServer
 from trimcp.auth.steps import Fetch
 from trimcp.principal import Principal
 from trimcp.security import security_event

@@ -33,8 +33,9 @@ from tests.auth.test_resource_server import (
     serving,
     token,
 )
+from trimcp.auth.issuers import Introspection, TokenQuestions
 from trimcp.auth.jose import ProofKey
-from trimcp.auth.resource_server import Introspection
+from trimcp.auth.resource_server import ResourceServer
 from trimcp.auth.verifying import Replays
 from trimcp.principal import Principal
 from trimcp.transports.http.peers.identity import Refused, bearer_tokens
@@ -46,6 +47,17 @@ GOOD = {"active": True, "sub": "ann", "aud": RESOURCE, "exp": NOW + 600}
 @pytest.fixture
 def published() -> Published:
     return Published()
+
+
+def questions_of(server: ResourceServer) -> TokenQuestions:
+    assert server._questions is not None
+    return server._questions
+
+
+def under_way(server: ResourceServer) -> tuple[object, object]:
+    """The tokens that its issuer is asked about, and who waits for turns."""
+    questions = questions_of(server)
+    return questions._questions, questions._asking
 
 
 @attrs.define(eq=False)
@@ -96,7 +108,7 @@ async def test_a_token_is_asked_about_once_however_many_show_it_at_once(
             slow.may.set()
         assert found == [kind] * 100
         assert len(slow.bodies) == 1
-        assert (server._questions, server._asking) == ({}, {})
+        assert under_way(server) == ({}, {})
 
 
 async def test_a_token_that_was_refused_is_not_asked_about_for_some_seconds(published: Published) -> None:
@@ -121,7 +133,7 @@ async def test_no_more_refusals_are_remembered_than_tokens(published: Published)
     async with serving(published, introspection=ASKING, max_tokens=5) as server:
         for number in range(50):
             await ask(server, f"opaque{number}")
-        assert len(server._refused) == 5
+        assert len(questions_of(server)._refused) == 5
 
 
 class Watched:
@@ -142,7 +154,7 @@ async def test_a_refusal_keeps_nothing_of_its_request(published: Published, stat
         gc.disable()
         try:
             assert (await show())() is None  # asked about, or remembered
-            server._refused.clear()
+            questions_of(server)._refused.clear()
             assert (await show())() is None
         finally:
             gc.enable()
@@ -195,7 +207,7 @@ async def test_keys_that_no_library_expects_end_no_server(
     def crash(body: bytes) -> Any:
         raise AttributeError("'int' object has no attribute 'encode'")
 
-    monkeypatch.setattr("trimcp.auth.keys.read_keys", crash)
+    monkeypatch.setattr("trimcp.auth.issuers.read_keys", crash)
     async with serving(Published()) as server:
         refused = await ask(server, token())
         assert isinstance(refused, Refused)
@@ -225,7 +237,7 @@ async def test_who_asked_first_may_leave_at_any_moment() -> None:
                 scopes[1].cancel()
             assert found
             assert all(isinstance(each, Principal) for each in found)
-            assert (server._questions, server._asking) == ({}, {})
+            assert under_way(server) == ({}, {})
 
 
 @pytest.mark.parametrize("peer", ["192.0.2.1:{}", "[2001:db8::{:x}]:1000", "[2001:db8::1:{:x}:2]:{}"])
@@ -243,8 +255,9 @@ async def test_a_storm_of_unknown_tokens_of_one_address_keeps_nobody_else_waitin
         nursery.start_soon(ask, server, "honest")
         await wait_all_tasks_blocked()
         assert b"honest" in slow.bodies[-1]
+        questions = questions_of(server)
         nursery.cancel_scope.cancel()
-    assert (server._questions, server._asking) == ({}, {})
+    assert (questions._questions, questions._asking) == ({}, {})
 
 
 async def test_a_fixed_token_is_not_shown_to_the_issuer() -> None:

@@ -14,10 +14,10 @@ from trimcp.auth.grants import ClientCredentials as ClientCredentials
 from trimcp.auth.grants import EnterpriseManaged as EnterpriseManaged
 from trimcp.auth.grants import Grant as Grant
 from trimcp.auth.grants import JwtBearer as JwtBearer
+from trimcp.auth.issuers import Introspection as Introspection
+from trimcp.auth.issuers import Issuer as Issuer
 from trimcp.auth.jose import SigningKey as SigningKey
-from trimcp.auth.keys import Issuer as Issuer
 from trimcp.auth.oauth import OAuth as OAuth
-from trimcp.auth.resource_server import Introspection as Introspection
 from trimcp.auth.resource_server import ResourceServer as ResourceServer
 from trimcp.auth.resource_server import TokenBinding as TokenBinding
 from trimcp.auth.stores import CredentialStore as CredentialStore

@@ -18,12 +18,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-from urllib.parse import quote_plus, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 import attrs
-import trio
 
-from trimcp.auth.keys import Issuer, IssuerKeys
+from trimcp.auth.issuers import Introspection, Issuer, IssuerKeys, TokenQuestions
 from trimcp.auth.metadata import (
     RESOURCE_METADATA,
     canonical_url,
@@ -33,7 +32,6 @@ from trimcp.auth.metadata import (
     same_issuer,
     secure_url,
 )
-from trimcp.auth.steps import Fetch
 from trimcp.auth.verifying import (
     ASYMMETRIC,
     AccessToken,
@@ -57,7 +55,6 @@ from trimcp.transports.http.peers.identity import Authenticate, Identity, Refuse
 if TYPE_CHECKING:
     import httpx2
 
-    from trimcp.auth.fetching import Fetcher
 
 _log = logging.getLogger("trimcp.auth")
 
@@ -66,31 +63,7 @@ TokenBinding: TypeAlias = Literal["off", "allowed", "required"]
 
 _MAX_CREDENTIALS: Final = 16 * 1024
 _NONCE_SECONDS: Final = 300.0
-_REFUSED_SECONDS: Final = 5.0  # for which an issuer is not asked again about a token that it does not know
-_AT_ONCE: Final = 8  # tokens of one address or IPv6 network that issuers are asked about at a time; the others wait
 _PRINTABLE: Final = frozenset(map(chr, range(0x21, 0x7F)))
-
-
-@attrs.frozen(field_transformer=checked(zero=("max_age",)))
-class Introspection:
-    """How tokens are judged that say nothing by themselves: their issuer is asked (RFC 7662).
-
-    Attributes:
-        endpoint: where; a URL.
-        client_id, client_secret: by which the issuer knows this server.
-        issuer: who gives these tokens.
-        max_age: seconds for which an answer is good, if the token does not end before.
-    """
-
-    endpoint: str
-    client_id: str
-    client_secret: str = attrs.field(repr=False)
-    issuer: str
-    max_age: float = 60.0
-
-    def __attrs_post_init__(self) -> None:
-        if not secure_url(self.endpoint):
-            raise ValueError("tokens are shown only to an endpoint at https, or on this machine")
 
 
 @attrs.frozen
@@ -102,23 +75,11 @@ class _Verified:
     settled: bool  # shown as a bearer token it is good for every request, with nothing more to judge
 
 
-@attrs.define(eq=False)
-class _IntrospectionRequest:
-    """A token that its issuer is being asked about, for all who show it meanwhile.
-
-    An error in it is one that nobody raises: a raised one keeps the frames of the request.
-    """
-
-    done: trio.Event = attrs.field(factory=trio.Event)
-    answer: AccessToken | BadToken | AuthorizationError | None = None  # None: whoever asked has left
-
-
 @attrs.define(eq=False, field_transformer=checked(zero=("skew",)))
 class ResourceServer:
     """Takes the access tokens of authorization servers: `serve_http(server, auth=ResourceServer(...))`.
 
-    It has more than 20 fields and 300 lines because what may be set for it, and one check of one token by all of
-    that, belong together.
+    It has more than 20 fields because what may be set for it is checked together, for each token.
 
     Attributes:
         resource: the URL at which clients reach the server, with the path of its endpoint. It is what tokens have to
@@ -159,11 +120,8 @@ class ResourceServer:
     metadata_paths: tuple[str, ...] = attrs.field(init=False)
     _rules: TokenRules = attrs.field(init=False, repr=False)
     _keys: dict[str, IssuerKeys] = attrs.field(init=False, factory=dict, repr=False)
-    _fetcher: Fetcher | None = attrs.field(init=False, default=None, repr=False)
+    _questions: TokenQuestions | None = attrs.field(init=False, default=None, repr=False)
     _verified: OrderedDict[bytes, _Verified] = attrs.field(init=False, factory=OrderedDict, repr=False)
-    _refused: OrderedDict[bytes, tuple[float, BadToken]] = attrs.field(init=False, factory=OrderedDict, repr=False)
-    _questions: dict[bytes, _IntrospectionRequest] = attrs.field(init=False, factory=dict, repr=False)
-    _asking: dict[str, trio.Semaphore] = attrs.field(init=False, factory=dict, repr=False)
     _replays: Replays = attrs.field(init=False, factory=Replays, repr=False)
     _told: TokenBucket = attrs.field(init=False, factory=lambda: TokenBucket(0.2, 10, time.monotonic()), repr=False)
     _secret: bytes = attrs.field(init=False, factory=lambda: secrets.token_bytes(32), repr=False)
@@ -235,7 +193,8 @@ class ResourceServer:
         allowed = self.allowed_hosts.union(host_of(url) for url in own if url is not None)
         fetching = opened_fetcher(allowed, client=self.http_client, timeout=10.0)
         async with fetching as fetcher, open_service_nursery() as nursery:
-            self._fetcher = fetcher
+            if self.introspection is not None:
+                self._questions = TokenQuestions(self.introspection, self._rules, fetcher, self.now, self.max_tokens)
             self._keys = {
                 issuer.name: IssuerKeys(issuer, fetcher) for issuer in self.issuers if isinstance(issuer, Issuer)
             }
@@ -244,7 +203,7 @@ class ResourceServer:
             try:
                 yield
             finally:
-                self._keys, self._fetcher = {}, None
+                self._keys, self._questions = {}, None
 
     # Who asks
 
@@ -325,77 +284,14 @@ class ResourceServer:
         """Judge a token that says nothing by itself."""
         if self.introspection is None:
             raise BadToken("the token is not a JWT of an issuer that is known here")
-        good = await self._asked(self.introspection, head, token, digest)
+        assert self._questions is not None  # since somebody serves
+        good = await self._questions.ask(token, digest, owner_of(None, head.peer))
         until = min(good.expires_at + self.skew, self.now() + self.introspection.max_age)
         return self._remembered(good, until)
 
     def _remembered(self, good: AccessToken, until: float) -> _Verified:
         free = good.key is None and good.certificate is None and self.binding != "required"
         return _Verified(good, _principal(good), self.now(), until, free and set(self.scopes) <= set(good.scopes))
-
-    async def _asked(self, settings: Introspection, head: Head, token: str, digest: bytes) -> AccessToken:
-        """Ask the issuer about a token: once for all who show it now, and not again soon if it is not good."""
-        if (refused := self._refused.get(digest)) is not None and 0 <= self.now() - refused[0] < _REFUSED_SECONDS:
-            raise BadToken(str(refused[1]), refused[1].error)
-        while (question := self._questions.get(digest)) is not None:
-            await question.done.wait()
-            answer = question.answer
-            if isinstance(answer, AccessToken):
-                return answer
-            if isinstance(answer, BadToken):
-                raise BadToken(str(answer), answer.error)
-            if answer is not None:
-                raise AuthorizationError(str(answer))
-        question = self._questions[digest] = _IntrospectionRequest()
-        try:
-            async with self._turn(owner_of(None, head.peer)):
-                question.answer = good = await self._introspect(settings, token)
-            return good
-        except BadToken as bad:
-            question.answer = BadToken(str(bad), bad.error)
-            self._refused[digest] = self.now(), question.answer
-            while len(self._refused) > self.max_tokens:
-                self._refused.popitem(last=False)
-            raise
-        except AuthorizationError as error:
-            question.answer = AuthorizationError(str(error))
-            raise
-        finally:
-            del self._questions[digest]
-            question.done.set()
-
-    @asynccontextmanager
-    async def _turn(self, owner: str) -> AsyncIterator[None]:
-        """Wait until few tokens of an owner are asked about: nobody keeps the issuer from others' tokens."""
-        room = self._asking.setdefault(owner, trio.Semaphore(_AT_ONCE))
-        try:
-            async with room:
-                yield
-        finally:
-            if room.value == _AT_ONCE and self._asking.get(owner) is room:
-                del self._asking[owner]
-
-    async def _introspect(self, settings: Introspection, token: str) -> AccessToken:
-        if self._fetcher is None:
-            raise AuthorizationError("nobody serves")
-        pair = f"{quote_plus(settings.client_id)}:{quote_plus(settings.client_secret)}"
-        headers = {
-            "accept": "application/json",
-            "content-type": "application/x-www-form-urlencoded",
-            "authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
-        }
-        body = urlencode({"token": token, "token_type_hint": "access_token"}).encode()
-        reply = await self._fetcher.fetch(Fetch(settings.endpoint, "POST", headers, body))
-        try:
-            said = json.loads(reply.body) if reply.status == 200 else None
-        except (ValueError, RecursionError):
-            said = None
-        if not isinstance(said, dict) or not isinstance(said.get("active"), bool):
-            raise AuthorizationError(f"the introspection endpoint answered {reply.status or reply.why}")
-        if not said["active"]:
-            raise BadToken("the token is not good any more")
-        said = {"iss": settings.issuer, "exp": self.now() + settings.max_age, **said}
-        return self._rules.judge_claims(said, self.now())
 
     def _allowed(self, head: Head, scheme: str, token: str, found: _Verified) -> Identity:
         """Judge who shows a good token: whether it is theirs, and whether it suffices."""

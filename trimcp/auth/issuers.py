@@ -1,4 +1,4 @@
-"""The keys of issuers: fetched, kept, and refreshed beside what goes on.
+"""What issuers are asked: for their keys, beside what goes on, and about tokens that say nothing by themselves.
 
 A key that is known is used without waiting. One that is not is looked for once in a while, whoever asks how often.
 Keys that were good stay so while an issuer cannot be reached.
@@ -6,10 +6,14 @@ Keys that were good stay so while an issuer cannot be reached.
 
 from __future__ import annotations
 
+import base64
 import logging
 import re
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote_plus, urlencode
 
 import attrs
 import trio
@@ -17,7 +21,7 @@ from joserfc.jwk import Key
 
 from trimcp.auth.metadata import AuthorizationServer, issuer_metadata_urls, read_json, same_issuer, secure_url
 from trimcp.auth.steps import Fetch, Fetched, came, object_in
-from trimcp.auth.verifying import key_for, read_keys
+from trimcp.auth.verifying import AccessToken, BadToken, TokenRules, key_for, read_keys
 from trimcp.errors import AuthorizationError
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import log_crash, one_line
@@ -27,6 +31,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("trimcp.auth")
 
+_REFUSED_SECONDS: Final = 5.0  # for which an issuer is not asked again about a token that it does not know
+_AT_ONCE: Final = 8  # tokens of one address or IPv6 network that issuers are asked about at a time; the others wait
 _AGE: Final = re.compile(r"(?:^|[\s,])max-age=([0-9]{1,9})", re.IGNORECASE)
 
 
@@ -137,3 +143,116 @@ class IssuerKeys:
                     return found
             raise AuthorizationError(f"its metadata: it {came(reply)}")
         return self.metadata
+
+
+# Tokens that say nothing by themselves
+
+
+@attrs.frozen(field_transformer=checked(zero=("max_age",)))
+class Introspection:
+    """How tokens are judged that say nothing by themselves: their issuer is asked (RFC 7662).
+
+    Attributes:
+        endpoint: where; a URL.
+        client_id, client_secret: by which the issuer knows this server.
+        issuer: who gives these tokens.
+        max_age: seconds for which an answer is good, if the token does not end before.
+    """
+
+    endpoint: str
+    client_id: str
+    client_secret: str = attrs.field(repr=False)
+    issuer: str
+    max_age: float = 60.0
+
+    def __attrs_post_init__(self) -> None:
+        if not secure_url(self.endpoint):
+            raise ValueError("tokens are shown only to an endpoint at https, or on this machine")
+
+
+@attrs.define(eq=False)
+class _TokenQuestion:
+    """A token that its issuer is being asked about, for all who show it meanwhile.
+
+    An error in it is one that nobody raises: a raised one keeps the frames of the request.
+    """
+
+    done: trio.Event = attrs.field(factory=trio.Event)
+    answer: AccessToken | BadToken | AuthorizationError | None = None  # None: whoever asked has left
+
+
+@attrs.define(eq=False)
+class TokenQuestions:
+    """Asks an issuer about tokens."""
+
+    _settings: Introspection
+    _rules: TokenRules  # by which an answer is judged
+    _fetcher: Fetcher
+    _now: Callable[[], float]
+    _most: int  # tokens that are remembered as not good
+    _refused: OrderedDict[bytes, tuple[float, BadToken]] = attrs.field(init=False, factory=OrderedDict)
+    _questions: dict[bytes, _TokenQuestion] = attrs.field(init=False, factory=dict)
+    _asking: dict[str, trio.Semaphore] = attrs.field(init=False, factory=dict)
+
+    async def ask(self, token: str, digest: bytes, owner: str) -> AccessToken:
+        """Return what the issuer says of a token: asked once for all who show it now, and not again soon if it is bad.
+
+        Raises BadToken, and AuthorizationError if the issuer cannot be asked.
+        """
+        if (refused := self._refused.get(digest)) is not None and 0 <= self._now() - refused[0] < _REFUSED_SECONDS:
+            raise BadToken(str(refused[1]), refused[1].error)
+        while (question := self._questions.get(digest)) is not None:
+            await question.done.wait()
+            answer = question.answer
+            if isinstance(answer, AccessToken):
+                return answer
+            if isinstance(answer, BadToken):
+                raise BadToken(str(answer), answer.error)
+            if answer is not None:
+                raise AuthorizationError(str(answer))
+        question = self._questions[digest] = _TokenQuestion()
+        try:
+            async with self._turn(owner):
+                question.answer = good = await self._introspect(token)
+            return good
+        except BadToken as bad:
+            question.answer = BadToken(str(bad), bad.error)
+            self._refused[digest] = self._now(), question.answer
+            while len(self._refused) > self._most:
+                self._refused.popitem(last=False)
+            raise
+        except AuthorizationError as error:
+            question.answer = AuthorizationError(str(error))
+            raise
+        finally:
+            del self._questions[digest]
+            question.done.set()
+
+    @asynccontextmanager
+    async def _turn(self, owner: str) -> AsyncIterator[None]:
+        """Wait until few tokens of an owner are asked about: nobody keeps the issuer from others' tokens."""
+        room = self._asking.setdefault(owner, trio.Semaphore(_AT_ONCE))
+        try:
+            async with room:
+                yield
+        finally:
+            if room.value == _AT_ONCE and self._asking.get(owner) is room:
+                del self._asking[owner]
+
+    async def _introspect(self, token: str) -> AccessToken:
+        settings = self._settings
+        pair = f"{quote_plus(settings.client_id)}:{quote_plus(settings.client_secret)}"
+        headers = {
+            "accept": "application/json",
+            "content-type": "application/x-www-form-urlencoded",
+            "authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
+        }
+        body = urlencode({"token": token, "token_type_hint": "access_token"}).encode()
+        reply = await self._fetcher.fetch(Fetch(settings.endpoint, "POST", headers, body))
+        said = object_in(reply) if reply.status == 200 else None
+        if said is None or not isinstance(said.get("active"), bool):
+            raise AuthorizationError(f"the introspection endpoint answered {reply.status or reply.why}")
+        if not said["active"]:
+            raise BadToken("the token is not good any more")
+        said = {"iss": settings.issuer, "exp": self._now() + settings.max_age, **said}
+        return self._rules.judge_claims(said, self._now())
