@@ -22,7 +22,9 @@ import trio
 from click.testing import CliRunner, Result
 
 from trimcp.cli import conversation
-from trimcp.cli.app import _Subcommand, app
+from trimcp.cli.app import COMMANDS as NAMES
+from trimcp.cli.app import app, find_command
+from trimcp.cli.command import Subcommand
 from trimcp.cli.inspecting import describe, take_stock
 from trimcp.cli.loading import load_program
 from trimcp.client.client import Client
@@ -72,7 +74,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
 # Words
 
 
-COMMANDS = app.commands
+COMMANDS = {name: found for name in NAMES if (found := find_command(name)) is not None}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -135,7 +137,7 @@ def test_one_name_of_an_option_means_one_thing() -> None:
 @pytest.mark.parametrize("command", ["run", "bench"])
 def test_many_options_stand_in_sections(command: str) -> None:
     found = COMMANDS[command]
-    assert isinstance(found, _Subcommand)
+    assert isinstance(found, Subcommand)
     named = [name for names in found.sections.values() for name in names]
     assert len(named) == len(set(named))
     assert max(map(len, found.sections.values())) < 20

@@ -73,7 +73,7 @@ OURS = {
     "schemas.py": "what the user typed",
     "serving.py": "our own settings",
     "targets.py": "what the user typed, and files of theirs",
-    "app.py": "what the user typed",
+    "run.py": "what the user typed",
 }
 """Where an error is shown as it is, and whose words it has; `Failure` escapes them all the same."""
 

@@ -113,6 +113,29 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     assert len(complete) < 50, f"classes that attrs had to complete: {complete}"
 
 
+def test_trimcp_run_loads_what_a_server_needs_and_of_the_command_its_own_module(tmp_path: Path) -> None:
+    """A host waits for the server that it starts by `trimcp run`: no client, no other command, no screen."""
+    server = tmp_path / "server.py"
+    server.write_text("import trimcp\nserver = trimcp.Server('x')\n")
+    program = """
+import atexit, json, sys, trimcp.cli
+atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))
+trimcp.cli.main()
+"""
+    words = [sys.executable, "-c", program, "run", str(server)]
+    asked = json.dumps(INITIALIZE).encode() + b"\n"
+    done = subprocess.run(words, input=asked, cwd=ROOT, capture_output=True, check=True)
+    assert json.loads(done.stdout)["result"]["serverInfo"]["name"] == "x"
+    loaded = json.loads(done.stderr)
+    assert [name for name in loaded if name.partition(".")[0] == "rich" or name.startswith(NOT_RUN)] == []
+    assert [name.removeprefix("trimcp.cli.") for name in loaded if name.startswith("trimcp.cli.")] == [
+        *("app", "command", "exits", "loading", "options", "run", "text")
+    ]
+
+
+NOT_RUN = ("trimcp.client", "trimcp.bench", "trimcp.testing", "trimcp.net", "trimcp.transports.http")
+
+
 def test_a_resource_without_variables_loads_no_templates_and_no_table_of_media_types() -> None:
     program = """
 import sys, trimcp

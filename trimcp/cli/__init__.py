@@ -16,7 +16,9 @@ def main() -> None:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        from trimcp.cli.app import app
+        from trimcp.cli.app import app, find_command
+
+        find_command(*sys.argv[1:2])
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("click", "rich"):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -16,7 +17,15 @@ from trimcp.bench.discovery import Target, as_planned
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Report
-from trimcp.cli.bench_options import BenchOptions, check_options, mix_of, needs_tools, plan_of
+from trimcp.cli.bench_options import (
+    BENCH_SECTIONS,
+    BenchOptions,
+    bench_options,
+    check_options,
+    mix_of,
+    needs_tools,
+    plan_of,
+)
 from trimcp.cli.bench_plot import Curve, check_plot, draw
 from trimcp.cli.bench_table import (
     MeasurementView,
@@ -29,11 +38,12 @@ from trimcp.cli.bench_table import (
     three,
     what,
 )
+from trimcp.cli.command import Subcommand
 from trimcp.cli.conversation import Stop, own_version, signals, trace_to
-from trimcp.cli.exits import NO_CONNECTION, REMOTE_ERROR, Failure
+from trimcp.cli.exits import BENCH_EXIT_CODES, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import find_target, lost_text, read_headers
+from trimcp.cli.targets import TARGET_HELP, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
 from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
@@ -45,7 +55,32 @@ _WRONG: Final = 1
 _PATIENCE: Final = 30.0
 
 
-def run_bench(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int:
+@click.command(
+    cls=Subcommand,
+    sections=BENCH_SECTIONS,
+    epilog=TARGET_HELP + "\n" + BENCH_EXIT_CODES,
+)
+@click.argument("target")
+@bench_options
+def bench(target: str, options: BenchOptions, **load: Any) -> None:
+    """Put load on TARGET, check every answer, and tell how many there were, how long they took and what they cost.
+
+    TARGET may be any MCP server, in any language. Calls begin when earlier ones are answered, --under-way at a time in
+    each of the --sessions; or with --rate at fixed times, and then a call's time counts from when it should have begun.
+    Ctrl-C ends it and shows what was measured; a second one ends at once.
+
+    \b
+    Examples:
+      trimcp bench server.py --tool echo -a text='hello {n}' --expect 'hello {n}' --under-way 16
+      trimcp bench https://mcp.example/mcp --bearer TOKEN --tool search -a query=tea --rate 50 --seconds 60
+      trimcp bench http://127.0.0.1:8000/mcp --method tools/list --sessions 100 --pid 4242 --plot load.svg
+      trimcp bench server.py --script mix.toml --under-way 8 --cancel 0.1 --save figures.json
+      trimcp bench server.py --tool echo -a text=x --compare 'node build/index.js' --plot both.png
+    """
+    sys.exit(_measure(target, options, load))
+
+
+def _measure(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int:
     """Measure one server, or two in turns; show and save the results, and return the exit code.
 
     The first Ctrl-C ends the measurement and shows its results so far; the second ends the process at once. Raises

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import attrs
+import click
 import trio
 
+from trimcp.cli.command import Subcommand
 from trimcp.cli.conversation import own_version, trace_to
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
+from trimcp.cli.exits import DEMO_EXIT_CODES, INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import describe_content, describe_resource, number_text, theirs
 from trimcp.client.client import Client
@@ -30,21 +32,31 @@ _STILL: Final = 0.5
 _PATIENCE: Final = 5.0
 
 
-def run_demo(directory: str | None = None, trace: str | None = None) -> int:
-    """Run the demonstration on a directory, by default Python's standard library, and return the exit code.
+@click.command(cls=Subcommand, epilog=DEMO_EXIT_CODES)
+@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False))
+@click.option("--trace", metavar="[=FILE]", help="Show every message, or add it to FILE; secrets are masked.")
+def demo(directory: str | None, trace: str | None) -> None:
+    """Watch a client and a server at work: index Python's standard library (or DIRECTORY) over a real pipe.
 
-    Raises Failure: it did not work.
+    The server is the example codesearch.py in a process of its own. A long search is cancelled half-way; in the end
+    nothing is left of it.
+
+    \b
+    Examples:
+      trimcp demo
+      trimcp demo ~/project
+      trimcp demo --trace=messages.txt
     """
     place = Path(directory or sysconfig.get_path("stdlib")).resolve()
-    demo = _Demo(place, Screen(), trace)
+    shown = _Demo(place, Screen(), trace)
     try:
-        return trio.run(demo.run)
+        sys.exit(trio.run(shown.run))
     except KeyboardInterrupt:
         raise Failure("interrupted", INTERRUPTED) from None
     except McpError as error:
-        raise Failure(theirs(error, None), REMOTE_ERROR if demo.screen.listening else NO_CONNECTION) from None
+        raise Failure(theirs(error, None), REMOTE_ERROR if shown.screen.listening else NO_CONNECTION) from None
     finally:
-        demo.screen.end_progress()
+        shown.screen.end_progress()
 
 
 def _server_file() -> Path:

@@ -9,10 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import click
 import trio
 
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, Failure, say
-from trimcp.cli.options import LoginOptions
+from trimcp.cli.command import Subcommand
+from trimcp.cli.exits import INTERRUPTED, LOGIN_EXIT_CODES, NO_CONNECTION, Failure, say
+from trimcp.cli.options import LoginOptions, with_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import theirs
 from trimcp.errors import AuthorizationError, LocalError
@@ -28,8 +30,20 @@ _DAY: Final = 86_400
 _FACT: Final = 300  # characters of one thing that an authorization server or a file said
 
 
-def log_in(url: str, options: LoginOptions) -> None:
-    """Log in to a server and keep what that gives. Raises Failure: it did not work; the text says why."""
+@click.command(cls=Subcommand, epilog=LOGIN_EXIT_CODES)
+@click.argument("url")
+@with_options(LoginOptions)
+def login(url: str, options: LoginOptions) -> None:
+    """Log in to the server at URL with a browser, and keep the tokens for call, inspect, bench and record.
+
+    They stand in a file that only its owner can read. `trimcp whoami` shows which there are, `trimcp logout` forgets.
+
+    \b
+    Examples:
+      trimcp login https://mcp.example/mcp
+      trimcp login https://mcp.example/mcp --no-browser --scopes "files:read files:write"
+      trimcp login https://mcp.example/mcp --client-id 3f2a --client-secret MY_SECRET --issuer https://auth.example
+    """
     oauth = _oauth(options.identity, options)
     try:
         credentials = trio.run(oauth.login, _server(url))
@@ -42,8 +56,16 @@ def log_in(url: str, options: LoginOptions) -> None:
     Screen(quiet=False).show(f"Logged in to {_line(_key(url, options.identity), credentials)}")
 
 
-def log_out(url: str, identity: str) -> None:
-    """Forget the login to a server."""
+@click.command(cls=Subcommand, epilog=LOGIN_EXIT_CODES)
+@click.argument("url")
+@click.option("--identity", default="", metavar="NAME", help="The name of the login, where there are several.")
+def logout(url: str, identity: str) -> None:
+    """Forget the login to the server at URL.
+
+    \b
+    Examples:
+      trimcp logout https://mcp.example/mcp
+    """
     oauth = _oauth(identity)
     try:
         there = trio.run(oauth.logout, _server(url))
@@ -56,8 +78,15 @@ def log_out(url: str, identity: str) -> None:
     )
 
 
-def who_am_i(*, as_json: bool) -> None:
-    """Show which logins are kept: for whom, from whom and until when."""
+@click.command(cls=Subcommand, epilog=LOGIN_EXIT_CODES)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def whoami(as_json: bool) -> None:
+    """Show which logins are kept: for which server, as whom, by which authorization server, until when. No secrets.
+
+    \b
+    Examples:
+      trimcp whoami
+    """
     screen = Screen(quiet=False)
     found = trio.run(_all_logins)
     if as_json:

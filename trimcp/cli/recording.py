@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import click
 import orjson
 import trio
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, Kind, MessageChannel, Outgoing
-from trimcp.cli.exits import NO_CONNECTION, Failure, say
+from trimcp.cli.exits import NO_CONNECTION, RECORD_EXIT_CODES, REPLAY_EXIT_CODES, Failure, say
+from trimcp.cli.options import POSITIVE, HeaderOptions, with_options
 from trimcp.cli.screen import Screen
-from trimcp.cli.targets import NO_HEADERS, find_target, lost_text
+from trimcp.cli.targets import NO_HEADERS, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError, McpError
 from trimcp.run import signals
@@ -43,7 +46,52 @@ _LAST_ANSWERS: Final = 30.0
 _DIFFERS: Final = 1
 
 
-def run_proxy(
+@click.command(epilog=RECORD_EXIT_CODES)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--unmasked", is_flag=True, help="Write secrets as they are.")
+@click.option("--max-size", metavar="MIB", default=64.0, show_default=True, type=POSITIVE, help="Stop at this size.")
+@click.option("--agent-tools", is_flag=True, help="Stand between an agent and a service of agent tools at ws://.")
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    help="Where the agent connects on this machine; by default a free port.",
+)
+@with_options(HeaderOptions)
+def record(
+    file: Path,
+    target: tuple[str, ...],
+    unmasked: bool,
+    max_size: float,
+    agent_tools: bool,
+    port: int | None,
+    options: HeaderOptions,
+) -> None:
+    """Stand between a client and a server, and write down in FILE all that they say.
+
+    It is put in place of the server's command in the configuration of a host: it speaks with the client over standard
+    input and output, and starts the server's command (after --), or connects to its URL. An existing FILE is kept, and
+    the next one gets a number.
+
+    With --agent-tools it listens on a port of this machine for one agent, which connects to that in place of the
+    service's WebSocket; a token that the agent sends goes on to the service.
+
+    \b
+    Examples:
+      trimcp record weather.jsonl -- python weather.py
+      trimcp record weather.jsonl https://mcp.example/mcp --bearer MY_TOKEN
+      trimcp record agent.jsonl --agent-tools --port 9000 ws://127.0.0.1:8000
+    """
+    if port is not None and not agent_tools:
+        raise click.UsageError("--port is for --agent-tools: a client of MCP speaks over standard input and output")
+    headers = read_headers(options.headers, options.bearer)
+    size = int(max_size * 1024 * 1024)
+    agent_port = (port or 0) if agent_tools else None
+    sys.exit(_run_proxy(file, target, headers, masked=not unmasked, max_bytes=size, agent_port=agent_port))
+
+
+def _run_proxy(
     file: Path,
     words: tuple[str, ...],
     headers: Mapping[str, str],
@@ -300,7 +348,44 @@ class AgentRelay:
 # Replaying
 
 
-def run_replay(
+@click.command(epilog=REPLAY_EXIT_CODES)
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("target", nargs=-1, type=click.UNPROCESSED)
+@click.option("--ignore", multiple=True, metavar="POINTER", help="What may differ in any message; * is any step.")
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    default=10.0,
+    show_default=True,
+    type=POSITIVE,
+    help="Time for what is expected next.",
+)
+@click.option(
+    "--side", default="client", show_default=True, type=click.Choice(["client", "server"]), help="Which one to play."
+)
+@with_options(HeaderOptions)
+def replay(
+    file: Path, target: tuple[str, ...], ignore: tuple[str, ...], timeout: float, side: str, options: HeaderOptions
+) -> None:
+    """Say to TARGET what the client said in FILE, and compare the answers with what the server said then.
+
+    What cannot be the same twice is not compared: ids, cursors, points in time, how often there was progress, and what
+    --ignore names by its JSON Pointer, such as /result/structuredContent/elapsed. TARGET is what the other commands
+    take; a command may be written last, after --. With --side server there is none: it plays the server over standard
+    input and output, for a client that starts it in place of one. A recording of agent tools is played to the URL of a
+    service's WebSocket.
+
+    \b
+    Examples:
+      trimcp replay weather.jsonl weather.py
+      trimcp replay agent.jsonl ws://127.0.0.1:8000
+      trimcp replay weather.jsonl --ignore /result/_meta -- npx -y some-server
+    """
+    headers = read_headers(options.headers, options.bearer)
+    sys.exit(_run_replay(file, target, headers, ignore=ignore, patience=timeout, client=side == "client"))
+
+
+def _run_replay(
     file: Path,
     words: tuple[str, ...],
     headers: Mapping[str, str],

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import click
 import trio
 from rich.console import Group
 from rich.live import Live
 
-from trimcp.cli.exits import NO_CONNECTION, USAGE, Failure, say
+from trimcp.cli.exits import NO_CONNECTION, TOP_EXIT_CODES, USAGE, Failure, say
+from trimcp.cli.options import web_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.sources import act, connected, sockets_of
 from trimcp.cli.text import as_json, theirs
@@ -33,8 +35,15 @@ _ON_A_ROW: Final = ("enter", "c", "x", "d")  # keys that mean the request which 
 _NONE: Final = "no server of this user can be looked at; start one with: trimcp run server.py --http --admin"
 
 
-def list_servers(*, as_json_text: bool) -> int:
-    """Print a line for each server of this user, and return the exit code."""
+@click.command(epilog=TOP_EXIT_CODES)
+@click.option("--json", "as_json_text", is_flag=True, help="As JSON.")
+def ps(as_json_text: bool) -> None:
+    """List the servers of this user that run here and were started with --admin, a line each.
+
+    \b
+    Examples:
+      trimcp ps
+    """
     screen = Screen()
     pictures = trio.run(_pictures_of, None)
     if as_json_text:
@@ -45,7 +54,6 @@ def list_servers(*, as_json_text: bool) -> int:
             stats = one["statistics"]
             name = f"{theirs(one['server'], 60)} {theirs(one['version'], 30)}"
             screen.show(f"{one['pid']:>8}  {stats['sessions']:>8}  {stats['running']:>7}  {name}")
-    return 0
 
 
 def _summary(picture: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +63,30 @@ def _summary(picture: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def look(target: str | None, *, once: bool, as_json_text: bool) -> int:
+@click.command(epilog=TOP_EXIT_CODES)
+@click.argument("server", required=False)
+@click.option("--once", is_flag=True, help="Print it once, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print all there is once, as JSON.")
+@web_options
+def top(server: str | None, once: bool, as_json: bool, web: bool, port: int) -> None:
+    """See live what servers do that run with --admin: calls with their progress and the line where each waits.
+
+    SERVER is a process (trimcp ps has its number) or the path of its socket; without it all are shown. Keys select a
+    call, open it, cancel it with a reason, close its session, and drain its server.
+
+    \b
+    Examples:
+      trimcp top
+      trimcp top 4242 --once
+      trimcp top --json /run/weather/admin.sock
+      trimcp top --web
+    """
+    if web:
+        sys.exit(_watch_in_browser(server, port))
+    sys.exit(_look(server, once=once, as_json_text=as_json))
+
+
+def _look(target: str | None, *, once: bool, as_json_text: bool) -> int:
     """Show what servers do until the user ends it, or once; return the exit code.
 
     Raises Failure: there is no such server.
@@ -295,7 +326,7 @@ class Watching:
         await send({"done": await act(self.target, members.get("source", ""), do, **rest)})
 
 
-def watch_in_browser(target: str | None, port: int) -> int:
+def _watch_in_browser(target: str | None, port: int) -> int:
     """Serve the page until a signal ends it; return the exit code. Raises Failure: it cannot listen there."""
 
     from trimcp.cli.web.site import serving  # not needed at a terminal

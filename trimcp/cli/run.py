@@ -1,0 +1,72 @@
+"""The command `trimcp run`. It loads nothing that only a client needs: hosts wait for the servers that it starts."""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import sys
+from functools import partial
+from typing import Final
+
+import click
+
+from trimcp.cli.command import WORDS, Subcommand
+from trimcp.cli.exits import RUN_EXIT_CODES, Failure, say
+from trimcp.cli.loading import load_to_run
+from trimcp.cli.options import RUN_SECTIONS, RunOptions, check_network, with_options
+from trimcp.cli.text import theirs
+from trimcp.errors import LocalError
+from trimcp.run import run_stdio
+
+_WAITING: Final = """\
+{name} waits for a client that writes JSON-RPC to its standard input; Ctrl-C ends it.
+Clients start it themselves: trimcp inspect {server}. To have it wait for them, add --http."""
+
+
+@click.command(
+    cls=Subcommand,
+    sections=RUN_SECTIONS,
+    epilog=RUN_EXIT_CODES,
+)
+@click.argument("server")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@with_options(RunOptions)
+def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
+    """Serve SERVER, a FILE.py or package.module with a trimcp.Server, over standard input and output or a network.
+
+    It ends when the client leaves; over a network it stays. On Ctrl-C or SIGTERM it takes no more calls, lets those
+    under way answer, and then ends; a second one ends it at once. What follows `--` becomes the program's own
+    arguments.
+
+    \b
+    Examples:
+      trimcp run weather.py
+      trimcp run package.module:server --grace 30
+      trimcp run codesearch.py -- ~/project
+      trimcp run weather.py --watchdog 30
+      trimcp run weather.py --http --port 0 --admin
+      trimcp run weather.py --grpc --port 0
+      trimcp run agent_tools.py --agent-tools --port 8080
+      trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
+      trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log
+    """
+    words = click.get_current_context().meta[WORDS]
+    over_network = check_network(options)
+    if options.trace is not None:
+        os.environ["TRIMCP_TRACE"] = "stderr" if options.trace == "-" else options.trace
+    sys.argv = [server, *arguments]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
+    load = partial(load_to_run, server, options)
+    if over_network:
+        from trimcp.cli.serving import serve  # not needed on standard input and output
+
+        sys.exit(serve(load, words, options))
+    loaded = load().server
+    if sys.stdin.isatty():  # a user at a terminal, who would see no output
+        say(_WAITING.format(name=theirs(loaded.info.name, 60), server=shlex.quote(server)))
+    try:
+        run_stdio(loaded, grace=options.grace, watchdog=options.watchdog)
+    except LocalError as error:
+        raise Failure(str(error)) from None
