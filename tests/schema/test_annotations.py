@@ -524,7 +524,7 @@ Looped = typing.Union[int, list["Looped"]]
     [
         (Nowhere, "the annotations of Nowhere name 'NotYetDefined', which .* does not define; define it before"),
         (list["Unknown"], "'Unknown', which .* does not define"),  # noqa: F821  # that is what is tested
-        (Wrong, "an annotation of Wrong cannot be evaluated"),
+        (Wrong, "the annotations of Wrong name what cannot be evaluated: "),
         (set[dict[str, int]], r"the members of set\[dict\[str, int\]\] cannot be hashed; use a list"),
         (set[Leaf], "cannot be hashed; use a list"),
         (frozenset[list[int]], "cannot be hashed"),
@@ -538,7 +538,7 @@ Looped = typing.Union[int, list["Looped"]]
         (re.Pattern[bytes], "has no JSON form"),
         (
             Looped,
-            "'Looped' is an alias that stands in itself; declare it by the statement `type`, or before Python 3.12",
+            "an alias that stands in itself is declared by `type`, or as a typing_extensions.TypeAliasType",
         ),
         (typing.Literal[2**70], "the Literal has values JSON cannot carry: .*64-bit"),
         (enum.Enum("Big", {"ONE": 2**70}), "the enumeration Big has values JSON cannot carry: .*64-bit"),

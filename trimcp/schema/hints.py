@@ -97,12 +97,13 @@ def hashes(hint: Any) -> bool:
 
 
 def is_union(bare: Any) -> bool:
-    return get_origin(bare) in (Union, types.UnionType)
+    return isinstance(bare, types.UnionType) or getattr(bare, "__origin__", None) is Union
 
 
 def is_alias(hint: Any) -> bool:
     """Return whether a hint is a PEP 695 type alias, parametrized or not, which may be recursive."""
-    return type(hint) is not type and type(get_origin(hint) or hint).__name__ == "TypeAliasType"
+    named = hint if hasattr(hint, "__metadata__") else getattr(hint, "__origin__", hint)
+    return type(named).__name__ == "TypeAliasType"
 
 
 def alias_value(hint: Any) -> Any:
@@ -151,8 +152,8 @@ def hints_of(target: Any, title: str, known: Mapping[str, Any] | None = None) ->
         except RecursionError:
             raise
         except Exception as error:  # whatever the text of an annotation does when it is evaluated
-            owner = getattr(target, "__name__", title)
-            raise TypeError(f"an annotation of {owner} cannot be evaluated: {str(error)[:200]}") from None
+            said = str(error).partition("\n")[0]
+            raise TypeError(f"{title} what cannot be evaluated: {said[:200]}") from None
 
 
 def _unknown(title: str, name: Any, module: str) -> TypeError:
@@ -194,13 +195,13 @@ def is_typed_dict(cls: type) -> bool:
 
 def is_model(hint: Any) -> bool:
     """Return whether a bare type belongs to Pydantic: a model, a Pydantic dataclass, or a type with its own schema."""
+    if "pydantic" not in sys.modules:
+        return False
     cls = get_origin(hint) or hint
-    return (
-        "pydantic" in sys.modules
-        and isinstance(cls, type)
-        and (hasattr(cls, "__get_pydantic_core_schema__") or "__is_pydantic_dataclass__" in vars(cls))
-        and not attrs.has(cls)
+    own = isinstance(cls, type) and (
+        hasattr(cls, "__get_pydantic_core_schema__") or "__is_pydantic_dataclass__" in vars(cls)
     )
+    return own and not attrs.has(cls)
 
 
 def is_field_info(value: Any) -> bool:
@@ -236,7 +237,9 @@ def fields_of(hint: Any) -> list[Field]:
     described = parse(cls.__doc__).parameters
     hints = {name: substitute(each, bound.get(name, {}), hint) for name, each in hints.items()}
     return [
-        attrs.evolve(field, description=field.description or described.get(field.name))
+        attrs.evolve(field, description=described[field.name])
+        if field.name in described and not field.description
+        else field
         for field in _raw_fields(cls, hints)
     ]
 

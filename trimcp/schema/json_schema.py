@@ -329,12 +329,12 @@ def _mapped(schema: Any, change: Callable[[Any], Any]) -> Any:
         return [change(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {
-        key: change(value) if isinstance(value, dict | list) and key not in _VALUES else value
-        for key, value in schema.items()
-    }
-    if isinstance(schema.get("properties"), dict):  # a property may have any name
-        made["properties"] = {name: change(each) for name, each in schema["properties"].items()}
+    made = dict(schema)
+    for key, value in schema.items():
+        if key == "properties" and isinstance(value, dict):  # a property may have any name
+            made[key] = {name: change(each) for name, each in value.items()}
+        elif isinstance(value, dict | list) and key not in _VALUES:
+            made[key] = change(value)
     return made
 
 

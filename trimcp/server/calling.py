@@ -99,8 +99,7 @@ def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
 
 
 def _marker_of(hint: Any) -> Elicit | None:
-    extras = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((extra for extra in extras if isinstance(extra, Elicit)), None)
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Elicit)), None)
 
 
 def _is_injected(parameter: inspect.Parameter, hint: Any) -> bool:

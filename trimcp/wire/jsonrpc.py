@@ -455,7 +455,7 @@ def encode(value: JSON) -> bytes:
         raise Unencodable(f"JSON cannot carry this value: {error}") from None
     # orjson writes NaN and Infinity as null, so only text with a null in it can contain one.
     # `in` with bytes first tries them as a number, and the exception costs more than the search.
-    if data.find(b"null") >= 0 and _has_nonfinite(value):
+    if data.find(b"null") >= 0 and _has_nonfinite(value, data):
         raise Unencodable("JSON cannot carry this value: NaN and Infinity are not numbers in JSON")
     if _NEWLINE in data:  # from a Fragment, as white space between tokens; it would end the message
         data = data.replace(b"\n", b" ")
@@ -463,7 +463,11 @@ def encode(value: JSON) -> bytes:
     return b"%b" % data if len(data) < _OWN_PAGES else data
 
 
-def _has_nonfinite(value: Any) -> bool:
+def _has_nonfinite(value: Any, data: bytes) -> bool:
+    if len(data) <= _PIECE:
+        with suppress(ValueError):  # a Fragment may hold anything
+            if _loads(data) == value:
+                return False
     rest = [value]
     while rest:
         item = rest.pop()
