@@ -487,7 +487,5 @@ async def test_draining_does_not_wait_for_a_provider_beyond_its_time(autojump_cl
 
 def streams(at: World) -> list[Any]:
     """The streams of providers whose tools are offered."""
-    found = {
-        slot.offered.by for family in at.tools.catalog._table.families.values() for slot in family.slots if slot.offered
-    }
+    found = {place.offered.by for place in at.tools.catalog._table.places() if place.offered}
     return list(found)

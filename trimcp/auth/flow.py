@@ -37,6 +37,7 @@ from trimcp.auth.metadata import (
 )
 from trimcp.auth.steps import Fetch, Fetched, Listen, Obtain, Visit, code_of, failed, hint, object_in, refusal, shown
 from trimcp.errors import AuthorizationError
+from trimcp.transports.targets import basic_authorization
 
 _log = logging.getLogger("trimcp.auth")
 
@@ -389,8 +390,7 @@ class Login:
             fields["client_assertion_type"] = _ASSERTION_TYPE
             fields["client_assertion"] = key.assertion(registration.client_id, server.issuer, self.now())
         elif method == "client_secret_basic" and secret is not None:
-            pair = f"{quote_plus(registration.client_id)}:{quote_plus(secret)}"
-            return {"authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+            return {"authorization": basic_authorization(quote_plus(registration.client_id), quote_plus(secret))}
         elif method == "client_secret_post" and secret is not None:
             fields["client_id"], fields["client_secret"] = registration.client_id, secret
         elif registration.client_id:

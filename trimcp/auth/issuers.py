@@ -6,7 +6,6 @@ Keys that were good stay so while an issuer cannot be reached.
 
 from __future__ import annotations
 
-import base64
 import logging
 import re
 from collections import OrderedDict
@@ -25,6 +24,7 @@ from trimcp.auth.verifying import AccessToken, BadToken, TokenRules, key_for, re
 from trimcp.errors import AuthorizationError
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import log_crash, one_line
+from trimcp.transports.targets import basic_authorization
 
 if TYPE_CHECKING:
     from trimcp.auth.fetching import Fetcher
@@ -241,11 +241,10 @@ class TokenQuestions:
 
     async def _introspect(self, token: str) -> AccessToken:
         settings = self._settings
-        pair = f"{quote_plus(settings.client_id)}:{quote_plus(settings.client_secret)}"
         headers = {
             "accept": "application/json",
             "content-type": "application/x-www-form-urlencoded",
-            "authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
+            "authorization": basic_authorization(quote_plus(settings.client_id), quote_plus(settings.client_secret)),
         }
         body = urlencode({"token": token, "token_type_hint": "access_token"}).encode()
         reply = await self._fetcher.fetch(Fetch(settings.endpoint, "POST", headers, body))

@@ -21,7 +21,7 @@ import attrs
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import EntryMaker, Implemented, Provider, hidden
 from trimcp.agent_tools.catalog.rules import Approval, RegistrationRules, Verdict
-from trimcp.agent_tools.catalog.table import LONGEST_VERSION, Candidate, ToolTable, ToolVersions, VersionPlace
+from trimcp.agent_tools.catalog.table import LONGEST_VERSION, Candidate, ToolTable
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.manifests import Manifest, version_key
 from trimcp.budget import WorkTurns
@@ -128,8 +128,8 @@ class Catalog:
 
     def pending(self) -> list[tuple[Manifest, AgentCaller]]:
         """Return the manifests that wait for approval, each with who sent it."""
-        slots = self._table.slots()
-        return [(slot.waiting.manifest, slot.waiting.caller) for slot in slots if slot.waiting is not None]
+        waiting = [place.waiting for place in self._table.places()]
+        return [(each.manifest, each.caller) for each in waiting if each is not None]
 
     @property
     def registered(self) -> int:
@@ -166,13 +166,12 @@ class Catalog:
     ) -> list[Registered]:
         """Register several tools at the same moment, all of them or none; else as `register`."""
         raw: Any = None
-        places: list[tuple[ToolVersions, VersionPlace, Candidate]] = []
-        known: dict[int, Registered] = {}
-        prepared: list[_Prepared] = []
+        found: list[Registered | Candidate] = []
         turns = WorkTurns(self.server.budget, caller.account)
         self._registering[by] += 1
         try:
             self._approval.check(caller)
+            prepared: list[_Prepared] = []
             for raw in raws:
                 one = await self._prepared(raw, caller, by, turns)
                 prepared.append(one)
@@ -181,25 +180,25 @@ class Catalog:
             # From here on nothing waits until all have their places.
             for at, (sent, manifest, entry) in enumerate(prepared):
                 raw = raws[at]
-                family, slot = self._table.place(manifest, caller.owner)
-                if any(slot is other for _, other, _ in places):
+                place = self._table.place(manifest, caller.owner)
+                if any(isinstance(each, Candidate) and each.place is place for each in found):
                     raise errors.UnfitManifest(f"{manifest.name} {manifest.version} is here twice")
-                status = self._table.status(slot, manifest, by)
+                status = self._table.status(place, manifest, by)
                 if status is not None:
-                    known[at] = Registered(manifest, status)
+                    found.append(Registered(manifest, status))
                     continue
                 self._table.check_memory(manifest, caller.owner)
                 if entry is None:  # it was registered, and has been removed meanwhile
                     entry = self._maker.entry(sent, manifest, by)
-                slot.waiting = candidate = Candidate(sent, manifest, caller, by, entry)
-                self._table.add(family, slot)
-                places.append((family, slot, candidate))
-            new = await self._decided(places)
+                place.waiting = Candidate(sent, manifest, caller, by, place, entry)
+                self._table.add(place)
+                found.append(place.waiting)
+            new = await self._decided([each for each in found if isinstance(each, Candidate)])
         except BaseException as error:  # whatever it was, cancelling too, no place stays taken
-            for family, slot, candidate in places:
-                if slot.waiting is not None and slot.waiting.manifest is candidate.manifest:
-                    slot.waiting = None
-                    self._table.tidy(family)
+            for each in found:
+                if isinstance(each, Candidate) and each.place.waiting is each:
+                    each.place.waiting = None
+                    self._table.tidy(each.place.family)
             if isinstance(error, errors.AgentToolsError):
                 said = raw.get("name") if isinstance(raw, Mapping) else None
                 name = said if isinstance(said, str) else None
@@ -212,7 +211,7 @@ class Catalog:
                 del self._registering[by]
             else:
                 self._registering[by] -= 1
-        return [known[at] if at in known else new.pop(0) for at in range(len(raws))]
+        return [each if isinstance(each, Registered) else new[each] for each in found]
 
     async def _prepared(self, raw: Any, caller: AgentCaller, by: Provider | None, turns: WorkTurns) -> _Prepared:
         """Return a manifest as sent and with its full name, and its entry unless it is registered already.
@@ -222,45 +221,44 @@ class Catalog:
         async with turns:
             sent = Manifest.parse(raw, self.rules.bounds, strict=self.rules.strict)
         manifest = sent.named(self._maker.full_name(sent, caller, by))
-        _, slot = self._table.place(manifest, caller.owner)
-        if self._table.status(slot, manifest, by) is not None:
+        place = self._table.place(manifest, caller.owner)
+        if self._table.status(place, manifest, by) is not None:
             return sent, manifest, None
         self._table.check_memory(manifest, caller.owner)
         async with turns:
             return sent, manifest, self._maker.entry(sent, manifest, by)
 
-    async def _decided(self, places: Sequence[tuple[ToolVersions, VersionPlace, Candidate]]) -> list[Registered]:
+    async def _decided(self, waiting: Sequence[Candidate]) -> dict[Candidate, Registered]:
         """Have manifests that wait approved; offer those that are, once all have been decided on."""
-        decided: list[tuple[ToolVersions, VersionPlace, Candidate, Verdict]] = []
-        for family, slot, candidate in places:
-            manifest = candidate.manifest
-            if manifest.callback is not None:
-                resolved = attrs.evolve(candidate, entry=await self._maker.resolved(candidate.sent, manifest))
-                _still(slot, candidate)
-                slot.waiting = candidate = resolved
-            verdict = await self._approval.verdict(manifest, candidate.caller)
-            if slot.offered is not candidate:  # else somebody approved it meanwhile
-                _still(slot, candidate)
+        verdicts: list[Verdict] = []
+        for each in waiting:
+            if each.manifest.callback is not None:
+                entry = await self._maker.resolved(each.sent, each.manifest)
+                each.check_waits()
+                each.entry = entry
+            verdict = await self._approval.verdict(each.manifest, each.caller)
+            if each.place.offered is not each:  # else somebody approved it meanwhile
+                each.check_waits()
                 if verdict is False:
-                    raise errors.NotAllowed(f"{manifest.name} {manifest.version} was not approved")
-            decided.append((family, slot, candidate, verdict))
-        for family, slot, candidate, verdict in decided:
-            if slot.offered is not candidate:
-                _still(slot, candidate)
+                    raise errors.NotAllowed(f"{each.manifest.name} {each.manifest.version} was not approved")
+            verdicts.append(verdict)
+        for each, verdict in zip(waiting, verdicts, strict=True):
+            if each.place.offered is not each:
+                each.check_waits()
                 if verdict:
-                    self._table.check_offer(family, candidate.manifest)
-        registered: list[Registered] = []
+                    self._table.check_offer(each.place.family, each.manifest)
+        registered: dict[Candidate, Registered] = {}
         with self.server.tools.together():
-            for family, slot, candidate, verdict in decided:
-                if verdict and slot.offered is not candidate:
-                    self._offer(family, slot, candidate)
-                manifest, caller = candidate.manifest, candidate.caller
-                pending = slot.offered is not candidate
+            for each, verdict in zip(waiting, verdicts, strict=True):
+                if verdict and each.place.offered is not each:
+                    self._offer(each)
+                manifest, caller = each.manifest, each.caller
+                pending = each.place.offered is not each
                 if pending:
                     facts = {"version": manifest.version, "hash": manifest.hash}
                     security_event("tool_registered", **_facts(manifest.name, caller, status="pending", **facts))
                     self._note("tools/register", "pending", manifest.name, caller, **facts)
-                registered.append(Registered(manifest, "pending" if pending else "registered"))
+                registered[each] = Registered(manifest, "pending" if pending else "registered")
         return registered
 
     def approve(self, name: str, version: str, hash: str) -> Registered:
@@ -276,16 +274,16 @@ class Catalog:
             NameTaken: the server has a tool of its own by this name now.
         """
         family = self._table.families.get(name)
-        slot = None if family is None else family.slot(version)
-        candidate = None if slot is None else slot.waiting
-        if family is None or slot is None or candidate is None or candidate.entry is None:
+        place = None if family is None else family.find(version)
+        candidate = None if place is None else place.waiting
+        if candidate is None or candidate.entry is None:
             raise errors.UnknownTool(f"nothing named {harmless(name, 100)} of version {harmless(version, 64)} waits")
         manifest = candidate.manifest
         if manifest.hash != hash:
             raise errors.VersionConflict(
                 "another manifest waits than the one that was looked at", {"hash": manifest.hash}
             )
-        self._offer(family, slot, candidate)
+        self._offer(candidate)
         return Registered(manifest, "registered")
 
     async def remove(self, name: str, caller: AgentCaller | None, version: str | None = None) -> None:
@@ -310,11 +308,11 @@ class Catalog:
             security_event("registration_refused", **_facts(name, caller, why=f"it is not removed: {why}"))
             self._note("tools/remove", "refused", name, caller, version=version, detail=why)
             raise errors.NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
-        slots = family.slots if version is None else list(filter(None, (family.slot(version),)))
-        if not slots:
+        places = family.places if version is None else list(filter(None, (family.find(version),)))
+        if not places:
             raise errors.UnknownTool(f"there is no version {harmless(version or '', 64)} of {name}")
-        for slot in slots:
-            slot.offered = slot.waiting = None
+        for place in places:
+            place.offered = place.waiting = None
         self._table.tidy(family)
         security_event("tool_removed", **_facts(name, caller, version=version))
         self._note("tools/remove", "ok", name, caller, version=version)
@@ -333,15 +331,15 @@ class Catalog:
 
     # Offering
 
-    def _offer(self, family: ToolVersions, slot: VersionPlace, candidate: Candidate) -> None:
+    def _offer(self, candidate: Candidate) -> None:
         """Offer what waits. Raises NameTaken if the server has got a tool of its own by this name."""
-        manifest = candidate.manifest
-        self._table.check_offer(family, manifest)
-        slot.offered, slot.waiting = candidate, None
+        manifest, place = candidate.manifest, candidate.place
+        self._table.check_offer(place.family, manifest)
+        place.offered, place.waiting = candidate, None
         # What somebody unknown runs elsewhere may be another program the next time.
         if candidate.caller.principal is not None or (candidate.by is None and manifest.callback is None):
             self._approval.remember(manifest, candidate.caller)
-        self._table.arrange(family)
+        self._table.arrange(place.family)
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
         security_event("tool_registered", **_facts(manifest.name, candidate.caller, **facts))
@@ -358,9 +356,3 @@ def _facts(name: str | None, caller: AgentCaller | None, **more: Any) -> dict[st
     """Return what a security event says of a tool."""
     who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent, "peer": caller.address}
     return {"tool": name, **who, **more}
-
-
-def _still(slot: VersionPlace, candidate: Candidate) -> None:
-    """Raise ProviderGone if a candidate does not wait any more."""
-    if slot.waiting is not candidate:
-        raise errors.ProviderGone("it was withdrawn before it was approved")

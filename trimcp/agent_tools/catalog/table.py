@@ -11,7 +11,7 @@ import attrs
 from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.catalog.entries import Provider, shown, version_of
 from trimcp.agent_tools.catalog.rules import RegistrationRules
-from trimcp.agent_tools.messages.errors import NameTaken, TooMuch
+from trimcp.agent_tools.messages.errors import NameTaken, ProviderGone, TooMuch
 from trimcp.agent_tools.messages.manifests import Manifest, VersionKey, version_key
 from trimcp.principal import Principal
 from trimcp.server.offering import Offering
@@ -21,21 +21,28 @@ LONGEST_VERSION: Final = 64
 """Characters of a version that are looked at."""
 
 
-@attrs.frozen(eq=False)
+@attrs.define(eq=False)
 class Candidate:
-    """A manifest as sent and with its full name, whose it is, and its entry; None until its callback is resolved."""
+    """A manifest as sent and with its full name, whose it is, where it waits or is offered, and its entry."""
 
     sent: Manifest
     manifest: Manifest
     caller: AgentCaller
     by: Provider | None
-    entry: ToolEntry | None
+    place: VersionPlace
+    entry: ToolEntry | None  # None until its callback is resolved
+
+    def check_waits(self) -> None:
+        """Raise ProviderGone if it does not wait any more."""
+        if self.place.waiting is not self:
+            raise ProviderGone("it was withdrawn before it was approved")
 
 
 @attrs.define(eq=False)
 class VersionPlace:
     """One version of one tool: what is offered, and what waits to be."""
 
+    family: ToolVersions
     version: VersionKey
     offered: Candidate | None = None
     waiting: Candidate | None = None
@@ -50,22 +57,22 @@ class ToolVersions:
 
     name: str
     owner: Owner
-    slots: list[VersionPlace] = attrs.field(factory=list)
+    places: list[VersionPlace] = attrs.field(factory=list)
     keys: dict[str, ToolEntry] = attrs.field(factory=dict)
     texts: list[str] = attrs.field(factory=list)
 
-    def slot(self, version: str) -> VersionPlace | None:
+    def find(self, version: str) -> VersionPlace | None:
         wanted = version_key(version[:LONGEST_VERSION])
-        return next((slot for slot in self.slots if slot.version == wanted), None)
+        return next((place for place in self.places if place.version == wanted), None)
 
     @property
     def memory(self) -> int:
         """Bytes that its manifests take, as estimated."""
-        return sum(each.manifest.memory for slot in self.slots for each in (slot.offered, slot.waiting) if each)
+        return sum(each.manifest.memory for place in self.places for each in (place.offered, place.waiting) if each)
 
     def layout(self) -> dict[str, Candidate]:
         """Return what is offered by key: the newest version has the tool's name."""
-        offered = [slot.offered for slot in self.slots if slot.offered is not None]
+        offered = [place.offered for place in self.places if place.offered is not None]
         return {f"{self.name}@{each.manifest.version}" if at else self.name: each for at, each in enumerate(offered)}
 
 
@@ -81,9 +88,9 @@ class ToolTable:
 
     # Finding
 
-    def slots(self) -> list[VersionPlace]:
+    def places(self) -> list[VersionPlace]:
         """Return the places of all versions."""
-        return [slot for family in self.families.values() for slot in family.slots]
+        return [place for family in self.families.values() for place in family.places]
 
     def key_of(self, name: str, version: str) -> str | None:
         """Return the key of a version in `server.tools`, however it is written; also of the server's own tools."""
@@ -92,8 +99,8 @@ class ToolTable:
             return known
         family = self.families.get(name)
         if family is not None:
-            slot = family.slot(version)
-            offered = None if slot is None else slot.offered
+            place = family.find(version)
+            offered = None if place is None else place.offered
             return None if offered is None else self.keys.get((name, offered.manifest.version))
         entry = self._server.tools.get(name)
         same = entry is not None and version_key(version_of(entry)) == version_key(version[:LONGEST_VERSION])
@@ -113,30 +120,30 @@ class ToolTable:
 
     # Places
 
-    def place(self, manifest: Manifest, owner: Owner) -> tuple[ToolVersions, VersionPlace]:
-        """Return where a manifest belongs, perhaps places that are not kept yet. Raises NameTaken, TooMuch."""
+    def place(self, manifest: Manifest, owner: Owner) -> VersionPlace:
+        """Return where a manifest belongs, perhaps a place that is not kept yet. Raises NameTaken, TooMuch."""
         name, rules = manifest.name, self._rules
         family = self.families.get(name) or ToolVersions(name, owner)
         if family.owner != owner:
             raise NameTaken(f"{name} was registered by somebody else")
         self.check_offer(family, manifest)
-        slot = family.slot(manifest.version)
-        if slot is not None:
-            return family, slot
+        place = family.find(manifest.version)
+        if place is not None:
+            return place
         if self.owned[owner] >= rules.max_per_owner:
             raise TooMuch(f"one owner may register {rules.max_per_owner} tools")
         total = self.owned.total()
         if total + sum(self.owned[each] for each in self.owned if each[0] == owner[0]) >= rules.max_tools:
             raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")
-        if len(family.slots) >= rules.max_versions:
+        if len(family.places) >= rules.max_versions:
             raise TooMuch(f"one tool may have {rules.max_versions} versions")
-        return family, VersionPlace(version_key(manifest.version))
+        return VersionPlace(family, version_key(manifest.version))
 
     def status(
-        self, slot: VersionPlace, manifest: Manifest, by: Provider | None
+        self, place: VersionPlace, manifest: Manifest, by: Provider | None
     ) -> Literal["registered", "pending"] | None:
         """Return what has become of an equal manifest before; None if there is none. Raises NameTaken for another."""
-        known, waiting = slot.offered, slot.waiting
+        known, waiting = place.offered, place.waiting
         if known is not None and known.by is by and known.manifest.hash == manifest.hash:
             return "registered"
         if waiting is not None and waiting.by is by and waiting.manifest.hash == manifest.hash:
@@ -166,21 +173,22 @@ class ToolTable:
             if found is not None and found is not family.keys.get(key):
                 raise NameTaken(f"{key} is a tool of the server's own")
 
-    def add(self, family: ToolVersions, slot: VersionPlace) -> None:
+    def add(self, place: VersionPlace) -> None:
         """Keep a place that `place` returned."""
-        if slot not in family.slots:
+        family = place.family
+        if place not in family.places:
             self.families[family.name] = family
-            family.slots.append(slot)
-            family.slots.sort(key=lambda each: each.version, reverse=True)
+            family.places.append(place)
+            family.places.sort(key=lambda each: each.version, reverse=True)
             self.owned[family.owner] += 1
 
     def tidy(self, family: ToolVersions) -> None:
         """Forget the places of a tool that hold nothing, and offer what is left."""
-        left = [slot for slot in family.slots if slot.offered is not None or slot.waiting is not None]
-        self.owned[family.owner] -= len(family.slots) - len(left)
+        left = [place for place in family.places if place.offered is not None or place.waiting is not None]
+        self.owned[family.owner] -= len(family.places) - len(left)
         if self.owned[family.owner] <= 0:
             del self.owned[family.owner]
-        family.slots[:] = left
+        family.places[:] = left
         self.arrange(family)
         if not left and self.families.get(family.name) is family:
             del self.families[family.name]
@@ -189,15 +197,13 @@ class ToolTable:
         """Stop offering what fits, and forget what of it waits."""
         with self._server.tools.together():
             for family in list(self.families.values()):
-                held = len(family.slots)
-                for slot in family.slots:
-                    if slot.offered is not None and fits(slot.offered):
-                        slot.offered = None
-                        held = 0
-                    if slot.waiting is not None and fits(slot.waiting):
-                        slot.waiting = None
-                        held = 0
-                if not held:
+                empty = not family.places
+                for place in family.places:
+                    if place.offered is not None and fits(place.offered):
+                        place.offered, empty = None, True
+                    if place.waiting is not None and fits(place.waiting):
+                        place.waiting, empty = None, True
+                if empty:
                     self.tidy(family)
 
     def arrange(self, family: ToolVersions) -> None:
