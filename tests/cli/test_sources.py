@@ -11,7 +11,7 @@ import trio
 
 import trimcp
 import trimcp.testing
-from trimcp.cli.sources import act, connected, sockets_of
+from trimcp.cli.top import act, connected, sockets_of
 from trimcp.watch.admin import serve_admin
 
 

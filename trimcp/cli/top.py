@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -18,12 +19,12 @@ from rich.live import Live
 from trimcp.cli.exits import NO_CONNECTION, TOP_EXIT_CODES, USAGE, Failure, say
 from trimcp.cli.options import web_options
 from trimcp.cli.screen import Screen
-from trimcp.cli.sources import act, connected, sockets_of
 from trimcp.cli.text import as_json, theirs
 from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.run import signals as run_signals
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.watch.admin import AdminClient, announced_sockets, connect_admin
 
 if TYPE_CHECKING:
     from trimcp.cli.web.site import Send
@@ -33,6 +34,75 @@ _REASON: Final = "cancelled in trimcp top"
 _STOPS: Final = (signal.SIGTERM, signal.SIGHUP)
 _ON_A_ROW: Final = ("enter", "c", "x", "d")  # keys that mean the request which is selected, or else the first
 _NONE: Final = "no server of this user can be looked at; start one with: trimcp run server.py --http --admin"
+
+
+def sockets_of(target: str | None) -> list[Path]:
+    """Return the sockets that a target means: a path, a process, or every server."""
+    if target is not None and os.sep in target:
+        return [Path(target)]
+    found = announced_sockets()
+    return found if target is None else [path for path in found if path.name.partition(".")[0] == target]
+
+
+async def act(target: str | None, source: str, do: str, **members: Any) -> Any:
+    """Do something at the server that is the `source` of a picture, over a connection of its own.
+
+    `do` and `members` are those of `AdminClient.ask`. Raises LocalError if the server refused it or is not there, and
+    ConnectionLost if it is gone.
+    """
+    if source not in map(str, sockets_of(target)):
+        raise LocalError("this server is not there")
+    async with connect_admin(source) as client:
+        return await client.ask(do, **members)
+
+
+@attrs.define(eq=False)
+class Sources:
+    """Connections to the servers that a target means. Open it with `connected`."""
+
+    target: str | None
+    _clients: dict[str, tuple[AdminClient, AsyncExitStack]] = attrs.field(init=False, factory=dict)
+
+    async def pictures(self) -> list[dict[str, Any]]:
+        """Return a picture of each server that is there now, with the path of its socket as `source`."""
+        for path in map(str, sockets_of(self.target)):
+            if path not in self._clients:
+                await self._connect(path)
+        pictures = []
+        for path, (client, stack) in list(self._clients.items()):
+            try:
+                pictures.append({"source": path, **await client.ask("picture")})
+            except ConnectionLost:
+                del self._clients[path]
+                await stack.aclose()
+        return pictures
+
+    async def _connect(self, path: str) -> None:
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(connect_admin(path))
+            except ConnectionLost:
+                return  # it has ended meanwhile
+            self._clients[path] = client, stack.pop_all()
+
+    async def close(self) -> None:
+        """End the connections."""
+        async with AsyncExitStack() as every:
+            for _, stack in self._clients.values():
+                every.push_async_exit(stack)
+
+
+@asynccontextmanager
+async def connected(target: str | None) -> AsyncIterator[Sources]:
+    """Keep connections to servers while the block runs."""
+    sources = Sources(target)
+    try:
+        yield sources
+    finally:
+        await sources.close()
+
+
+# At a terminal
 
 
 @click.command(epilog=TOP_EXIT_CODES)
