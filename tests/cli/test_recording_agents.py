@@ -156,7 +156,9 @@ async def test_the_command_says_where_the_agent_connects_and_ends_when_it_leaves
             at = said.decode().split("the agent connects to ")[1].strip()
             port = at.rpartition(":")[2]
             code, output = await run("record", str(tmp_path / "two"), "--agent-tools", "--port", port, url)
-            assert (code, f"cannot listen on port {port}" in output, "Traceback" in output) == (2, True, False), output
+            assert (code, f"cannot listen on 127.0.0.1:{port}" in output, "Traceback" in output) == (2, True, False), (
+                output
+            )
             async with agent_tools.connect(at, token="secret-token") as agent:
                 assert await agent.call("weather", {"city": "Oslo"}) == "Oslo: sunny"
             assert await process.wait() == 0

@@ -23,6 +23,7 @@ from trimcp.cli.targets import NO_HEADERS, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError, McpError
 from trimcp.run import signals
+from trimcp.server.server import Server
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.play import outgoing_of, play
 from trimcp.testing.transcript import JournalWriter, Transcript
@@ -34,12 +35,11 @@ from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.jsonrpc import Lost, Malformed
 
 if TYPE_CHECKING:
-    from trio_websocket import WebSocketConnection, WebSocketRequest
-
     from trimcp.agent_tools.client.wire import AgentTarget
+    from trimcp.transports.http.interfaces import Admitted, Head
 
 _HOST: Final = "127.0.0.1"
-_UNSUPPORTED: Final = 1003  # close code of RFC 6455: data of a kind that is not taken
+_LAST: Final = 1.0  # seconds for the answer to an agent whose service was not reached
 _LAST_ANSWERS: Final = 30.0
 """Seconds for the server's last responses after its client has closed the connection."""
 
@@ -260,16 +260,22 @@ async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) ->
 
     The service gets the token that the agent has, if `target` has none. `port`: on this machine; 0 for a free one.
     """
-    from trio_websocket import serve_websocket  # loaded by those who record agents, as below
+    from trimcp.net import serve_http  # loaded by those who record agents, as below
+    from trimcp.transports.http.h1.sockets import open_tcp
+    from trimcp.transports.http.settings import HttpSettings
 
-    relay = AgentRelay(target, journal)
+    try:
+        (sock,) = await open_tcp(_HOST, port)
+    except LocalError as error:
+        raise Failure(str(error)) from None
     async with open_service_nursery() as nursery:
-        serve = partial(serve_websocket, relay.serve, _HOST, port, None, max_message_size=CLIENT_MAX_MESSAGE)
-        try:
-            server = await nursery.start(serve)
-        except OSError as error:
-            raise Failure(f"cannot listen on port {port}: {error.strerror or error}") from None
-        journal.tell(f"the agent connects to ws://{_HOST}:{server.port}")
+        relay = AgentRelay(target, journal, nursery)
+        routes = dict.fromkeys(("/", "/agent"), relay.admit)
+        settings = HttpSettings(path=None, sse_path=None, websocket_path=None, health=False, routes=routes)
+        serve = partial(serve_http, Server("trimcp"), sockets=[sock], settings=settings, stop=relay.over, grace=_LAST)
+        at = sock.getsockname()[1]
+        await nursery.start(serve)
+        journal.tell(f"the agent connects to ws://{_HOST}:{at}")
         await relay.over.wait()
     if relay.failure is not None:
         raise relay.failure
@@ -282,67 +288,63 @@ class AgentRelay:
 
     _target: AgentTarget
     _journal: JournalWriter
+    _nursery: trio.Nursery
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set when either side has closed
     failure: McpError | None = attrs.field(init=False, default=None)  # why the service was not reached, or None
     _taken: bool = attrs.field(init=False, default=False)
 
-    async def serve(self, request: WebSocketRequest) -> None:
-        """Serve the first agent; refuse others, and web pages, which have an Origin."""
+    async def admit(self, head: Head) -> Admitted:
+        """Admit the first agent, once the service is reached. Web pages, which have an Origin, were refused before."""
         from trimcp.agent_tools.messages.messages import SUBPROTOCOL
+        from trimcp.transports.http.endpoint.accept import is_websocket_key
+        from trimcp.transports.http.interfaces import Upgrade, refusal
 
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
-        if "origin" in headers:
-            await request.reject(403, body=b"web pages may not connect")
-        elif SUBPROTOCOL not in request.proposed_subprotocols:
-            await request.reject(400, body=b"this is a WebSocket of agent tools: offer its subprotocol")
-        elif self._taken:
-            await request.reject(503, body=b"one agent is recorded already")
-        else:
-            self._taken = True
-            try:
-                await self._connect(request, headers)
-            finally:
-                self.over.set()
-
-    async def _connect(self, request: WebSocketRequest, headers: dict[str, str]) -> None:
-        from trimcp.agent_tools.client.websocket import open_agent_channel
-        from trimcp.agent_tools.messages.messages import SUBPROTOCOL
-
+        headers = head.headers
+        offered = [name.strip() for name in headers.get("sec-websocket-protocol", "").split(",")]
+        whole = head.websocket and is_websocket_key(headers.get("sec-websocket-key"))
+        if not whole or SUBPROTOCOL not in offered:
+            return refusal(400, "this is a WebSocket of agent tools: offer its subprotocol")
+        if self._taken:
+            return refusal(503, "one agent is recorded already")
+        self._taken = True
         target = self._target
         if "authorization" in headers and "authorization" not in target.headers:
             target = attrs.evolve(target, headers={**target.headers, "authorization": headers["authorization"]})
+        service: MessageChannel | None = None
         try:
-            async with (
-                open_agent_channel(target, read=bytes) as service,
-                await request.accept(subprotocol=SUBPROTOCOL) as agent,
-                open_service_nursery() as nursery,
-            ):
-                nursery.start_soon(self._from_agent, agent, service)
-                await self._from_service(service, agent)
+            service = await self._nursery.start(self._reach, target)
         except McpError as error:
             self.failure = error
-            await request.reject(502, body=b"the service was not reached")
+            return refusal(502, "the service was not reached")
+        finally:
+            if service is None:
+                self.over.set()
+        return Upgrade(partial(self._serve, service), SUBPROTOCOL, CLIENT_MAX_MESSAGE, headers=headers, read=bytes)
 
-    async def _from_agent(self, agent: WebSocketConnection, service: MessageChannel) -> None:
-        from trio_websocket import ConnectionClosed
+    async def _reach(self, target: AgentTarget, task_status: trio.TaskStatus[MessageChannel]) -> None:
+        """Keep a connection to the service until either side has closed."""
+        from trimcp.agent_tools.client.websocket import open_agent_channel
 
-        with suppress(ConnectionClosed, trio.BrokenResourceError, trio.ClosedResourceError):
-            while isinstance(said := await agent.get_message(), str):
-                data = said.encode()
-                self._journal.note(True, data)
-                await service.send([Outgoing(data, Kind.NOTIFICATION)])
-            await agent.aclose(_UNSUPPORTED)
-        await service.aclose()  # which ends the other direction
+        async with open_agent_channel(target, read=bytes) as service:
+            task_status.started(service)
+            await self.over.wait()
 
-    async def _from_service(self, service: MessageChannel, agent: WebSocketConnection) -> None:
-        from trio_websocket import ConnectionClosed
+    async def _serve(self, service: MessageChannel, agent: MessageChannel) -> None:
+        try:
+            async with open_service_nursery() as nursery:
+                nursery.start_soon(self._pass_on, agent, service, True)
+                await self._pass_on(service, agent, False)
+        finally:
+            self.over.set()
 
-        with suppress(ConnectionClosed, trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
+    async def _pass_on(self, source: MessageChannel, sink: MessageChannel, from_agent: bool) -> None:
+        with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
             while True:
-                for incoming in await service.receive():
+                for incoming in await source.receive():
                     if isinstance(incoming.message, bytes):  # else it was larger than any message may be
-                        self._journal.note(False, incoming.message)
-                        await agent.send_message(incoming.message.decode())
+                        self._journal.note(from_agent, incoming.message)
+                        await sink.send([Outgoing(incoming.message, Kind.NOTIFICATION)])
+        await sink.aclose()  # which ends the other direction
 
 
 # Replaying
