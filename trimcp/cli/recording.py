@@ -23,7 +23,6 @@ from trimcp.cli.targets import NO_HEADERS, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError, McpError
 from trimcp.run import signals
-from trimcp.server.server import Server
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.play import outgoing_of, play
 from trimcp.testing.transcript import JournalWriter, Transcript
@@ -261,6 +260,7 @@ async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) ->
     The service gets the token that the agent has, if `target` has none. `port`: on this machine; 0 for a free one.
     """
     from trimcp.net import serve_http  # loaded by those who record agents, as below
+    from trimcp.server.server import Server
     from trimcp.transports.http.h1.sockets import open_tcp
     from trimcp.transports.http.settings import HttpSettings
 
