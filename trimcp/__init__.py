@@ -25,8 +25,8 @@ _NAMES = {
     "trimcp.fleet.upstream": "Upstream supervise",
     "trimcp.guard": "guard=.",
     "trimcp.hidden": "hidden=.",
-    "trimcp.net": "asgi_app grpc http http_face run_grpc run_http run_websocket serve_grpc serve_http serve_websocket "
-    "websocket",
+    "trimcp.net": "asgi_app grpc http http_application run_grpc run_http run_websocket serve_grpc serve_http "
+    "serve_websocket websocket",
     "trimcp.run": "in_process load_servers run_stdio serve_stdio stdio",
     "trimcp.schema.hints": "Arg",
     "trimcp.schema.forms": "Answer Form form=form_for",

@@ -39,7 +39,7 @@ from trimcp.fleet.upstream import supervise as supervise
 from trimcp.net import asgi_app as asgi_app
 from trimcp.net import grpc as grpc
 from trimcp.net import http as http
-from trimcp.net import http_face as http_face
+from trimcp.net import http_application as http_application
 from trimcp.net import run_grpc as run_grpc
 from trimcp.net import run_http as run_http
 from trimcp.net import run_websocket as run_websocket
@@ -197,7 +197,7 @@ __all__ = [
     "from_json",
     "grpc",
     "http",
-    "http_face",
+    "http_application",
     "in_process",
     "load_servers",
     "memory_channels",

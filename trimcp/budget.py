@@ -1,8 +1,8 @@
 """A bound on the memory that all peers of a server together may use, and the choice of the peer to end beyond it.
 
 Only what a peer can influence is counted: bodies and messages being read, requests that wait or run, results not yet
-sent, events kept for clients that reconnect, handshakes. Each connection or session has a `Holding`. The holdings of
-one owner (a principal, else an address) are counted together.
+sent, events kept for clients that reconnect, handshakes. Each connection or session has a `MemoryAccount`, its
+holding. The holdings of one owner (a principal, else an address) are counted together.
 
 A holding may grow as long as its own bytes, its owner's bytes and the bytes of all owners, added up, stay below the
 bound. So a single owner gets half of the bound, two owners get a third each, and there is always room for one more.
@@ -71,7 +71,7 @@ class ReadTurns:
         self._readers.unpark(count=_READS)
 
 
-class Holder(Protocol):
+class Evictable(Protocol):
     """A connection or session that can be ended when the memory is used up."""
 
     @property
@@ -91,11 +91,11 @@ class _OwnerAccount:
     def __init__(self, name: str) -> None:
         self.name: str = name
         self.held: int = 0
-        self.holdings: set[Holding] = set()
+        self.holdings: set[MemoryAccount] = set()
         # One of the holdings that wait for room may continue anyway, or all of them might wait for each other.
-        self.favoured: Holding | None = None
+        self.favoured: MemoryAccount | None = None
 
-    def largest(self, *, at_rest: bool) -> Holding | None:
+    def largest(self, *, at_rest: bool) -> MemoryAccount | None:
         """Return the largest holding that can be ended; with `at_rest`, only of those without a running handler."""
         found = [holding for holding in self.holdings if holding.can_be_ended(at_rest=at_rest)]
         return max(found, key=lambda holding: holding.held) if found else None
@@ -117,7 +117,7 @@ class Budget:
         self._holdings = 0
         self._fewer, self._more = -1, 1  # numbers of holdings at which the step changes
         self._owners: dict[str, _OwnerAccount] = {}
-        self._waiting: dict[Holding, Callable[[], object]] = {}
+        self._waiting: dict[MemoryAccount, Callable[[], object]] = {}
         self._relieving = False
         self._next = 0  # held bytes at which to look again for a holding to end
         self._flooded = False  # whether much was held since little was held
@@ -125,13 +125,13 @@ class Budget:
         # called when little is held again after much was held, for example to return memory to the system. May be set.
         self.when_low: Callable[[], object] | None = None
 
-    def holding(self, owner: str, holder: Holder | None = None) -> Holding:
+    def holding(self, owner: str, holder: Evictable | None = None) -> MemoryAccount:
         """Return a new holding. The caller closes it.
 
         `holder`: the connection or session that can be ended when too much is held; None if it cannot be ended.
         """
         mine = self._owner(owner)
-        holding = Holding(self, mine, holder)
+        holding = MemoryAccount(self, mine, holder)
         mine.holdings.add(holding)
         self._holdings += 1
         if self._holdings >= self._more:
@@ -142,7 +142,7 @@ class Budget:
         """Return whether a message of `LARGE` bytes or more may be parsed now; if so, call `parsed` after it.
 
         Large messages that arrive together are parsed one at a time, so that other tasks can run between them for as
-        long as the previous message took. If this returns False, call `Holding.wait_for_turn`.
+        long as the previous message took. If this returns False, call `MemoryAccount.wait_for_turn`.
         """
         now = trio.current_time()
         if now < self._next_turn:
@@ -174,7 +174,7 @@ class Budget:
             owner = self._owners[name] = _OwnerAccount(name)
         return owner
 
-    def _forget(self, holding: Holding, owner: _OwnerAccount) -> None:
+    def _forget(self, holding: MemoryAccount, owner: _OwnerAccount) -> None:
         """Remove a holding from its owner, and the owner when it has none left."""
         owner.holdings.discard(holding)
         if owner.favoured is holding:
@@ -217,7 +217,7 @@ class Budget:
         finally:
             self._relieving = False
 
-    def _whom_to_evict(self) -> Holding | None:
+    def _whom_to_evict(self) -> MemoryAccount | None:
         """Return the largest idle holding of the largest owner, or the largest holding of all if nothing else helps.
 
         A holding that is small beside the largest one is not returned: ending it would not help.
@@ -229,7 +229,7 @@ class Budget:
             return resting
         return largest if self.held > self.bound + self.bound // _SLACK else None
 
-    def _end(self, holding: Holding) -> None:
+    def _end(self, holding: MemoryAccount) -> None:
         from trimcp.security import security_event  # most programs never need it
 
         size, name, holder = holding.held, holding.owner.name, holding.holder
@@ -243,7 +243,7 @@ class Budget:
         trio.lowlevel.current_trio_token().run_sync_soon(_evict, holding, why)
 
 
-def _evict(holding: Holding, why: str) -> None:
+def _evict(holding: MemoryAccount, why: str) -> None:
     """End a holder, unless it has ended by itself. Never raises."""
     holder, holding.holder = holding.holder, None
     try:
@@ -255,15 +255,17 @@ def _evict(holding: Holding, why: str) -> None:
         log_crash(_log, error, "ending a peer that held most crashed")
 
 
-class Holding:
+class MemoryAccount:
     """The memory that one connection or session uses in a server. Made by `Budget.holding`."""
 
     __slots__ = ("budget", "held", "holder", "owner")
 
-    def __init__(self, budget: Budget, owner: _OwnerAccount, holder: Holder | None) -> None:
+    def __init__(self, budget: Budget, owner: _OwnerAccount, holder: Evictable | None) -> None:
         self.budget: Budget = budget  # the budget it is counted in
         self.owner: _OwnerAccount = owner
-        self.holder: Holder | None = holder  # the connection or session that can be ended, or None. May be set later.
+        self.holder: Evictable | None = (
+            holder  # the connection or session that can be ended, or None. May be set later.
+        )
         self.held: int = 0  # bytes
 
     def fits(self, size: int) -> bool:
@@ -333,7 +335,7 @@ class Holding:
 
     async def wait_for_turn(self, size: int) -> None:
         """Wait until a message of `size` bytes may be parsed (see `Budget.take_turn`). It is counted meanwhile."""
-        budget, waiting = self.budget, Amount(self)
+        budget, waiting = self.budget, MemoryCharge(self)
         waiting.set(size)
         try:
             async with budget._turn:
@@ -380,7 +382,7 @@ class WorkTurns:
     def __init__(self, budget: Budget, owner: str) -> None:
         self._budget = budget
         self._owner = owner
-        self._holding: Holding | None = None
+        self._holding: MemoryAccount | None = None
 
     async def __aenter__(self) -> None:
         if not self._budget.take_turn():
@@ -396,13 +398,13 @@ class WorkTurns:
             self._holding.close()
 
 
-class Amount:
+class MemoryCharge:
     """One part of a holding, and how much of it has been counted."""
 
     __slots__ = ("counted", "holding")
 
-    def __init__(self, holding: Holding | None = None) -> None:
-        self.holding: Holding | None = holding  # the holding it is part of; None counts nothing
+    def __init__(self, holding: MemoryAccount | None = None) -> None:
+        self.holding: MemoryAccount | None = holding  # the holding it is part of; None counts nothing
         self.counted: int = 0  # bytes counted
 
     def set(self, size: int) -> None:
@@ -414,7 +416,7 @@ class Amount:
                 self.counted = size
                 holding.add(change)
 
-    def belong_to(self, holding: Holding | None) -> None:
+    def belong_to(self, holding: MemoryAccount | None) -> None:
         """Count it in another holding from now on, from 0 bytes until the next `set`."""
         if self.counted:
             self.set(0)

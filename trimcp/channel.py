@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final, Protocol, Self
 import attrs
 import trio
 
-from trimcp.budget import Holding
+from trimcp.budget import MemoryAccount
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
 from trimcp.support.slotted import shown, slotted, valued
@@ -338,7 +338,7 @@ class MessageChannel(ABC):
     A session stops reading this much before its window is full. A single message larger than that may exceed it.
     """
 
-    holding: Holding | None = None
+    holding: MemoryAccount | None = None
     """Counts the memory that this connection uses; None counts nothing.
 
     Set by the code that accepted the connection, else by the session that runs over it.

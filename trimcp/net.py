@@ -21,7 +21,7 @@ from trimcp.errors import LocalError
 from trimcp.run import Served, run_of, signals
 from trimcp.support.addresses import bracketed
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.transports.http.endpoint.application import HttpFace
+from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.peers.identity import TokenAuth
 from trimcp.transports.http.settings import Companion, HttpLimits, HttpSettings
 from trimcp.transports.trace import Write, trace_from_environment
@@ -94,27 +94,27 @@ class _RunningOptions(_RunningGrpc, total=False):
 
 
 @asynccontextmanager
-async def http_face(server: Served, settings: HttpSettings | None = None) -> AsyncIterator[HttpFace]:
+async def http_application(server: Served, settings: HttpSettings | None = None) -> AsyncIterator[HttpApplication]:
     """Run a server while the block runs, and yield its HTTP interface, for HTTP server software of your own.
 
     A server that already runs (`async with server.running() as running`) keeps running after the block. Leaving the
-    block ends every session of this interface; call `HttpFace.drain` before, to let calls in progress answer.
+    block ends every session of this interface; call `HttpApplication.drain` before, to let calls in progress answer.
     """
     settings = HttpSettings() if settings is None else settings
     if settings.trace is None:
         settings = attrs.evolve(settings, trace=trace_from_environment())
     judging = nullcontext() if settings.auth is None else settings.auth.running()
     async with run_of(server) as running, judging:
-        face = HttpFace(running, settings)
-        running.hosts.append(face.statistics)
+        application = HttpApplication(running, settings)
+        running.hosts.append(application.statistics)
         async with open_service_nursery() as nursery:
-            nursery.start_soon(face.run)
+            nursery.start_soon(application.run)
             try:
-                yield face
+                yield application
             finally:
-                running.hosts.remove(face.statistics)
-                face.end()
-                running.leave(face.shared.sessions)
+                running.hosts.remove(application.statistics)
+                application.end()
+                running.leave(application.shared.sessions)
 
 
 async def serve_http(
@@ -176,7 +176,7 @@ async def serve_http(
 
         from_files = tls_context(certfile, keyfile)  # Hypercorn's own error would not name the file
     at_port = None if uds is not None or sockets else port
-    async with http_face(server, settings) as face, open_service_nursery() as nursery:
+    async with http_application(server, settings) as application, open_service_nursery() as nursery:
         closing, drained = trio.Event(), trio.Event()
         if software == "hypercorn":
             from trimcp.transports.http.asgi.app import AsgiApp
@@ -185,7 +185,7 @@ async def serve_http(
             # Hypercorn cannot stop accepting and keep its connections, so new ones are accepted and refused meanwhile.
             listen: Callable[..., Awaitable[None]] = partial(
                 serve_hypercorn,
-                AsgiApp(lambda: nullcontext(face), limits=limits),
+                AsgiApp(lambda: nullcontext(application), limits=limits),
                 bind=_binds(host, at_port, uds, sockets),
                 certfile=certfile,
                 keyfile=keyfile,
@@ -202,7 +202,7 @@ async def serve_http(
             keep_alive = KeepAlive(message_timeout=limits.body_timeout, message_rate=limits.body_rate)
             listen = partial(
                 serve_http1,
-                face,
+                application,
                 host=host,
                 port=at_port,
                 path=uds,
@@ -221,7 +221,7 @@ async def serve_http(
         await stop.wait()
         # No new connections are accepted. Present clients may still answer a question of a running call, or cancel it.
         closing.set()
-        await face.drain(grace)
+        await application.drain(grace)
         drained.set()
         await ended.wait()
 
@@ -417,7 +417,9 @@ def asgi_app(
     from trimcp.transports.http.asgi.app import AsgiApp
 
     settings = _with_auth(settings, auth, agent_tools)
-    return AsgiApp(partial(http_face, server, settings), root=root, limits=HttpLimits() if limits is None else limits)
+    return AsgiApp(
+        partial(http_application, server, settings), root=root, limits=HttpLimits() if limits is None else limits
+    )
 
 
 # Calling

@@ -12,7 +12,7 @@ import trio.testing
 from hypothesis import given
 from trio.testing import wait_all_tasks_blocked
 
-from trimcp.budget import LITTLE, Amount, Budget, Holding
+from trimcp.budget import LITTLE, Budget, MemoryAccount, MemoryCharge
 
 MIB = 1024 * 1024
 
@@ -28,7 +28,7 @@ class Someone:
         self.ended.append(why)
 
 
-def fill(holding: Holding) -> int:
+def fill(holding: MemoryAccount) -> int:
     """Hold as much as fits, a LITTLE at a time."""
     while holding.fits(LITTLE):
         holding.add(LITTLE)
@@ -162,7 +162,7 @@ async def test_who_waits_goes_on_when_there_is_room(autojump_clock: trio.testing
     waiting.add(MIB // 2)
     went: list[str] = []
 
-    async def wait(holding: Holding, name: str) -> None:
+    async def wait(holding: MemoryAccount, name: str) -> None:
         await holding.room()
         went.append(name)
 
@@ -201,7 +201,7 @@ async def test_who_is_cancelled_while_it_waits_is_forgotten(autojump_clock: trio
 def test_small_changes_are_counted_once_they_come_to_something() -> None:
     budget = Budget(MIB)
     holding = budget.holding("a")
-    amount = Amount(holding)
+    amount = MemoryCharge(holding)
     amount.set(budget.step - 1)
     assert holding.held == 0
     amount.set(budget.step)

@@ -20,16 +20,16 @@ import trio
 import trimcp
 import trimcp.net
 from tests.hostile.server_for_attack import give_back, make_server
-from trimcp.transports.http.endpoint.application import HttpFace
+from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.interfaces import Head, HttpResponse
 from trimcp.transports.http.peers.origins import Origins
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.transports.http.state.events import MemoryEvents
 
-_faces: list[HttpFace] = []
+_faces: list[HttpApplication] = []
 
 
-class NotedFace(HttpFace):
+class NotedFace(HttpApplication):
     """A face whose inside can be looked into."""
 
     def __attrs_post_init__(self) -> None:
@@ -59,7 +59,7 @@ async def statistics(count_more: Callable[[], dict[str, int]], head: Head) -> Ht
     return HttpResponse(200, (("Content-Type", "application/json"),), json.dumps(counts).encode())
 
 
-def contexts_of(face: HttpFace) -> dict[str, int]:
+def contexts_of(face: HttpApplication) -> dict[str, int]:
     """Count what agents have with a server at rest: nothing."""
     second_protocol: Any = face.shared.second_protocol
     if second_protocol is None:
@@ -127,7 +127,7 @@ async def main(
             path of a file, or `slow`, the seconds that each write takes.
         settings: the rest of `Settings`.
     """
-    trimcp.net.HttpFace = NotedFace
+    trimcp.net.HttpApplication = NotedFace
     served = make(**(server or {}))
     chosen = HttpSettings(
         agent_tools=None if agent_tools is None else make_agent_tools(served, **agent_tools),

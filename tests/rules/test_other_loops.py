@@ -23,7 +23,7 @@ ENTERED: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {
     "group": lambda: trimcp.Group(client),
     "connected": lambda: trimcp.testing.connected(server),
     "running": server.running,
-    "http_face": lambda: trimcp.http_face(server),
+    "http_application": lambda: trimcp.http_application(server),
     "lifespan": lambda: trimcp.asgi_app(server).lifespan(),
     "claim_stdio": trimcp.claim_stdio,
     "stdio": lambda: trimcp.stdio("python").connect(),

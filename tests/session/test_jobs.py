@@ -15,7 +15,7 @@ import trio
 from tests.session.support import Tools, agree, call, client_engine, server_engine
 from tests.yardsticks import turns
 from trimcp.channel import Incoming
-from trimcp.session.jobs import Crew
+from trimcp.session.jobs import HandlerTasks
 from trimcp.session.limits import Limits
 from trimcp.session.queues import EACH, Mailbox
 from trimcp.session.session import Session
@@ -134,7 +134,7 @@ async def test_what_waits_weighs_what_it_occupies(revision: Revision, padding: i
             session.deliver([Incoming(parse(text), len(text))])
 
     async with trio.open_nursery() as nursery:
-        session.start(Crew(nursery))
+        session.start(HandlerTasks(nursery))
         arrive(1_000, 100)
         gc.collect()
         before = session.jobs.mailbox.bytes_queued

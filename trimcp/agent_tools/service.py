@@ -23,7 +23,7 @@ from trimcp.agent_tools.contexts.actor import ActorContext, ContextActor
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by
-from trimcp.budget import Holding
+from trimcp.budget import MemoryAccount
 from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
@@ -139,7 +139,7 @@ class AgentRun:
         session: Session | None = None,
         headers: Mapping[str, str] | None = None,
         size: int = 0,
-        holding: Holding | None = None,
+        holding: MemoryAccount | None = None,
         via: object = None,
         translate: Callable[[bytes, str], bytes] | None = None,
         transport: str = "http",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 import trio
 
-from trimcp.budget import Budget, Holding
+from trimcp.budget import Budget, MemoryAccount
 from trimcp.channel import NOWHERE, LaneCounts, MessageWriter, Sink
 from trimcp.errors import CannotAsk, ErrorReply, ResourceNotFound
 from trimcp.protocol.connection import Connection, Encoded
@@ -25,7 +25,7 @@ from trimcp.session.context import CURRENT, Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason, Finished, Job
-from trimcp.session.jobs import Crew
+from trimcp.session.jobs import HandlerTasks
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
@@ -96,11 +96,11 @@ class Running:
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
-    _crew: Crew = attrs.field(init=False)
+    _crew: HandlerTasks = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         server, limits = self.server, self.server.limits
-        self._crew = Crew(self.nursery)
+        self._crew = HandlerTasks(self.nursery)
         self.max_message = limits.largest_into(Role.SERVER)
         self.pools = Pools(limits, server.max_threads, server.max_processes, self.nursery)
         self._subscribers = Subscribers(server)
@@ -296,7 +296,7 @@ class Running:
         if self.pools.sessions:
             self.pools.closed(session)
 
-    def open_brief(self, holding: Holding | None = None, via: object = None) -> Pushed:
+    def open_brief(self, holding: MemoryAccount | None = None, via: object = None) -> Pushed:
         """Return a session for one request of the modern era. It sends no messages outside that request.
 
         Its memory is counted in `holding`; it is drained with `via`, see `drain`.
@@ -321,7 +321,7 @@ class Running:
         self._spare.append(pushed)
         return True
 
-    def open(self, sink: Sink, holding: Holding | None = None, via: object = None) -> Pushed:
+    def open(self, sink: Sink, holding: MemoryAccount | None = None, via: object = None) -> Pushed:
         """Return a new session into which messages are pushed; `sink` takes the messages outside any request.
 
         Its memory is counted in `holding`; it is drained with `via`, see `drain`.
@@ -330,7 +330,7 @@ class Running:
 
         return self._opened_with(Pushed(self.session(sink), self._crew), holding, via)
 
-    def _opened_with(self, pushed: Pushed, holding: Holding | None, via: object) -> Pushed:
+    def _opened_with(self, pushed: Pushed, holding: MemoryAccount | None, via: object) -> Pushed:
         session = pushed.session
         session.memory.holding, session.transport.via = holding, via
         if self._drained and not self._drained.isdisjoint((via, None)):
@@ -338,7 +338,7 @@ class Running:
         return pushed
 
     def open_connected(
-        self, writer: MessageWriter, holding: Holding | None = None, via: object = None
+        self, writer: MessageWriter, holding: MemoryAccount | None = None, via: object = None
     ) -> PushedConnection:
         """Return a new session that is one connection; its transport pushes messages and `writer` sends its own.
 

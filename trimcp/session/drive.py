@@ -19,7 +19,7 @@ from typing import Final, Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Holder, Holding
+from trimcp.budget import Evictable, MemoryAccount
 from trimcp.channel import (
     CLIENT_MAX_MESSAGE,
     SERVER_MAX_MESSAGE,
@@ -31,7 +31,7 @@ from trimcp.channel import (
     stall_text,
 )
 from trimcp.session.job import CancelReason
-from trimcp.session.jobs import Crew
+from trimcp.session.jobs import HandlerTasks
 from trimcp.session.queues import Outbox
 from trimcp.session.session import Session
 from trimcp.support.nurseries import open_service_nursery
@@ -54,7 +54,7 @@ class DirectEnd(Sink):
 
     max_message: int = CLIENT_MAX_MESSAGE  # bytes of the largest message that our session accepts
     # counts the memory that the other session uses in ours; see `MessageChannel`
-    holding: Holding | None = attrs.field(init=False, default=None)
+    holding: MemoryAccount | None = attrs.field(init=False, default=None)
     other: DirectEnd = attrs.field(init=False)
     session: Session | None = attrs.field(init=False, default=None)
     closed: bool = attrs.field(init=False, default=False)
@@ -174,7 +174,7 @@ async def driving(session: Session, channel: AnyChannel, receiver: Receiver | No
 @contextmanager
 def _counted(session: Session, channel: AnyChannel) -> Iterator[None]:
     """Count the memory that the peer uses while the body runs, if there is a budget."""
-    own: Holding | None = None
+    own: MemoryAccount | None = None
     if channel.holding is None and session.memory.budget is not None:
         own = channel.holding = session.memory.budget.holding(_NO_ADDRESS)
     session.memory.belong_to(channel.holding)
@@ -215,7 +215,7 @@ async def _running_jobs(session: Session, begin: Callable[[trio.Nursery], object
     """Run a session's jobs, starting with `begin`, while the body runs; then end the session in order."""
     try:
         async with open_service_nursery() as jobs:
-            session.start(Crew(jobs))
+            session.start(HandlerTasks(jobs))
             begin(jobs)
             try:
                 yield
@@ -267,7 +267,7 @@ def report_stalled(session: Session) -> None:
 
 @slotted
 class _ChannelDriver:
-    """The reader and the writer of one session, and the `Holder` that ends it when too much is held.
+    """The reader and the writer of one session, and the `Evictable` that ends it when too much is held.
 
     It also detects a peer that takes nothing of what is written to it. Most writes complete at once, and a timer for
     each would cost more than the write. So the first write after a pause sets an alarm, which interrupts the reader. If
@@ -280,7 +280,7 @@ class _ChannelDriver:
     outbox: Outbox
     receiver: Receiver
     # the holder of the channel's memory before, which is ended with the session
-    connection: Holder | None = attrs.field(init=False, default=None)
+    connection: Evictable | None = attrs.field(init=False, default=None)
     # the cancel scope of the writer. Shielded, so that the last messages of cancelled tasks are still sent.
     writer: trio.CancelScope = attrs.field(init=False, factory=lambda: trio.CancelScope(shield=True))
     _progress: PeerProgress = attrs.field(init=False)

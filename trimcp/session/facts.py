@@ -6,7 +6,7 @@ from collections.abc import Callable, Sized
 
 import attrs
 
-from trimcp.budget import Amount, Budget
+from trimcp.budget import Budget, MemoryCharge
 from trimcp.channel import HttpClientStatistics
 from trimcp.support.slotted import slotted
 
@@ -19,7 +19,7 @@ class HeldReplies:
     bytes: int = 0
 
 
-class SessionMemory(Amount):
+class SessionMemory(MemoryCharge):
     """The memory that the peer uses in one session, as counted in the budget, and the parts of it that others tell.
 
     `budget`: counts the memory that all peers together use; None counts nothing.

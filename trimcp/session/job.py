@@ -18,7 +18,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
@@ -157,7 +157,7 @@ class _Slots(Protocol):
     bytes_unread: int
     refused: int
 
-    def too_much_unread(self, amount: Amount) -> bool: ...
+    def too_much_unread(self, amount: MemoryCharge) -> bool: ...
     async def until_read(self, job: Job) -> None: ...
     async def wait_for_reader(self, job: Job) -> None: ...
 

@@ -1,7 +1,7 @@
 """The peer's requests that run or wait, and the worker tasks that run them.
 
 A request starts at once while a slot is free (`Jobs`). Otherwise it waits in the mailbox until a job ends. A worker
-task (`Crew`) runs jobs one after another inside a cancel scope that it reuses.
+task (`HandlerTasks`) runs jobs one after another inside a cancel scope that it reuses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import LARGE, STEP, Amount
+from trimcp.budget import LARGE, STEP, MemoryCharge
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
@@ -32,7 +32,7 @@ _TURN: Final = 256
 
 
 @slotted
-class Crew:
+class HandlerTasks:
     """Worker tasks in one nursery that run the jobs of one or more sessions.
 
     A job that never waits needs no task and no scope of its own, so a task that has ended one takes the next. A job
@@ -127,7 +127,9 @@ class Jobs:
     """The requests of one session's peer that were admitted and are not answered yet."""
 
     limits: Limits  # how many may run and wait, and their memory. A single job may exceed it.
-    crew: Crew | None = None  # runs them, perhaps with those of other sessions; None until the session is driven
+    crew: HandlerTasks | None = (
+        None  # runs them, perhaps with those of other sessions; None until the session is driven
+    )
     by_id: dict[RequestId, Job] = attrs.field(init=False, factory=dict)  # all of them
     mailbox: Mailbox = attrs.field(init=False)  # those that wait for a slot
     running: int = attrs.field(init=False, default=0)  # those that have a slot
@@ -196,7 +198,7 @@ class Jobs:
                 if not job.over:
                     self.running += 1
 
-    def too_much_unread(self, amount: Amount) -> bool:
+    def too_much_unread(self, amount: MemoryCharge) -> bool:
         """Return whether results wait for the reader and there is no room for more, here or in the budget."""
         holding = amount.holding
         return self.bytes_unread > self.limits.running_bytes or (holding is not None and not holding.fits(0))

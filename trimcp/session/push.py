@@ -18,7 +18,7 @@ from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoin
 from trimcp.errors import LocalError
 from trimcp.session.drive import readable_or_left, report_stalled
 from trimcp.session.job import CancelReason
-from trimcp.session.jobs import Crew
+from trimcp.session.jobs import HandlerTasks
 from trimcp.session.limits import Limits
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import Work
@@ -95,7 +95,7 @@ class Pushed:
 
     # the session, to which nothing was delivered yet. Its sink gets messages that belong to no request.
     session: Session
-    _crew: Crew  # runs its jobs, beside those of others
+    _crew: HandlerTasks  # runs its jobs, beside those of others
     # called when it is closed and as good as new. Returns whether it is kept for another request, which is cheaper than
     # a new session. None if it serves more than one request.
     _take_back: Callable[[Pushed], bool] | None = None

@@ -36,7 +36,7 @@ from trimcp.protocol.events import (
 from trimcp.protocol.request_state import Sealer
 from trimcp.session.facts import HeldReplies, SessionMemory, TransportFacts
 from trimcp.session.job import CancelReason, Endpoint, Job
-from trimcp.session.jobs import Crew, Jobs
+from trimcp.session.jobs import HandlerTasks, Jobs
 from trimcp.session.limits import Limits
 from trimcp.session.pending import Pending
 from trimcp.session.queues import SMALL, BatchSink, LazyParkingLot, Outbox, weight
@@ -100,7 +100,7 @@ class Session:
         self.jobs = Jobs(self.limits)
         self.counts = self.sink.counts if isinstance(self.sink, Outbox) else LaneCounts()
 
-    def start(self, crew: Crew, background: Background | None = None) -> None:
+    def start(self, crew: HandlerTasks, background: Background | None = None) -> None:
         """Let `crew` run the jobs. Background tasks run in its nursery, too, unless `background` is given."""
         self.jobs.crew = crew
         self.background = crew.nursery if background is None else background

@@ -8,7 +8,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.channel import SERVER_MAX_MESSAGE, Incoming, MessageChannel, Outgoing
 from trimcp.framing.lines import LINES, LineDecoder, encode_lines
 from trimcp.support.slotted import slotted
@@ -41,7 +41,7 @@ class StreamChannel(MessageChannel):
     _sender: trio.abc.SendStream
     limits: ParseLimits = attrs.field(default=DEFAULT_LIMITS, kw_only=True)
     _decoder: LineDecoder = attrs.field(init=False)
-    _unfinished: Amount = attrs.field(init=False, factory=Amount)
+    _unfinished: MemoryCharge = attrs.field(init=False, factory=MemoryCharge)
     _pieces: int = attrs.field(default=0, init=False)
     # Flags instead of `OneTask`: its context manager costs two calls, here for each batch.
     _sending: bool = attrs.field(default=False, init=False)

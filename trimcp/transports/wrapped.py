@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 import attrs
 
-from trimcp.budget import Holding
+from trimcp.budget import MemoryAccount
 from trimcp.channel import HttpClientStatistics, Incoming, MessageChannel, Outgoing
 
 
@@ -67,10 +67,10 @@ class WrappedChannel(MessageChannel):
         return self.channel.too_slow
 
     @property
-    def holding(self) -> Holding | None:
+    def holding(self) -> MemoryAccount | None:
         """What the wrapped channel counts of the memory that this connection uses."""
         return self.channel.holding
 
     @holding.setter
-    def holding(self, holding: Holding | None) -> None:
+    def holding(self, holding: MemoryAccount | None) -> None:
         self.channel.holding = holding

@@ -12,7 +12,7 @@ import trio
 from trimcp.budget import Budget
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.transports.http.asgi.app import AsgiApp
-from trimcp.transports.http.interfaces import Admitted, Face, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Admitted, Application, Head, HttpReply, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.wire.jsonrpc import Request, encode_result
@@ -79,7 +79,7 @@ class DummyFace:
         self.routes[path] = lambda head: found
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Face]:
+    async def running(self) -> AsyncIterator[Application]:
         async with trio.open_nursery() as nursery:
             yield self
             nursery.cancel_scope.cancel()

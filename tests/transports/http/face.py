@@ -10,11 +10,11 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget import Holding
+from trimcp.budget import MemoryAccount
 from trimcp.framing.sse import Event, EventDecoder
-from trimcp.net import http_face
+from trimcp.net import http_application
 from trimcp.server.server import Server
-from trimcp.transports.http.endpoint.application import HttpFace
+from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.interfaces import Handler, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
@@ -152,12 +152,12 @@ class Answer:
 class Visitor:
     """A client of a face."""
 
-    face: HttpFace
+    face: HttpApplication
     revision: Revision = LATEST
     headers: dict[str, str] = attrs.field(factory=dict)
     session: str | None = None
     peer: str = ""
-    holding: Holding | None = None
+    holding: MemoryAccount | None = None
     _last: int = 0
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
@@ -243,7 +243,7 @@ async def visiting(
     server: Server[Any], revision: Revision = LATEST, settings: HttpSettings | None = None
 ) -> AsyncIterator[Visitor]:
     """Serve over HTTP in memory, and yield a client. In the end nothing may be under way."""
-    async with http_face(server, settings) as face:
+    async with http_application(server, settings) as face:
         yield Visitor(face, revision)
         await trio.testing.wait_all_tasks_blocked()
         assert face.shared.exchanges == 0

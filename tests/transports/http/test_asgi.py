@@ -28,7 +28,7 @@ from tests.transports.http.asgi_support import (
     upgrade,
     websocket_scope,
 )
-from trimcp.budget import Amount, Budget
+from trimcp.budget import Budget, MemoryCharge
 from trimcp.transports.http.asgi.app import AsgiApp
 from trimcp.transports.http.asgi.request import AsgiReply
 from trimcp.transports.http.interfaces import Head, HttpReply, HttpResponse
@@ -296,7 +296,7 @@ async def test_what_waits_counts_until_it_is_free_again_and_nothing_of_it_stays_
     holding = budget.holding("a")
     body = b"x" * 1_000_000
     references = sys.getrefcount(body)
-    reply = AsgiReply(1000, Amount(holding))
+    reply = AsgiReply(1000, MemoryCharge(holding))
     reply.send(HttpResponse(200, TEXT, body))
     for _ in range(15):
         reply.consumed(len(reply.take()))

@@ -8,7 +8,7 @@ import trio.testing
 
 from tests.transports.http.face import LEGACY, Visitor, visiting
 from trimcp.errors import LocalError
-from trimcp.net import http_face
+from trimcp.net import http_application
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
@@ -445,7 +445,7 @@ async def test_clients_without_a_session_are_told_apart_by_where_they_are(autoju
     """Since 2026-07-28 each request has a session of its own, so a quota of sessions counts by principal or address."""
     server = make_server()
     server.limits = Limits(session=Quota(running=1, waiting=0))
-    async with http_face(server) as face, trio.open_nursery() as nursery:
+    async with http_application(server) as face, trio.open_nursery() as nursery:
         first, second = Visitor(face, LATEST, peer="10.0.0.1:4711"), Visitor(face, LATEST, peer="10.0.0.2:4711")
         waiting = await first.call("wait", seconds=5)
         first.peer = "10.0.0.1:4712"

@@ -22,7 +22,7 @@ from tests.peers.websockets import message, upgrade
 from tests.transports.http.face import Visitor, visiting
 from tests.transports.http.test_sse2024 import met, say
 from trimcp import security
-from trimcp.net import http_face
+from trimcp.net import http_application
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.job import CancelReason
@@ -229,7 +229,7 @@ async def test_what_waits_for_a_client_that_comes_back_is_in_the_store_and_nothi
 @asynccontextmanager
 async def _listening(busy: Busy, settings: HttpSettings | None = None) -> AsyncIterator[Callable[[], HttpWire]]:
     """The real face behind the real listener's connections, in memory, where time is virtual."""
-    async with http_face(busy.server, settings) as face, trio.open_nursery() as nursery:
+    async with http_application(busy.server, settings) as face, trio.open_nursery() as nursery:
         hosting = Hosting(face, HttpLimits(), nursery, begin_http2)
 
         def connect() -> HttpWire:

@@ -40,11 +40,11 @@ from tests.peers.websockets import (
 )
 from trimcp.channel import Kind, Outgoing
 from trimcp.framing.frames import FrameGate
-from trimcp.net import http_face
+from trimcp.net import http_application
 from trimcp.session.limits import Limits
 from trimcp.session.push import WrittenOutbox
 from trimcp.session.session import Session
-from trimcp.transports.http.endpoint.application import HttpFace
+from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.listener import begin_http2
@@ -70,7 +70,7 @@ def call(id: object, tool: str, **arguments: object) -> bytes:
 class Site:
     """Our listener's connections to one server, without a port."""
 
-    face: HttpFace
+    face: HttpApplication
     hosting: Hosting
     sessions: set[Session]
     connections: list[H1Connection] = attrs.field(factory=list)
@@ -156,7 +156,7 @@ async def site(
     tools = tools or Tools()
     async with (
         tools.server.running() as running,
-        http_face(running, settings) as face,
+        http_application(running, settings) as face,
         trio.open_nursery() as nursery,
     ):
         hosting = Hosting(face, HttpLimits(), nursery, begin_http2, serve_upgraded, partial(push_websocket, keep_alive))

@@ -56,7 +56,7 @@ Reader: TypeAlias = Callable[[Head, dict[str, Any], bool], messages.AgentMessage
 class AgentHttp(AgentPort):
     """Agent tools on one port. A `SecondProtocol`."""
 
-    # Called by the face
+    # Called by the application
 
     def find(self, head: Head) -> Callable[[Head], Any] | None:
         """Return what answers the path, if it is one of the protocol's."""

@@ -23,7 +23,7 @@ from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import MalformedMessage
-from trimcp.budget import Holding, owner_of
+from trimcp.budget import MemoryAccount, owner_of
 from trimcp.session.agent_context import ContextEvent
 from trimcp.support.bounds import checked
 from trimcp.support.slotted import valued
@@ -37,7 +37,7 @@ class ContextShare:
     """The contexts of one principal and agent, or without a principal of one address, that live or are ending."""
 
     key: ShareKey  # whose it is
-    holding: Holding  # counts their memory
+    holding: MemoryAccount  # counts their memory
     live: int = 0
     ending: int = 0
 

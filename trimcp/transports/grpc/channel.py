@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.grpc import OK_TRAILERS, GrpcDecoder, GrpcStatus, json_rpc_header, status_trailers
 from trimcp.principal import Principal
@@ -62,7 +62,7 @@ class GrpcChannel(MessageChannel):
     _write: Callable[[bytes], Awaitable[bytes]] | None = attrs.field(default=None, kw_only=True, alias="write")
     read_ahead: tuple[int, int] = attrs.field(init=False)
     _decoder: GrpcDecoder = attrs.field(init=False)
-    _unfinished: Amount = attrs.field(init=False, factory=Amount)
+    _unfinished: MemoryCharge = attrs.field(init=False, factory=MemoryCharge)
     _left: float = attrs.field(init=False, default=math.inf)  # seconds for the message in progress, if any
     _rounds: int = attrs.field(init=False, default=0)
     _sending: OneTask = attrs.field(init=False, factory=partial(OneTask, "sending on"))

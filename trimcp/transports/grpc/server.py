@@ -1,7 +1,8 @@
-"""What a face serves through gRPC: MCP through `Mcp.Exchange`, health checks, and the services of its second protocol.
+"""What is served through gRPC: MCP through `Mcp.Exchange`, health checks, and the services of a second protocol.
 
-A call is a request like another one: the face identifies the caller, a host reads and writes. What refuses it is turned
-into a status here. A call of one message is a `Handler`; one whose two directions go their own ways is a `Tunnel`.
+A call is a request like another one: the application identifies the caller, a host reads and writes. What refuses it
+is turned into a status here. A call of one message is a `Handler`; one whose two directions go their own ways is a
+`Tunnel`.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class GrpcService(Protocol):
         ...
 
 
-class GrpcFace(Protocol):
-    """What a face offers to gRPC."""
+class GrpcApplication(Protocol):
+    """What an application offers to gRPC."""
 
     @property
     def draining(self) -> trio.Event:
@@ -139,9 +140,9 @@ def has_bad_timeout(head: Head) -> bool:
 
 @attrs.define(eq=False)
 class GrpcRoutes:
-    """The services of one face."""
+    """The services of one application."""
 
-    face: GrpcFace  # whose sessions they are
+    application: GrpcApplication  # whose sessions they are
     services: Mapping[str, GrpcService]  # other services, by the beginning of their paths: "/package.Service/"
     watchers: set[HealthRequest] = attrs.field(init=False, factory=set)
     _calls: set[ExchangeCall] = attrs.field(init=False, factory=set)
@@ -157,7 +158,7 @@ class GrpcRoutes:
         if has_bad_timeout(head):
             return status_response(GrpcStatus.INVALID_ARGUMENT, "the header grpc-timeout is malformed")
         if path == EXCHANGE:
-            return self.tunnel(head, self.face.upgrade(head))
+            return self.tunnel(head, self.application.upgrade(head))
         method = path.rfind("/") + 1
         service = self.services.get(path[:method])
         if service is not None:
@@ -177,7 +178,7 @@ class GrpcRoutes:
             self.services
         ):
             return _SERVICE_UNKNOWN
-        return _NOT_SERVING if self.face.draining.is_set() else _SERVING
+        return _NOT_SERVING if self.application.draining.is_set() else _SERVING
 
     def drain(self) -> None:
         """Tell those who watch the health that no new work is taken."""
@@ -201,7 +202,7 @@ class GrpcRoutes:
 
     def has_room(self, call: ExchangeCall) -> bool:
         """Return whether one more session may begin, after ending another one if necessary."""
-        if len(self._calls) < self.face.max_calls:
+        if len(self._calls) < self.application.max_calls:
             return True
         other = self._shares.make_room(call.owner, "session")
         if other is None:
@@ -212,7 +213,7 @@ class GrpcRoutes:
 
     def too_many(self, head: Head) -> HttpResponse:
         """Note that a session was refused, and return the refusal."""
-        security_event("flood_refused", what="sessions", peer=head.peer, most=self.face.max_calls)
+        security_event("flood_refused", what="sessions", peer=head.peer, most=self.application.max_calls)
         return refusal(503, "there are too many sessions; try again later")
 
     def remember(self, call: ExchangeCall) -> None:
@@ -281,7 +282,7 @@ class ExchangeCall:
             return status_trailers(GrpcStatus.DEADLINE_EXCEEDED, "the time of the call is over")
         if time.time() >= self._head.until:
             return status_trailers(GrpcStatus.UNAUTHENTICATED, "the access token has expired")
-        if self._why or self._routes.face.draining.is_set():
+        if self._why or self._routes.application.draining.is_set():
             return status_trailers(GrpcStatus.UNAVAILABLE, self._why or "the server is shutting down")
         return OK_TRAILERS
 

@@ -1,1 +1,1 @@
-"""MCP over HTTP: the face with its routes and streams, the hosts that run it, and the clients."""
+"""MCP over HTTP: the application with its routes and streams, the hosts that run it, and the clients."""

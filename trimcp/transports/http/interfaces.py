@@ -1,16 +1,16 @@
-"""The interfaces between the HTTP face, the host that runs it, and the server behind it.
+"""The interfaces between the HTTP application, the host that runs it, and the server behind it.
 
-A host parses requests and writes replies: our own listener (`h1.connection`), or an ASGI server (`asgi.app`). The face
-handles routes, headers, revisions and streams. For each request the host calls
+A host parses requests and writes replies: our own listener (`h1.connection`), or an ASGI server (`asgi.app`). The
+application handles routes, headers, revisions and streams. For each request the host calls
 
-    found = await face.admit(head)          before it reads the body; the result is one of
+    found = await application.admit(head)          before it reads the body; the result is one of
         HttpResponse   send it; the body need not be read
         Upgrade        make it a WebSocket and run `found.serve(channel)`
         Tunnel         run `found.serve(stream)`; only for heads with `http2`
         Handler        read at most `found.max_body` bytes of body, then `found.start(body, reply)`
 
-and then the handler responds through `reply`, which never blocks. The server behind the face is a `Service`, such as
-`trimcp.server.running.Running`.
+and then the handler responds through `reply`, which never blocks. The server behind the application is a `Service`
+(`trimcp.server.running.Running`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Budget, Holding
+from trimcp.budget import Budget, MemoryAccount
 from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink, stall_text
 from trimcp.principal import Principal
 from trimcp.security import security_event
@@ -50,7 +50,7 @@ class Head:
 
     Attributes:
         method: as sent ("POST").
-        path: percent-decoded, without query, below the prefix under which the face is mounted.
+        path: percent-decoded, without query, below the prefix under which the application is mounted.
         query: the text after "?", as sent, or "".
         headers: values by lower-case name, without white space around them; the values of a repeated header are joined
             with ", ". Decoded as latin-1.
@@ -58,15 +58,15 @@ class Head:
         loopback: whether it was sent to a loopback address or a Unix socket.
         secure: whether it was sent over TLS.
         certificate: the digest of the client's certificate, as tokens contain it (RFC 8705), or None.
-        root: the prefix under which the face is mounted, or "".
+        root: the prefix under which the application is mounted, or "".
         websocket: whether it requests an upgrade to WebSocket.
         http2: whether it came over HTTP/2 to a host that sends trailers and can serve a `Tunnel`.
         holding: counts the memory used for its connection; None counts nothing.
-        principal: the authenticated caller, set by the face's identity check; None if anonymous.
-        began: when the face was called, on Trio's clock, if the access log needs it.
-        reply_headers: added to every response; set by the face.
+        principal: the authenticated caller, set by the application's identity check; None if anonymous.
+        began: when the application was called, on Trio's clock, if the access log needs it.
+        reply_headers: added to every response; set by the application.
         again: returns the handler of another request with this head, or None if it has to be judged anew; set by the
-            face where everything that it looks at is in the head. Then several requests may share the head.
+            application where everything that it looks at is in the head. Then several requests may share the head.
     """
 
     method: str
@@ -80,7 +80,7 @@ class Head:
     root: str = ""
     websocket: bool = False
     http2: bool = False
-    holding: Holding | None = None
+    holding: MemoryAccount | None = None
     principal: Principal | None = None
     began: float | None = None
     reply_headers: tuple[tuple[str, str], ...] = ()
@@ -208,7 +208,7 @@ class Handler(Protocol):
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler of the application is running for it; see `Holder`."""
+        """Whether no handler of the application is running for it; see `Evictable`."""
         return True
 
     def start(self, body: bytes, reply: HttpReply) -> None:
@@ -332,12 +332,12 @@ class Tunnel:
 Admitted: TypeAlias = HttpResponse | Handler | Upgrade | Tunnel
 
 
-class Face(Protocol):
+class Application(Protocol):
     """The application that a host serves.
 
     Attributes:
         connections: open connections; our own listener counts them.
-        deadlines: the clock, which its host uses too; it runs while the face runs.
+        deadlines: the clock, which its host uses too; it runs while the application runs.
         budget: counts the memory used for all peers.
     """
 
@@ -354,7 +354,7 @@ class Face(Protocol):
 
 
 class SecondProtocol(Protocol):
-    """Another protocol that a face serves beside MCP: paths of its own, and its messages at the endpoint."""
+    """Another protocol that an application serves beside MCP: paths of its own, and its messages at the endpoint."""
 
     def find(self, head: Head) -> Callable[[Head], Awaitable[Admitted]] | None:
         """Return what answers a request after the identity check, if the path is one of its own."""
@@ -450,7 +450,7 @@ class ConnectedSession(Protocol):
 
     @property
     def at_rest(self) -> bool:
-        """Whether no handler is running; see `Holder`."""
+        """Whether no handler is running; see `Evictable`."""
         ...
 
     @property
@@ -488,9 +488,10 @@ class ConnectedSession(Protocol):
 
 
 class Service(Protocol):
-    """The server behind a face.
+    """The server behind an application.
 
-    To each session `holding` counts its memory, and `via` is the face: `drain` with the same value ends the session.
+    To each session `holding` counts its memory, and `via` is the application: `drain` with the same value ends
+    it.
     """
 
     @property
@@ -508,11 +509,11 @@ class Service(Protocol):
         """Counts the memory used for all peers."""
         ...
 
-    def open_brief(self, holding: Holding | None = None, via: object = None) -> PushedSession:
+    def open_brief(self, holding: MemoryAccount | None = None, via: object = None) -> PushedSession:
         """Return a session for one request of 2026-07-28 or later; a request without its envelope counts as such."""
         ...
 
-    def open(self, sink: Sink, holding: Holding | None = None, via: object = None) -> PushedSession:
+    def open(self, sink: Sink, holding: MemoryAccount | None = None, via: object = None) -> PushedSession:
         """Return a new session. `sink` sends the messages that belong to no request, and is closed with it."""
         ...
 
@@ -520,7 +521,7 @@ class Service(Protocol):
         """Serve one connection until the peer leaves, then close the channel."""
 
     def open_connected(
-        self, writer: MessageWriter, holding: Holding | None = None, via: object = None
+        self, writer: MessageWriter, holding: MemoryAccount | None = None, via: object = None
     ) -> ConnectedSession:
         """Return a session for one connection, into which its transport pushes what it reads; `writer` writes."""
         ...

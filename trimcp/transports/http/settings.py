@@ -44,7 +44,7 @@ class Companion(Protocol):
 
 @attrs.frozen(kw_only=True, field_transformer=checked(zero=("retry", "silence", "max_replays", "replay_time")))
 class HttpSettings:
-    """All settings of a face. Sizes are bytes, times are seconds.
+    """All settings of an application. Sizes are bytes, times are seconds.
 
     It has more than 20 fields because each is a setting.
 

@@ -21,7 +21,7 @@ from wsproto.connection import Connection
 from wsproto.frame_protocol import FrameProtocol
 from wsproto.utilities import ProtocolError
 
-from trimcp.budget import Holding
+from trimcp.budget import MemoryAccount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.frames import FrameFault, FrameGate, text_frame
 from trimcp.principal import Principal
@@ -87,7 +87,7 @@ class WebSocketChannel(MessageChannel):
         client: bool,
         keep_alive: KeepAlive = KEEP_ALIVE,
         early: bytes = b"",
-        holding: Holding | None = None,
+        holding: MemoryAccount | None = None,
         principal: Principal | None = None,
         headers: Mapping[str, str] | None = None,
         read: Callable[[bytes], Any] = parse,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.framing.frames import FrameFault, FrameGate
 from trimcp.support.bounds import checked
 from trimcp.transports.descriptors import PIECE, READ_SIZE, progress_of
@@ -129,7 +129,7 @@ class PeerSigns:
     _gate: FrameGate
     _keep_alive: KeepAlive
     # counts the bytes kept of messages that are incomplete, or that nobody has taken
-    amount: Amount = attrs.field(factory=Amount)
+    amount: MemoryCharge = attrs.field(factory=MemoryCharge)
     reading: bool = attrs.field(init=False, default=False)  # a read is in progress, so the peer's silence counts
     starved: bool = attrs.field(init=False, default=False)  # reading waits until there is memory for more of a message
     # when the peer gave the last sign of life, on Trio's clock, plus the time in which we did not read

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimcp.budget import Amount, Holder
+from trimcp.budget import Evictable, MemoryCharge
 from trimcp.channel import Incoming, Outgoing
 from trimcp.framing.frames import TURN, MessageGate, text_frame
 from trimcp.transports.descriptors import READ_SIZE
@@ -81,7 +81,7 @@ async def push_websocket(
 
 
 class ServedWebSocket:
-    """One connection and its session. A `MessageWriter` to the session, the owner of its writer, a `Holder`.
+    """One connection and its session. A `MessageWriter` to the session, the owner of its writer, an `Evictable`.
 
     It has more than 300 lines because reading, writing and closing share the state of one connection.
     """
@@ -100,13 +100,13 @@ class ServedWebSocket:
         self._head = head
         self._upgrade = upgrade
         self._gate = MessageGate(upgrade.max_message, masked=True)
-        self._signs = PeerSigns(self._gate, keep_alive, Amount(head.holding))
+        self._signs = PeerSigns(self._gate, keep_alive, MemoryCharge(head.holding))
         self._controls: FrameProtocol | None = None  # created with the first control frame
         self._pinged = False  # whether a ping was not answered yet
         self._parked: trio.lowlevel.ParkingLot | None = None  # the connection's task, while it waits for the writer
         self._lost = False  # whether the peer has left, or was dropped
         self._answer: bytes | None = None  # to the peer's Close frame
-        self._connection: Holder | None = None  # which holds what this holds
+        self._connection: Evictable | None = None  # which holds what this holds
         self._alarm: Deadline = deadlines.new(self._look)
         assert upgrade.open is not None
         self._session: ConnectedSession = upgrade.open(self)

@@ -20,10 +20,10 @@ from trio.testing import wait_all_tasks_blocked
 import trimcp
 import trimcp.testing
 from tests.peers.tls import authority, certificate_file, client_context, server_context
-from trimcp.net import Software, http_face
+from trimcp.net import Software, http_application
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.client.target import HttpServer
-from trimcp.transports.http.endpoint.application import HttpFace
+from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.h1.listener import serve_http1
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.revisions import V2024_11_05, V2025_03_26, V2025_11_25, V2026_07_28, Revision
@@ -107,10 +107,10 @@ async def served(
     revision: Revision = V2026_07_28,
     settings: HttpSettings | None = None,
     **options: Any,
-) -> AsyncIterator[tuple[HttpFace, HttpServer]]:
+) -> AsyncIterator[tuple[HttpApplication, HttpServer]]:
     """Yield the face of a running server and the target that leads to it."""
     server = make_server(journal or Journal())
-    async with http_face(server, settings) as face, open_service_nursery() as nursery:
+    async with http_application(server, settings) as face, open_service_nursery() as nursery:
         (url,) = await nursery.start(partial(serve_http1, face, host="127.0.0.1", port=0))
         yield face, HttpServer(f"{url}{'/sse' if revision is V2024_11_05 else '/mcp'}", **options)
 
@@ -118,7 +118,7 @@ async def served(
 @asynccontextmanager
 async def connected(
     revision: Revision, journal: Journal | None = None, client: trimcp.Client | None = None, **options: Any
-) -> AsyncIterator[tuple[HttpFace, trimcp.ClientSession]]:
+) -> AsyncIterator[tuple[HttpApplication, trimcp.ClientSession]]:
     async with (
         served(journal, revision=revision, **options) as (face, target),
         (client or trimcp.Client("c")).connect(target, revision=revision) as session,

@@ -1,7 +1,7 @@
-"""The HTTP face as an ASGI 3 application: for Hypercorn on Trio, and for mounting in other applications.
+"""The HTTP application as an ASGI 3 application: for Hypercorn on Trio, and for mounting in other applications.
 
 The lifespan owns the nursery of the sessions; a call only moves bytes (`request`, `websocket`). An application serves
-one process: several workers are separate processes, each with its own face. (ASGI specification 3.0.)
+one process: several workers are separate processes, each with its own application. (ASGI specification 3.0.)
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from trimcp.budget import Budget, owner_of
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.asgi.request import HttpCall, Receive, Scope, Send, plain, read_head
 from trimcp.transports.http.asgi.websocket import WebSocketCall
-from trimcp.transports.http.interfaces import Face, Head, HttpResponse
+from trimcp.transports.http.interfaces import Application, Head, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
 
 _log = logging.getLogger("trimcp.http")
 
-RunFace: TypeAlias = Callable[[], AbstractAsyncContextManager[Face]]
-"""Makes a context manager that yields a face and runs its tasks inside its block."""
+RunApplication: TypeAlias = Callable[[], AbstractAsyncContextManager[Application]]
+"""Makes a context manager that yields an application and runs its tasks inside its block."""
 
 _NOT_TRIO: Final = (
     "this ASGI application runs only on Trio: serve it with "
@@ -40,21 +40,21 @@ _REASON: Final = 500  # characters of a failure that are sent to the server
 
 @attrs.define(eq=False)
 class AsgiApp:
-    """An ASGI application around a face.
+    """An ASGI application around an application.
 
     Its lifespan enters and leaves `running`. Servers run the lifespan. A parent application that does not forward it to
     mounted applications must enter `lifespan` in its own lifespan. Until then every request is answered with 500.
 
     Args:
-        running: makes the context manager that yields the face.
+        running: makes the context manager that yields the application.
         root: the prefix under which it is mounted, for parents that do not set `root_path`.
         limits: bounds for the size and time of a request. The server bounds connections and heads.
     """
 
-    running: RunFace
+    running: RunApplication
     root: str = attrs.field(default="", kw_only=True)
     limits: HttpLimits = attrs.field(factory=HttpLimits, kw_only=True)
-    _face: Face | None = attrs.field(init=False, default=None)
+    _application: Application | None = attrs.field(init=False, default=None)
     _entered: bool = attrs.field(init=False, default=False)
     _warned: bool = attrs.field(init=False, default=False)
 
@@ -69,24 +69,26 @@ class AsgiApp:
         elif not trio.lowlevel.in_trio_run():
             raise RuntimeError(_NOT_TRIO)
         elif kind in ("http", "websocket"):
-            face, head = self._admit(scope)
-            with closing(face.budget.holding(owner_of(None, head.peer))) as holding:
+            application, head = self._admit(scope)
+            with closing(application.budget.holding(owner_of(None, head.peer))) as holding:
                 head.holding = holding
                 if kind == "http":
-                    await self.serve_http(face, head, scope, receive, send)
+                    await self.serve_http(application, head, scope, receive, send)
                 else:
-                    await WebSocketCall(face, head, scope, receive, send, self.limits.stall_timeout).run()
+                    await WebSocketCall(application, head, scope, receive, send, self.limits.stall_timeout).run()
         else:
             raise ValueError(f"an ASGI scope of type {kind!r} is none of ours")
 
-    async def serve_http(self, face: Face, head: Head, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_http(
+        self, application: Application, head: Head, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         """Answer one request, whose memory `head.holding` counts."""
         assert head.holding is not None
-        await HttpCall(face, head, self.limits, head.holding, receive, send).run()
+        await HttpCall(application, head, self.limits, head.holding, receive, send).run()
 
     @asynccontextmanager
-    async def lifespan(self) -> AsyncIterator[Face]:
-        """Run the face inside the block, and yield it: for the lifespan of a parent application.
+    async def lifespan(self) -> AsyncIterator[Application]:
+        """Run the application inside the block, and yield it: for the lifespan of a parent application.
 
         Raises:
             RuntimeError: it runs already.
@@ -95,12 +97,12 @@ class AsgiApp:
             raise RuntimeError("the lifespan of this ASGI application was entered already")
         self._entered = True
         try:
-            async with self.running() as face:
-                self._face = face
+            async with self.running() as application:
+                self._application = application
                 try:
-                    yield face
+                    yield application
                 finally:
-                    self._face = None
+                    self._application = None
         finally:
             self._entered = False
 
@@ -119,27 +121,27 @@ class AsgiApp:
         except Exception as error:  # told to the server, as ASGI has it for a lifespan that fails
             if stage == "running":
                 raise  # ASGI has no event for this: servers log the exception
-            log_crash(_log, error, "the %s of the face failed", stage, level=logging.DEBUG)
+            log_crash(_log, error, "the %s of the application failed", stage, level=logging.DEBUG)
             message = f"{type(error).__name__}: {error}"[:_REASON]
             await send({"type": f"lifespan.{stage}.failed", "message": message})
         else:
             await send({"type": "lifespan.shutdown.complete"})
 
-    def _admit(self, scope: Scope) -> tuple[Face, Head]:
+    def _admit(self, scope: Scope) -> tuple[Application, Head]:
         head = read_head(scope, self.root)
-        if self._face is None:
+        if self._application is None:
             if not self._warned:
                 self._warned = True
                 _log.error("%s", _NO_LIFESPAN)
             return _Refusing(plain(500, "the server is not running")), Head(scope.get("method", "GET"), "/")
         if isinstance(head, HttpResponse):
             return _Refusing(head), Head(scope.get("method", "GET"), "/")
-        return self._face, head
+        return self._application, head
 
 
 @attrs.define(eq=False)
 class _Refusing:
-    """A face that gives every request the same response."""
+    """An application that gives every request the same response."""
 
     response: HttpResponse
     connections: int = 0

@@ -15,7 +15,7 @@ import wsproto.events
 from hypercorn.protocol import events
 from hypercorn.protocol.ws_stream import FrameTooLargeError, WebsocketBuffer, WSStream
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.transports.http.asgi.guards import GUARDS, PIECE, Method, replaces
 from trimcp.transports.http.settings import HttpLimits
 
@@ -47,7 +47,7 @@ class LimitedMessage(WebsocketBuffer):
 
     def __init__(self, max_length: int) -> None:
         super().__init__(max_length)
-        self.amount: Amount = Amount()
+        self.amount: MemoryCharge = MemoryCharge()
 
     def clear(self) -> None:
         super().clear()

@@ -39,7 +39,7 @@ from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
-from trimcp.budget import NOWHERE_KNOWN, Holding, ReadTurns, owner_of
+from trimcp.budget import NOWHERE_KNOWN, MemoryAccount, ReadTurns, owner_of
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single
@@ -225,7 +225,7 @@ async def _know_socket(original: Method, server: TCPServer) -> None:
     await original(server)
 
 
-def _bound_messages(stream: Any, most: int, holding: Holding | None) -> None:
+def _bound_messages(stream: Any, most: int, holding: MemoryAccount | None) -> None:
     stream.buffer.max_length = most
     amount = getattr(stream.buffer, "amount", None)  # absent without the guard `messages`
     if amount is not None:

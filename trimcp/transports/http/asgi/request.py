@@ -1,8 +1,8 @@
 """One HTTP request under an ASGI server, from its scope to the end of its response.
 
 Scopes differ between servers: prefixes are given in different forms, and headers are pairs of bytes. A call only moves
-bytes. The face runs the handlers, so a server that shields its `send` from cancellation delays only this call. (ASGI
-specification, "HTTP & WebSocket ASGI Message Format".)
+bytes. The application runs the handlers, so a server that shields its `send` from cancellation delays only this call.
+(ASGI specification, "HTTP & WebSocket ASGI Message Format".)
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from urllib.parse import unquote
 import attrs
 import trio
 
-from trimcp.budget import LARGE, Amount, Holding
+from trimcp.budget import LARGE, MemoryAccount, MemoryCharge
 from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.support.addresses import host_port, is_loopback_address
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.http.interfaces import Face, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
+from trimcp.transports.http.interfaces import Application, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
 from trimcp.transports.http.settings import HttpLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -40,7 +40,7 @@ HUNG_UP: Final = "trimcp.hung_up"
 MESSAGES: Final = "trimcp.messages"
 """The extension of a `websocket` scope that bounds messages; called before the first one.
 
-It takes the size limit in bytes, and the `Holding` that counts an incomplete message.
+It takes the size limit in bytes, and the `MemoryAccount` that counts an incomplete message.
 """
 
 CUT: Final = "trimcp.cut"
@@ -105,10 +105,10 @@ class SendTimer:
 class HttpCall:
     """One `http` call of an ASGI server: `holding` counts the memory it uses."""
 
-    face: Face
+    application: Application
     head: Head
     limits: HttpLimits
-    holding: Holding
+    holding: MemoryAccount
     _receive: Receive
     _send: Send
     _status: int = attrs.field(init=False, default=0)
@@ -125,7 +125,7 @@ class HttpCall:
     async def run(self) -> None:
         """Answer the request. Returns once the server has the whole response or the client has left."""
         try:
-            found = await self.face.admit(self.head)
+            found = await self.application.admit(self.head)
             if isinstance(found, HttpResponse):
                 await self._respond(found)
             elif isinstance(found, Upgrade | Tunnel):
@@ -133,7 +133,7 @@ class HttpCall:
             else:
                 await self._handle(found)
         finally:
-            self.face.done(self.head, self._status, self._sent)
+            self.application.done(self.head, self._status, self._sent)
 
     # The request
 
@@ -142,7 +142,7 @@ class HttpCall:
         if isinstance(body, HttpResponse):
             await self._respond(body)
         elif body is not None:
-            reply = AsgiReply(self.limits.low_water, Amount(self.holding), handler)
+            reply = AsgiReply(self.limits.low_water, MemoryCharge(self.holding), handler)
             budget, large = self.holding.budget, len(body) >= LARGE
             if large and not budget.take_turn():
                 await self.holding.wait_for_turn(len(body))
@@ -158,7 +158,7 @@ class HttpCall:
 
     async def _read(self, handler: Handler) -> bytes | HttpResponse | None:
         """Return the body, the response to one that is too large or too slow, or None if the client left."""
-        body, counted, most, size, kept = Gathered(), Amount(self.holding), handler.max_body, 0, 0
+        body, counted, most, size, kept = Gathered(), MemoryCharge(self.holding), handler.max_body, 0, 0
         hopeless = self._announced() > most
         try:
             with trio.move_on_after(self.limits.body_timeout) as scope:
@@ -277,7 +277,7 @@ class AsgiReply:
     """An `HttpReply` whose bytes a pump takes."""
 
     low_water: int  # bytes that may still wait when `room` returns
-    amount: Amount = attrs.field(factory=Amount)  # counts the bytes that wait
+    amount: MemoryCharge = attrs.field(factory=MemoryCharge)  # counts the bytes that wait
     handler: Handler | None = None  # None if the host responds itself
     head: HttpResponse | None = attrs.field(init=False, default=None)  # set once the response has begun
     length: int | None = attrs.field(init=False, default=None)  # of the whole body, if known
@@ -290,7 +290,7 @@ class AsgiReply:
     _pump: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _writers: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
-    # Called by the face
+    # Called by the application
 
     def send(self, response: HttpResponse) -> None:
         self.length = len(response.body)
@@ -322,7 +322,7 @@ class AsgiReply:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the response is complete and waits for the reader, or no handler is running; see `Holder`."""
+        """Whether the response is complete and waits for the reader, or no handler is running; see `Evictable`."""
         if self.finished:
             return True
         # A response sent as a whole is not at rest: its head has to be sent before its connection may be closed.
@@ -396,7 +396,7 @@ class AsgiReply:
 def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
     """Return the head of the request that an `http` or `websocket` scope describes, or its refusal.
 
-    `root`: the prefix under which the face is mounted, for scopes without it in `root_path`.
+    `root`: the prefix under which the application is mounted, for scopes without it in `root_path`.
     """
     headers = _headers(scope["headers"])
     authority = headers.pop(":authority", None)

@@ -14,7 +14,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.budget import LARGE, Amount
+from trimcp.budget import LARGE, MemoryCharge
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing, stall_text
 from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (
@@ -29,7 +29,7 @@ from trimcp.transports.http.asgi.request import (
     plain,
     response_start,
 )
-from trimcp.transports.http.interfaces import Face, Head, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Application, Head, HttpResponse, Upgrade
 from trimcp.wire.jsonrpc import parse
 
 # RFC 6455 section 7.4.1.
@@ -46,7 +46,7 @@ _CLOSING: Final = 2.0  # seconds a peer has to answer our close; without this wa
 class WebSocketCall:
     """One `websocket` call of an ASGI server."""
 
-    face: Face
+    application: Application
     head: Head
     scope: Scope
     _receive: Receive
@@ -57,7 +57,7 @@ class WebSocketCall:
         """Serve the connection, or refuse it. Returns once the peer is gone."""
         status = sent = 0
         try:
-            found = await self.face.admit(self.head)
+            found = await self.application.admit(self.head)
             if (await self._receive())["type"] != "websocket.connect":
                 return
             if isinstance(found, Upgrade):
@@ -84,7 +84,7 @@ class WebSocketCall:
                 response = found if isinstance(found, HttpResponse) else plain(404, "there is no WebSocket here")
                 status, sent = await self._refuse(response)
         finally:
-            self.face.done(self.head, status, sent)
+            self.application.done(self.head, status, sent)
 
     async def _refuse(self, response: HttpResponse) -> tuple[int, int]:
         """Refuse the upgrade with this response, or 403 if the server cannot send it; return status and bytes sent."""
@@ -249,7 +249,7 @@ class AsgiWebSocket(MessageChannel):
 
     async def pump_out(self, send: Send) -> None:
         """Pass sent messages to the server, then the close."""
-        copies = Amount(self.holding)  # the session counts a message once
+        copies = MemoryCharge(self.holding)  # the session counts a message once
         with self._left:
             try:
                 async for text in self._left:

@@ -1,4 +1,4 @@
-"""The HTTP face of a server: its paths, and which requests are admitted. Independent of the HTTP server software.
+"""The HTTP application of a server: its paths, and which requests are admitted. Independent of HTTP server software.
 
 Requests are admitted by their head: path, Host and Origin, method, identity, content types. An admitted request gets a
 handler, which answers it without this module. (basic/transports, "Streamable HTTP".)
@@ -39,8 +39,8 @@ _LONGEST_FORM: Final = 256
 
 
 @attrs.define(eq=False)
-class HttpFace:
-    """One server over HTTP. A `Face` to its host.
+class HttpApplication:
+    """One server over HTTP. An `Application` to its host.
 
     Args:
         service: the server.
@@ -91,7 +91,7 @@ class HttpFace:
     # Called by the host
 
     async def admit(self, head: Head) -> Admitted:
-        """Admit or refuse a request by its head; see `Face.admit`."""
+        """Admit or refuse a request by its head; see `Application.admit`."""
         settings = self.settings
         if settings.access_log is not None:
             head.began = trio.current_time()
@@ -116,7 +116,7 @@ class HttpFace:
         return admitted
 
     def done(self, head: Head, status: int, sent: int) -> None:
-        """Log a response in the access log; see `Face.done`."""
+        """Log a response in the access log; see `Application.done`."""
         access = self.settings.access_log
         if access is not None:
             access.record(head, status, sent)

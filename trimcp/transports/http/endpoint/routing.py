@@ -54,7 +54,7 @@ _KNOWN: Final = PostPlan("known", awaited=1)
 
 @attrs.frozen
 class Routing:
-    """Decides how each POST of one face is handled."""
+    """Decides how each POST of one application is handled."""
 
     modern: frozenset[Revision]  # the served revisions without sessions
     legacy: frozenset[Revision]  # the served revisions with sessions

@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from trimcp.budget import LARGE, Amount, owner_of
+from trimcp.budget import LARGE, MemoryCharge, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
@@ -38,7 +38,18 @@ class H1Connection:
     """
 
     __slots__ = (
-        *("_deadline", "_face", "_hosting", "_limits", "_parked", "_parser", "_peer", "_reply", "_wire", "writer"),
+        *(
+            "_deadline",
+            "_application",
+            "_hosting",
+            "_limits",
+            "_parked",
+            "_parser",
+            "_peer",
+            "_reply",
+            "_wire",
+            "writer",
+        ),
         *(
             "_closing",
             "_half_closed",
@@ -57,20 +68,20 @@ class H1Connection:
         self, hosting: Hosting, wire: Wire, *, peer: str = "", loopback: bool = True, secure: bool = False
     ) -> None:
         self._hosting = hosting
-        self._face = hosting.face
+        self._application = hosting.application
         self._limits = hosting.limits
         self._wire = wire
         self._secure = secure
         self._loopback = loopback
         self._peer = peer
         owner = owner_of(None, peer)
-        self._holding = holding = hosting.face.budget.holding(owner, self)
+        self._holding = holding = hosting.application.budget.holding(owner, self)
         self._parser = RequestParser(hosting.limits, peer=peer, loopback=loopback, secure=secure, holding=holding)
-        self._deadline = hosting.face.deadlines.new(self.wake)
+        self._deadline = hosting.application.deadlines.new(self.wake)
         self._reply: H1Reply | None = None  # the current response
         self._parked = trio.lowlevel.ParkingLot()
         self.writer: H1Writer = H1Writer(
-            self, wire, hosting.nursery, hosting.face.deadlines, hosting.limits, Amount(holding)
+            self, wire, hosting.nursery, hosting.application.deadlines, hosting.limits, MemoryCharge(holding)
         )
         self._closing = False  # end after the current response
         self._lost = False  # end at once: the client is gone, or is being dropped
@@ -159,7 +170,7 @@ class H1Connection:
         if self._closing or self._parser.buffered or reply.handler is None:
             self.wake()  # otherwise the reader would go on waiting for input
         reply.detach()
-        self._face.done(reply.request.head, reply.status, reply.sent)
+        self._application.done(reply.request.head, reply.status, reply.sent)
 
     def wake(self) -> None:
         """Wake the reader to check what has changed: `writer.broken`, `Hosting.draining`, the end of a response."""
@@ -219,7 +230,7 @@ class H1Connection:
         try:
             if self._secure:
                 request.head.certificate = self._wire.certificate
-            admitted = await self._face.admit(request.head)
+            admitted = await self._application.admit(request.head)
         except Exception as error:  # as in `run`; the request is refused
             log_crash(log, error, "judging a request from %s crashed", self._peer)
             admitted = HttpResponse(500)
@@ -285,7 +296,7 @@ class H1Connection:
         if request.expects and data is None:
             self.writer.write(_CONTINUE)
         body, size = Gathered(), 0
-        counted: Amount | None = None
+        counted: MemoryCharge | None = None
         self._deadline.set(self._limits.body_timeout)
         try:
             while data != b"":
@@ -303,7 +314,7 @@ class H1Connection:
                         await trio.lowlevel.checkpoint()
                 else:
                     if counted is not None or size >= holding.budget.step:
-                        counted = counted or Amount(holding)
+                        counted = counted or MemoryCharge(holding)
                         counted.set(size)
                         if not holding.fits(0):
                             holding.refuse("bodies")
@@ -348,7 +359,7 @@ class H1Connection:
         try:
             with trio.CancelScope() as self._upgraded:
                 if upgrade.open is not None and push is not None:
-                    deadlines = self._face.deadlines
+                    deadlines = self._application.deadlines
                     self._lost = await push(rest, self._wire, self.writer, deadlines, head, upgrade)
                     self._closing = True
                     return
@@ -358,7 +369,7 @@ class H1Connection:
                 finally:
                     await trio.aclose_forcefully(stream)
         finally:
-            self._face.done(head, 101, 0)
+            self._application.done(head, 101, 0)
 
     async def _serve_http2(self) -> None:
         """Speak HTTP/2 from the first byte on."""
@@ -450,7 +461,7 @@ class H1Connection:
             log.debug("%s %s before a response was finished", self._peer, how)
         if handler is not None:
             handler.disconnected(slow)
-        self._face.done(reply.request.head, reply.status, sent)
+        self._application.done(reply.request.head, reply.status, sent)
 
     # The end
 

@@ -8,10 +8,10 @@ from typing import Protocol, TypeAlias
 import attrs
 import trio
 
-from trimcp.budget import Holding
+from trimcp.budget import MemoryAccount
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
-from trimcp.transports.http.interfaces import Face, Head, Upgrade
+from trimcp.transports.http.interfaces import Application, Head, Upgrade
 from trimcp.transports.http.peers.shares import OwnerCounts
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
@@ -55,7 +55,7 @@ class Http2Connection(Protocol):
 class Hosting:
     """Shared by the connections of a listener."""
 
-    face: Face
+    application: Application
     limits: HttpLimits
     nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
     begin_http2: BeginHttp2
@@ -68,7 +68,7 @@ class Hosting:
         self.streams = OwnerCounts(self.limits.max_connections, "streams")
 
 
-BeginHttp2: TypeAlias = Callable[[Hosting, Wire, H1Writer, Holding, str, bool, bool], Http2Connection]
+BeginHttp2: TypeAlias = Callable[[Hosting, Wire, H1Writer, MemoryAccount, str, bool, bool], Http2Connection]
 """Returns the connection that goes on with HTTP/2.
 
 Its arguments: what is shared, the bytes, the writer, the account, the peer, whether that is on this machine, or secure.

@@ -21,7 +21,7 @@ from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, Http2Connection, PushWebSocket, UpgradeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
 from trimcp.transports.http.h1.wires import PolledWire, Poller, SocketWire, StreamWire, Wire
-from trimcp.transports.http.interfaces import Face
+from trimcp.transports.http.interfaces import Application
 from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.settings import HttpLimits
 
@@ -37,7 +37,7 @@ _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 async def serve_http1(
-    face: Face,
+    application: Application,
     *,
     host: str | None = "127.0.0.1",
     port: int | None = None,
@@ -52,10 +52,10 @@ async def serve_http1(
     grace: float = 5.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve a face over HTTP/1.1 and HTTP/2 until `stop` is set, or until cancelled.
+    """Serve an application over HTTP/1.1 and HTTP/2 until `stop` is set, or until cancelled.
 
     At least one of `port`, `path` and `sockets` is required; several may be given. Cancelling closes all connections at
-    once. The caller runs the face, and with it the face's clock.
+    once. The caller runs the application, and with it the application's clock.
 
     Args:
         sockets: listening sockets that the caller has opened. They are closed when accepting ends.
@@ -94,7 +94,7 @@ async def serve_http1(
         async with trio.open_nursery() as nursery:
             if poller is not None:
                 nursery.start_soon(poller.run)
-            hosting = Hosting(face, limits, nursery, begin_http2, upgrade_websocket, push_websocket)
+            hosting = Hosting(application, limits, nursery, begin_http2, upgrade_websocket, push_websocket)
             listener = _Listener(hosting, ssl_context, poller)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:
@@ -236,7 +236,7 @@ class _Listener:
         )
         self._connections.add(connection)
         self._shares.add(accepted, used=True)
-        self._hosting.face.connections += 1
+        self._hosting.application.connections += 1
         self._hosting.nursery.start_soon(self._serve, accepted, connection)
 
     def _wire(self, sock: socket.socket) -> Wire:
@@ -253,7 +253,7 @@ class _Listener:
             accepted.connection = None
             self._connections.discard(connection)
             self._shares.remove(accepted)
-            self._hosting.face.connections -= 1
+            self._hosting.application.connections -= 1
             self._ended.unpark_all()
             while self._waiting and len(self._connections) < self._hosting.limits.max_connections:
                 first = next(iter(self._waiting))

@@ -24,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 import attrs
 import httptools
 
-from trimcp.budget import Holding
+from trimcp.budget import MemoryAccount
 from trimcp.support.bounds import TOKEN
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.settings import HttpLimits
@@ -103,7 +103,7 @@ class RequestParser:
     _peer: str = attrs.field(default="", alias="peer")
     _loopback: bool = attrs.field(default=True, alias="loopback")
     _secure: bool = attrs.field(default=False, alias="secure")
-    _holding: Holding | None = attrs.field(default=None, alias="holding")
+    _holding: MemoryAccount | None = attrs.field(default=None, alias="holding")
     _buffer: bytes = attrs.field(init=False, default=b"")
     _empty_line_skipped: bool = attrs.field(
         init=False, default=False
@@ -239,7 +239,7 @@ class RequestParser:
         try:
             httptools.HttpRequestParser(fields).feed_data(raw)
         except httptools.HttpParserUpgrade:
-            pass  # the face decides about upgrades
+            pass  # the application decides about upgrades
         except httptools.HttpParserError as error:
             raise RequestRefused(400, f"the request head is malformed: {error}") from None
         if not fields.complete:

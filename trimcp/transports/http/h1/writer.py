@@ -19,7 +19,7 @@ from typing import Final, Protocol
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.parser import H1Request
@@ -69,7 +69,7 @@ class H1Writer:
     _nursery: trio.Nursery  # outlives the connection; a task runs in it while bytes wait
     _deadlines: Deadlines  # for a peer that does not read
     _limits: HttpLimits
-    _amount: Amount = attrs.field(factory=Amount)  # counts the bytes that wait
+    _amount: MemoryCharge = attrs.field(factory=MemoryCharge)  # counts the bytes that wait
     stalled: bool = attrs.field(init=False, default=False)  # whether it broke because the peer did not read
     broken: bool = attrs.field(init=False, default=False)  # whether further writes are dropped
     undelivered: int = attrs.field(init=False, default=0)  # bytes that waited when it broke

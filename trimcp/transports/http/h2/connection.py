@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from trimcp.budget import Amount, Holding, owner_of
+from trimcp.budget import MemoryAccount, MemoryCharge, owner_of
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
@@ -65,14 +65,14 @@ class H2Connection:
         hosting: Hosting,
         wire: Wire,
         writer: H1Writer,
-        holding: Holding,
+        holding: MemoryAccount,
         peer: str,
         loopback: bool,
         secure: bool,
     ) -> None:
         limits = hosting.limits
         self.hosting: Hosting = hosting
-        self.holding: Holding = holding
+        self.holding: MemoryAccount = holding
         self.peer: str = peer
         self.owner: str = owner_of(None, peer)  # of what streams hold before their callers are known
         self.loopback: bool = loopback
@@ -95,7 +95,7 @@ class H2Connection:
         self.receiving: dict[RequestStream, None] = {}  # those whose body is incomplete
         self.weight: int = 0  # bytes that the streams take beside their bodies
         self.lost: bool = False  # whether the client is gone, or is being dropped
-        self._amount = Amount(holding)
+        self._amount = MemoryCharge(holding)
         self._looked = False  # whether what is read next was looked at already
         self._behind = False  # whether more was received than was looked at
         self._corked = False  # whether what is said is gathered, because more is looked at first
@@ -111,7 +111,7 @@ class H2Connection:
             *(limits.head_timeout, limits.body_timeout, limits.idle_timeout, limits.stall_timeout),
             KEEP_ALIVE.interval,
         )
-        self._alarm: Deadline = hosting.face.deadlines.new(self._look)
+        self._alarm: Deadline = hosting.application.deadlines.new(self._look)
         writer.owner = self
 
     # The connection's task
@@ -305,7 +305,7 @@ class H2Connection:
         """Whether the socket has enough to do."""
         return self.writer.waiting + len(self.engine.out) >= _FULL
 
-    def new_head(self, holding: Holding, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
+    def new_head(self, holding: MemoryAccount, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
         """Return the head of a request, with its path. Raises RequestRefused if that is malformed."""
         path, query = read_target(method, fields.path, headers)
         return Head(

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 import trio
 
-from trimcp.budget import LARGE, Amount, Holding
+from trimcp.budget import LARGE, MemoryAccount, MemoryCharge
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.writer import H1Writer
@@ -38,7 +38,7 @@ class StreamOwner(Protocol):
     hosting: Hosting
     engine: Engine
     writer: H1Writer
-    holding: Holding
+    holding: MemoryAccount
     peer: str
     owner: str  # of what its streams hold before their callers are known
 
@@ -47,7 +47,7 @@ class StreamOwner(Protocol):
         """Whether the socket has enough to do."""
         ...
 
-    def new_head(self, holding: Holding, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
+    def new_head(self, holding: MemoryAccount, fields: RequestFields, method: str, headers: dict[str, str]) -> Head:
         """Return the head of a request, with its path. Raises RequestRefused if that is malformed."""
         ...
 
@@ -96,8 +96,8 @@ class ReplyStream(Http2Stream):
         self._bodiless = False
         self._room: trio.lowlevel.ParkingLot | None = None
         self._stalls_at = math.inf  # when the peer has read nothing for too long
-        self._own: Holding | None = None  # an account of its own
-        self._amount: Amount | None = None  # what is counted of its bodies
+        self._own: MemoryAccount | None = None  # an account of its own
+        self._amount: MemoryCharge | None = None  # what is counted of its bodies
 
     def send(self, response: HttpResponse) -> None:
         connection, body = self._connection, response.body
@@ -310,7 +310,7 @@ class ReplyStream(Http2Stream):
 
     # The budget
 
-    def _holding(self) -> Holding:
+    def _holding(self) -> MemoryAccount:
         """Return the account that large things are counted in: its own."""
         connection, head = self._connection, self.head
         assert connection is not None
@@ -325,7 +325,7 @@ class ReplyStream(Http2Stream):
         if self._amount is None:
             if size < LARGE:
                 return
-            self._amount = Amount(self._holding())
+            self._amount = MemoryCharge(self._holding())
         self._amount.set(size)
 
     def _unweigh(self) -> None:

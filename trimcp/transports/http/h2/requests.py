@@ -46,7 +46,7 @@ class TunnelEnd(Protocol):
 
 
 class RequestStream(ReplyStream):
-    """One request. A `Holder` to the budget.
+    """One request. An `Evictable` to the budget.
 
     It has more than 300 lines because the head, the body and the end of a request decide about the same response.
     """
@@ -109,7 +109,7 @@ class RequestStream(ReplyStream):
     async def _admit(self, connection: StreamOwner, head: Head) -> None:
         admitted: Admitted
         try:
-            admitted = await connection.hosting.face.admit(head)
+            admitted = await connection.hosting.application.admit(head)
         except Exception as error:  # the request is refused
             log_crash(log, error, "judging a request from %s crashed", head.peer)
             admitted = HttpResponse(500)
@@ -330,7 +330,7 @@ class RequestStream(ReplyStream):
             except Exception as error:  # the others are told nevertheless
                 log_crash(log, error, "giving up a request from %s crashed", connection.peer)
         if head is not None and head.method:
-            connection.hosting.face.done(head, self.status, sent)
+            connection.hosting.application.done(head, self.status, sent)
 
     def _finished(self) -> None:
         """Note that everything was given to the connection."""
@@ -346,7 +346,7 @@ class RequestStream(ReplyStream):
             self._dropping, self.due = connection, trio.current_time() + connection.hosting.limits.linger_timeout
             connection.receives(self, more=True)
         if head is not None and head.method:
-            connection.hosting.face.done(head, self.status, self.sent)
+            connection.hosting.application.done(head, self.status, self.sent)
 
     def _detach(self, connection: StreamOwner) -> None:
         self._connection = None

@@ -11,7 +11,7 @@ from typing import Final
 
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
 from trimcp.transports.http.h2.replies import StreamOwner
@@ -65,7 +65,7 @@ class TunnelStream:
         self._ended = False  # whether the peer has said everything
         self._finished = False  # whether this side has
         self._why = "the peer is gone"
-        self._amount = Amount(connection.holding)
+        self._amount = MemoryCharge(connection.holding)
         self.gone: trio.Event = trio.Event()
         self.too_slow: bool = False
         self.pieces: int = 0

@@ -14,6 +14,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import attrs
 
+from trimcp.budget import Evictable
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.support.cleaning import digest
@@ -202,7 +203,7 @@ S = TypeVar("S", bound=Tabled)
 
 @attrs.define(eq=False)
 class Table(Generic[S]):
-    """The items that clients hold open at a face, by id: at most `most`. When full, `Shares` selects what is ended."""
+    """The items that clients hold open, by id: at most `most`. When full, `Shares` selects what is ended."""
 
     what: str  # the name of an item in the security log
     most: int  # the upper bound of items
@@ -249,13 +250,6 @@ class Table(Generic[S]):
         """Remove an item."""
         self._found.pop(item.id, None)
         self._shares.remove(item)
-
-
-class Evictable(Protocol):
-    """What occupies a place of `Places` while it is under way."""
-
-    def evict(self, why: str) -> None:
-        """End it, and let it leave its place now. Must not block."""
 
 
 W = TypeVar("W", bound=Evictable)

@@ -1,7 +1,7 @@
-"""State shared by the requests of one HTTP face, and the sessions of Streamable HTTP from 2025-03-26 to 2025-11-25.
+"""State shared by the requests to one application, and the sessions of Streamable HTTP from 2025-03-26 to 2025-11-25.
 
-The face and the exchanges both use `Shared`, so that neither imports the other. A session without open streams owns no
-task. (basic/transports, "Session Management", "Listening for Messages from the Server".)
+The application and the exchanges both use `Shared`, so that neither imports the other. A session without open streams
+owns no task. (basic/transports, "Session Management", "Listening for Messages from the Server".)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import Amount, Budget, Holding
+from trimcp.budget import Budget, MemoryAccount, MemoryCharge
 from trimcp.channel import Kind, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event, in_one_line
@@ -60,7 +60,7 @@ class HttpSession(StreamSink):
     owner: str  # whose share of the table it counts into
     id: str = attrs.field(init=False, factory=new_session_id)  # the secret in `Mcp-Session-Id`
     fresh: bool = attrs.field(init=False, default=True)  # not used yet by a request or a stream
-    holding: Holding = attrs.field(init=False)
+    holding: MemoryAccount = attrs.field(init=False)
     events: SessionEvents | None = attrs.field(init=False, default=None)  # kept for clients that reconnect
     pushed: PushedSession = attrs.field(init=False)
     used: float = attrs.field(init=False, factory=trio.current_time)  # the last use, on Trio's clock
@@ -77,7 +77,7 @@ class HttpSession(StreamSink):
         self.holding = holding = shared.budget.holding(self.owner)
         holding.add(_EACH)
         if shared.events is not None:
-            self.events = SessionEvents(shared.events, self.id, Amount(holding))
+            self.events = SessionEvents(shared.events, self.id, MemoryCharge(holding))
         self.pushed = shared.service.open(self, holding, shared.sessions)
         self._stream = EventStream(shared.open_streams, counts=self.pushed.counts)
         holding.holder = self
@@ -232,13 +232,13 @@ class HttpSession(StreamSink):
 
 @attrs.define(eq=False)
 class Shared:
-    """State shared by all requests of one face."""
+    """State shared by all requests of one application."""
 
     service: Service
     settings: HttpSettings
     budget: Budget = attrs.field(init=False)
     events: EventStore | None = attrs.field(init=False)  # kept for clients that reconnect
-    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)  # the clock, run by the face
+    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)  # the clock, run by the application
     # exchanges without an answer yet, to be made streams after `silence`
     silent: DeadlineQueue = attrs.field(init=False)
     open_streams: OpenStreams = attrs.field(init=False)  # the streams that are being read

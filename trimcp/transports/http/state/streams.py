@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import Amount
+from trimcp.budget import MemoryCharge
 from trimcp.channel import Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.framing.sse import COMMENT, encode_event, in_one_line
 from trimcp.transports.http.interfaces import HttpReply, HttpResponse
@@ -39,7 +39,7 @@ class SessionEvents:
 
     store: EventStore
     session: str
-    amount: Amount
+    amount: MemoryCharge
     _uncounted: int = attrs.field(init=False, default=0)  # bytes kept since the last count
 
     def append(self, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
