@@ -13,6 +13,7 @@ import attrs
 import trio
 
 from trimcp.run import on_signals
+from trimcp.support.descendants import signal_name
 
 _CONTROL: Final = "TRIMCP_WORKER_CONTROL"
 _SOCKETS: Final = "TRIMCP_WORKER_SOCKETS"
@@ -194,8 +195,5 @@ def _kill(process: trio.Process) -> None:
 
 def _how_it_ended(code: int | None) -> str:
     if code is not None and code < 0:
-        try:
-            return f"was ended by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"was ended by signal {-code}"
+        return f"was ended by {signal_name(-code)}"
     return f"ended with status {code}"

@@ -30,6 +30,14 @@ MARK: Final = "TRIMCP_CHILD"
 _log = logging.getLogger("trimcp.stdio")
 
 
+def signal_name(number: int) -> str:
+    """Return what a person calls a signal: "SIGKILL", or "signal 99" where it has no name here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 async def signal_until_gone(process: trio.Process, descendants: Descendants, name: str) -> None:
     """Send a child and its descendants the signal of this name; return once all have exited."""
     signalled: set[KnownProcess] = set()

@@ -27,6 +27,7 @@ from trimcp.errors import LocalError, ToolError
 from trimcp.session.clock import virtual_time
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import clean
+from trimcp.support.descendants import signal_name
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.jsonrpc import Unencodable, encode
 from trimcp.workers.programs import (
@@ -336,10 +337,7 @@ class Command:
             return f"failed with exit status {status}"
         if -status == signal.SIGXCPU and self.cpu_time is not None:
             return f"used more than {self.cpu_time:g} s of processor time"
-        try:
-            return f"was ended by {signal.Signals(-status).name}"
-        except ValueError:
-            return f"was ended by signal {-status}"
+        return f"was ended by {signal_name(-status)}"
 
 
 def _quoted(errors: bytes) -> str:

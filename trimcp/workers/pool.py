@@ -28,6 +28,7 @@ import trio
 from trimcp.security import security_event
 from trimcp.session.limits import Quota
 from trimcp.session.turns import MOST_WAITING, Turns
+from trimcp.support.descendants import signal_name
 from trimcp.support.slotted import valued
 from trimcp.wire.jsonrpc import Malformed, encode, parse_value
 from trimcp.workers.output import OutputBound, WorkerOutput
@@ -287,7 +288,7 @@ class WorkerProcess:
         if code == -signal.SIGXCPU and cpu_time is not None:
             return f"used more than {math.ceil(cpu_time)} s of processor time"
         perhaps = "; perhaps the system ran out of memory" if code == -signal.SIGKILL else ""
-        return f"was ended by {_signal_name(-code)}{perhaps}"
+        return f"was ended by {signal_name(-code)}{perhaps}"
 
 
 @attrs.frozen
@@ -440,10 +441,3 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -9,7 +9,6 @@ import errno
 import logging
 import os
 import shutil
-import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -24,7 +23,7 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, Outgoin
 from trimcp.errors import LocalError
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import clean, log_crash
-from trimcp.support.descendants import MARK, Descendants, look, signal_until_gone
+from trimcp.support.descendants import MARK, Descendants, look, signal_name, signal_until_gone
 from trimcp.support.nurseries import closing_with, open_service_nursery
 from trimcp.support.slotted import valued
 from trimcp.transports.descriptors import READ_SIZE
@@ -240,7 +239,7 @@ class ChildChannel(WrappedChannel):
         if code is None:
             state = f"is still running (process {self.process.pid})"
         elif code < 0:
-            state = f"was ended by {_signal_name(-code)}"
+            state = f"was ended by {signal_name(-code)}"
         else:
             state = f"exited with status {code}"
         self._take_remaining_stderr()
@@ -316,13 +315,6 @@ class ChildChannel(WrappedChannel):
         for stream in (self._sender, self._receiver, self._stderr, self._leftovers):
             if stream is not None:
                 stream.close()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _why_not(server: StdioServer, environment: Mapping[str, str], error: Exception) -> str:
