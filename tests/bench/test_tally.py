@@ -110,7 +110,7 @@ def test_the_first_example_is_kept_cut_and_harmless() -> None:
     tally.wrong("no JSON-RPC", {"a": "\x07"}, 0.3)
     found = tally.errors["wrong text"]
     assert found.count == 2
-    assert found.example.startswith("red \\x1b[31m\\nand\\u202e xxx")
+    assert found.example.startswith("red \\x1b[31m and\\u202e xxx")
     assert found.example.endswith("x…")
     assert len(found.example) < 230
     assert tally.errors["no JSON-RPC"].example == "{'a': '\\x07'}"

@@ -11,6 +11,7 @@ from typing import Any, Final
 import attrs
 
 from trimcp.bench.report import Failures, Histogram, Second
+from trimcp.support.cleaning import one_line
 
 LATE: Final = 0.010
 """Seconds of delay after which a call of an open loop begins late."""
@@ -113,13 +114,13 @@ class Tally:
         if self.counting:
             self.answers += 1
             self._second_failed += 1
-        kind = _shown(kind, 60)
+        kind = one_line(kind, 60)
         if kind not in self.errors and len(self.errors) >= _KINDS:
             kind = "other"
         if kind in self.errors:
             self.errors[kind].count += 1
         else:
-            self.errors[kind] = Failures(1, _shown(example, _LONGEST))
+            self.errors[kind] = Failures(1, one_line(example if isinstance(example, str) else repr(example), _LONGEST))
 
     def reported(self, count: int) -> None:
         """Count progress notifications."""
@@ -169,10 +170,3 @@ class Tally:
         p50, p99 = times.percentile(50), times.percentile(99)
         self._seconds.append(Second(len(self._seconds), times.count, self._second_failed, p50, p99))
         self._second, self._second_failed = Histogram(), 0
-
-
-def _shown(text: Any, longest: int) -> str:
-    """Return text on one line, cut, without terminal control sequences."""
-    text = text if isinstance(text, str) else repr(text)
-    cut = text[: longest - 1] + "…" if len(text) > longest else text
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
