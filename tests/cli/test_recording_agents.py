@@ -172,6 +172,8 @@ async def test_web_pages_and_a_second_agent_are_refused_and_a_service_that_refus
                 for headers, status in (({"Origin": "https://page.example"}, "403"), ({}, "400")):
                     with pytest.raises(trimcp.ConnectionLost, match=status):
                         await WebSocketServer(at, headers).open()
+                with pytest.raises(trimcp.ConnectionLost, match="404"):
+                    await WebSocketServer(f"{at}/elsewhere").open()
                 async with agent_tools.connect(at, token="secret-token") as agent:
                     await agent.tools()
                     with pytest.raises(agent_tools.Draining, match="503"):

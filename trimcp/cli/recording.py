@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -259,6 +260,7 @@ async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) ->
 
     The service gets the token that the agent has, if `target` has none. `port`: on this machine; 0 for a free one.
     """
+    from trimcp.agent_tools.client.websocket import PATH
     from trimcp.net import serve_http  # loaded by those who record agents, as below
     from trimcp.server.server import Server
     from trimcp.transports.http.h1.sockets import open_tcp
@@ -270,7 +272,7 @@ async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) ->
         raise Failure(str(error)) from None
     async with open_service_nursery() as nursery:
         relay = AgentRelay(target, journal, nursery)
-        routes = dict.fromkeys(("/", "/agent"), relay.admit)
+        routes = dict.fromkeys(("/", PATH, urlsplit(target.url).path or "/"), relay.admit)
         settings = HttpSettings(path=None, sse_path=None, websocket_path=None, health=False, routes=routes)
         serve = partial(serve_http, Server("trimcp"), sockets=[sock], settings=settings, stop=relay.over, grace=_LAST)
         at = sock.getsockname()[1]
