@@ -63,16 +63,22 @@ class AuthorizationServer:
     dpop_signing_alg_values_supported: tuple[str, ...] | None = None  # algorithms of proofs (RFC 9449), or None
 
 
+def json_object(text: bytes | str) -> dict[str, Any] | None:
+    """Return the JSON object that a text is, or None."""
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) else None
+
+
 def read_json(cls: type[T], body: bytes, where: str) -> T:
     """Return metadata of this class, read from a JSON object; members it does not know are ignored.
 
     Raises AuthorizationError: it is not such an object, or a member has the wrong type.
     """
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
+    said = json_object(body)
+    if said is None:
         raise AuthorizationError(f"{where} is not a JSON object")
     members: dict[str, Any] = {}
     for field in attrs.fields(cls):  # type: ignore[arg-type]  # one of the classes above

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 import attrs
 
+from trimcp.auth.metadata import json_object
 from trimcp.errors import AuthorizationError
 
 
@@ -67,11 +67,7 @@ _NO_RESOURCE: Final = "; if it knows no resources, leave it out: OAuth(resource=
 
 def object_in(reply: Fetched) -> dict[str, Any] | None:
     """Return the JSON object that a reply holds, or None."""
-    try:
-        said = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) else None
+    return json_object(reply.body)
 
 
 def failed(reply: Fetched, said: dict[str, Any] | None, *statuses: int) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import trio
 
 from trimcp.auth.credentials import Credentials, StoreKey
+from trimcp.auth.metadata import json_object
 from trimcp.errors import AuthorizationError
 from trimcp.support.cleaning import one_line
 from trimcp.support.files import MissingFile, UnusableFile, advice, read_file
@@ -154,15 +155,13 @@ class FileStore(CredentialStore):
 
     def _entries(self) -> dict[str, str]:
         try:
-            said: Any = json.loads(read_file(self.path, "the logins", secret=not self._warned, regular=True))
+            said = json_object(read_file(self.path, "the logins", secret=not self._warned, regular=True)) or {}
         except MissingFile:
             return {}
         except UnusableFile as error:
             raise AuthorizationError(str(error)) from None
-        except (ValueError, RecursionError):
-            said = None
         self._warned = True
-        kept = said.get("logins") if isinstance(said, dict) else None
+        kept = said.get("logins")
         if not isinstance(kept, dict) or not all(isinstance(text, str) and _key(name) for name, text in kept.items()):
             raise AuthorizationError(f"{self.path} does not hold logins of trimcp; move it away to begin anew")
         return kept

@@ -22,7 +22,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from trimcp.auth.jose import access_token_hash
-from trimcp.auth.metadata import canonical_url, is_text, same_issuer, texts_in
+from trimcp.auth.metadata import canonical_url, is_text, json_object, same_issuer, texts_in
 
 ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Algorithms whose keys can be published: who checks a signature could not have made it."""
@@ -79,11 +79,7 @@ def read_keys(body: bytes) -> dict[str, Key]:
     Secret keys are left out, too: who publishes one has made a mistake, and a public key taken for a secret one is an
     attack. Raises ValueError: it is no such set, or holds more than 100 keys.
     """
-    try:
-        said = json.loads(body)
-    except (ValueError, RecursionError):
-        said = None
-    keys = said.get("keys") if isinstance(said, dict) else None
+    keys = (json_object(body) or {}).get("keys")
     if not isinstance(keys, list) or len(keys) > _MAX_KEYS:
         raise ValueError(f"these are no keys, or more than {_MAX_KEYS}")
     found: dict[str, Key] = {}
