@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import struct
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from google.protobuf import descriptor_pb2, json_format, struct_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.peers.processes import MIB, memory_of
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import MESSAGES, ToolRequest
 from trimcp.agent_tools.messages.protobuf import (
     METHODS,
     PB,
     at_once,
+    decode,
     fill,
     members_of,
     read_any,
@@ -30,6 +33,7 @@ from trimcp.agent_tools.messages.protobuf import (
     write_object,
 )
 from trimcp.agent_tools.proto import agent_tools_pb2
+from trimcp.framing.grpc import text_field
 from trimcp.wire.jsonrpc import ParseLimits
 
 FOREIGN: Any = agent_tools_pb2  # as others use it
@@ -164,3 +168,33 @@ def test_members_that_are_no_json_are_malformed() -> None:
     with pytest.raises(MalformedMessage):
         at_once(members_of(PB.ContextCreate(state_json=b"{")))
     assert ToolRequest.type == "tool_request"
+
+
+@pytest.mark.parametrize(
+    ("name", "payload"),
+    [
+        ("ToolList", b"\x0a\x00" * 2**20),
+        ("ToolsRegistered", b"\x0a\x00" * 2**20),
+        ("ProvideTools", b"\x12\x00" * 2**20),
+        ("FromProvider", text_field(1, b"\x12\x00" * 2**20)),
+        ("FromProvider", text_field(1, b"\x12\x00" * 100) * 10_000),
+        ("ToProvider", text_field(1, b"\x0a\x00" * 2**20)),
+    ],
+)
+def test_messages_in_a_message_are_counted_before_they_are_objects(name: str, payload: bytes) -> None:
+    """Two bytes of each become more than a hundred."""
+    before = memory_of(os.getpid())
+    with pytest.raises(MalformedMessage, match="more than 20,000 fields"):
+        decode(getattr(PB, name), payload)
+    assert memory_of(os.getpid()) - before < 4 * MIB
+
+
+@pytest.mark.parametrize("payload", [b"\x12\xff\xff\x03", b"\x00\x00", b"\x13\x14", b"\x11\x01", b"\x08\xff"])
+def test_a_long_message_that_is_none_is_malformed(payload: bytes) -> None:
+    with pytest.raises(MalformedMessage, match="no message of protobuf"):
+        decode(PB.ToolList, b"\x12\x00" * 4_000 + payload)
+
+
+def test_a_long_list_of_tools_is_read_whole() -> None:
+    tools = PB.ToolList(tools=[PB.Manifest(name=f"t{n}", parameters_json=b"{}") for n in range(5_000)])
+    assert len(decode(PB.ToolList, tools.SerializeToString()).tools) == 5_000

@@ -206,27 +206,28 @@ def texts_of(payload: bytes) -> list[tuple[int, bytes]] | None:
     found: list[tuple[int, bytes]] = []
     at, end = 0, len(payload)
     while at < end:
-        tag, at = read_varint(payload, at)
-        kind = tag & 7
-        if tag <= 0:
+        kind = payload[at] & 7
+        number, begins, at = next_field(payload, at)
+        if not 0 < at <= end:
             return None
         if kind == _TEXT:
-            size, at = read_varint(payload, at)
-            if size < 0 or at + size > end:
-                return None
-            found.append((tag >> 3, payload[at : at + size]))
-            at += size
-        elif kind == _VARINT:
-            value, at = read_varint(payload, at)
-            if value < 0:
-                return None
-        elif kind in _LENGTHS:
-            at += _LENGTHS[kind]
-            if at > end:
-                return None
-        else:
-            return None
+            found.append((number, payload[begins:at]))
     return found
+
+
+def next_field(payload: bytes, at: int) -> tuple[int, int, int]:
+    """Return the number of the field at this place, and where its value begins and ends; an end of 0 if it is none."""
+    tag, at = read_varint(payload, at)
+    kind = tag & 7
+    if tag <= 0:
+        return 0, 0, 0
+    if kind == _TEXT:
+        size, at = read_varint(payload, at)
+        return (tag >> 3, at, at + size) if size >= 0 else (0, 0, 0)
+    if kind == _VARINT:
+        value, end = read_varint(payload, at)
+        return (tag >> 3, at, end) if value >= 0 else (0, 0, 0)
+    return (tag >> 3, at, at + _LENGTHS[kind]) if kind in _LENGTHS else (0, 0, 0)
 
 
 def text_field(number: int, value: bytes) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
 from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
+from trimcp.transports.http.h2 import frames as h2_frames
+from trimcp.transports.http.h2.heads import write_block
 from trimcp.transports.http.interfaces import refusal
 
 OK = [("grpc-status", "0")]
@@ -370,3 +372,58 @@ async def test_a_connection_bears_thousands_of_calls_with_many_at_once() -> None
     async with meeting_served(Meeting()) as (place, _), target_at(place).open() as client:
         with trio.fail_after(PATIENCE):
             await call_again_and_again(client, 50)
+
+
+HEARD = h2_frames.settings_frame({})
+INTERIM = h2_frames.frame(h2_frames.HEADERS, h2_frames.END_HEADERS, 1, write_block([(":status", "103")]))
+ANSWERED = h2_frames.frame(h2_frames.HEADERS, h2_frames.END_HEADERS, 1, write_block(HEAD))
+PAID_PINGS = h2_frames.frame(h2_frames.DATA, 0, 1, b"x") + 8 * h2_frames.frame(h2_frames.PING, 0, 0, b"pingping")
+
+
+@pytest.mark.parametrize(
+    ("begins", "piece", "why"),
+    [(ANSWERED, PAID_PINGS, "does not read the answers"), (b"", INTERIM, "too many interim heads")],
+    ids=["pings that data pays for", "interim heads"],
+)
+async def test_a_server_that_makes_the_client_work_for_nothing_is_left(begins: bytes, piece: bytes, why: str) -> None:
+    """It never reads, and sends frames of which each may have its answer, or none."""
+
+    async def answer(stream: trio.abc.Stream) -> None:
+        await stream.send_all(HEARD + begins)
+        with suppress(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(piece * 1_000)
+
+    async with answering(answer) as port, trimcp.grpc(f"grpc://127.0.0.1:{port}").open() as client:
+
+        async def watch() -> None:
+            while True:
+                assert client.writer.waiting < 2 * 1024 * 1024
+                await trio.lowlevel.checkpoint()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            with trio.fail_after(PATIENCE), pytest.raises(CallFailed, match=why):
+                await client.unary("/a.B/C", b"")
+            nursery.cancel_scope.cancel()
+
+
+async def test_messages_that_are_there_already_are_returned_in_turns(autojump_clock: MockClock) -> None:
+    async with client_and_peer() as (client, peer), client.call("/a.B/C") as call, trio.open_nursery() as nursery:
+        await peer.answer((await peer.event(h2.events.RequestReceived)).stream_id, *[b""] * 1_000)
+        await wait_all_tasks_blocked()
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await trio.lowlevel.checkpoint()
+
+        nursery.start_soon(others)
+        decoder, read = GrpcDecoder(1_000), 0
+        while await call.next_message(decoder) is not None:
+            read += 1
+        assert read == 1_000
+        assert turns >= 1_000 // 32
+        nursery.cancel_scope.cancel()

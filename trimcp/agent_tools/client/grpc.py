@@ -18,7 +18,6 @@ import trio
 
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.messages import errors, messages
-from trimcp.agent_tools.messages.protobuf import at_once
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
 from trimcp.support.nurseries import open_service_nursery
@@ -28,9 +27,17 @@ from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client
 
 try:
-    from google.protobuf.message import DecodeError
-
-    from trimcp.agent_tools.messages.protobuf import ERROR_TRAILER, METHODS, PB, SERVICE, fill, framed_in, members_of
+    from trimcp.agent_tools.messages.protobuf import (
+        ERROR_TRAILER,
+        METHODS,
+        PB,
+        SERVICE,
+        at_once,
+        decode,
+        fill,
+        framed_in,
+        members_of,
+    )
 except ImportError as _error:
     raise LocalError("agent tools through gRPC need another package: pip install protobuf") from _error
 
@@ -150,9 +157,9 @@ def _payload(cls: Any, message: messages.AgentMessage) -> bytes:
 
 def _decoded(cls: Any, payload: bytes) -> Any:
     try:
-        return cls.FromString(payload)
-    except DecodeError:
-        raise InvalidReply("the service's answer is no message of protobuf") from None
+        return decode(cls, payload)
+    except errors.MalformedMessage as error:
+        raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
 
 
 def _tagged(cls: type[messages.AgentMessage], message: Any) -> dict[str, Any]:
@@ -178,13 +185,9 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
     async def receive(self) -> messages.AgentMessage:
         """Wait for the next event. Cancelling this loses nothing."""
+        await trio.lowlevel.checkpoint()
         first, self._first = self._first, None
         if first is not None:
-            try:
-                await trio.lowlevel.checkpoint()
-            except trio.Cancelled:
-                self._first = first
-                raise
             return first
         try:
             return await self._next()

@@ -25,7 +25,7 @@ import trio
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import read_value
 from trimcp.errors import LocalError
-from trimcp.framing.grpc import message_frame, read_varint, text_field, varint
+from trimcp.framing.grpc import message_frame, next_field, read_varint, text_field, varint
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits, encode
 
 try:
@@ -240,6 +240,7 @@ ERROR_TRAILER: Final = "trimcp-error-bin"
 """The trailer with the JSON text of an error, in base64."""
 
 _SOON: Final = 4 * 1024
+_MOST_FIELDS: Final = 20_000  # of one message that may hold lists of messages: as many tools at once
 _TEXT: Final = "_json"
 _WHOLE: Final = "manifest_json"
 _OBJECT, _ANY = ".google.protobuf.Struct", ".google.protobuf.Value"
@@ -284,11 +285,42 @@ PB, _VALUES, METHODS = _own_classes()
 
 
 def decode(cls: Any, payload: bytes) -> Any:
-    """Return the message of this class that a payload is. Raises MalformedMessage."""
+    """Return the message of this class that a payload is. Raises MalformedMessage.
+
+    An empty message takes two bytes, and an object of a hundred: where they may be many, they are counted before.
+    """
+    if len(payload) >= _SOON and (holding := _lists_in(cls.DESCRIPTOR)):
+        _count_fields(payload, holding)
     try:
         return cls.FromString(payload)
     except DecodeError:
         raise MalformedMessage("no message of protobuf") from None
+
+
+@cache
+def _lists_in(descriptor: Any) -> dict[int, Any]:
+    """Return the fields that are lists of messages, or hold such lists, by number: what `_count_fields` goes into."""
+    return {
+        field.number: inner
+        for field in descriptor.fields
+        if field.message_type is not None and ((inner := _lists_in(field.message_type)) or field.is_repeated)
+    }
+
+
+def _count_fields(payload: bytes, holding: Mapping[int, Any]) -> None:
+    """Raise MalformedMessage if a message has more than `_MOST_FIELDS` fields, those counted that hold lists."""
+    left, waiting = _MOST_FIELDS, [(0, len(payload), holding)]
+    while waiting:
+        at, end, holding = waiting.pop()
+        while at < end:
+            left -= 1
+            if left < 0:
+                raise MalformedMessage(f"more than {_MOST_FIELDS:,} fields")
+            number, begins, at = next_field(payload, at)
+            if not 0 < at <= end:
+                raise MalformedMessage("no message of protobuf")
+            if inner := holding.get(number):
+                waiting.append((begins, at, inner))
 
 
 # Messages

@@ -20,6 +20,7 @@ WINDOW: Final = 256 * 1024
 """Bytes of one call that may wait here unread."""
 
 _LONGEST: Final = 200
+_MESSAGES: Final = 16  # that are returned in one turn: a window may hold fifty thousand
 _WAITING: Final = 64 * 1024  # bytes that wait for the socket, from which on a sender waits
 
 _BY_RESET: Final = {
@@ -225,6 +226,8 @@ class Http2Call(Http2Stream):
         `decoder`: what keeps the rest of what has arrived, the same one for the whole call. Raises CallFailed: the call
         has failed, or a message is larger than the decoder takes.
         """
+        if decoder.behind and not decoder.rounds % _MESSAGES:
+            await trio.lowlevel.checkpoint()
         while True:
             before = decoder.taken
             found = decoder.take(1)

@@ -32,6 +32,7 @@ from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 _READ_SIZE: Final = 64 * 1024
 _MAX_HEAD: Final = 64 * 1024
 _FRAMES: Final = 64  # looked at in one turn
+_UNREAD: Final = 1024 * 1024  # bytes of answers to frames, such as pings, that a server may leave unread
 _CLOSING: Final = 1.0  # seconds for the last frames and the server's end of the connection
 _LONGEST: Final = 200
 _BLOCKS: Final = 64  # heads that are kept as bytes
@@ -57,6 +58,7 @@ class Http2Client:
     _written: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _served: int | None = attrs.field(init=False, default=None)  # the last call that the server serves, if it said so
     _corked: bool = attrs.field(init=False, default=False)  # whether what is said is gathered
+    _owed: int = attrs.field(init=False, default=0)  # bytes of answers to frames since nothing waited to be written
     _ended: int = attrs.field(init=False, default=0)  # calls that have ended in this turn
     _heard: float = attrs.field(init=False, factory=trio.current_time)
     _closing: bool = attrs.field(init=False, default=False)
@@ -246,7 +248,10 @@ class Http2Client:
             return self.engine.advance(_FRAMES)
         finally:
             self._corked = False
+            self._owed = len(self.engine.out) + (self._owed if self.writer.waiting else 0)
             self.flush()
+            if self._owed > _UNREAD:
+                raise Http2Error(Code.ENHANCE_YOUR_CALM, "it does not read the answers to its frames")
 
     async def _watch(self) -> None:
         """Ping a silent server, and give up one that does not answer."""

@@ -295,6 +295,7 @@ class Engine:
             if stream.response(head):
                 if ended:
                     raise Http2Error(Code.PROTOCOL_ERROR, "an interim head that is the last one", id)
+                self._allowance.spend("interim heads")
                 stream.left = _NO_HEAD
             elif ended:
                 self._ended(stream)
