@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import trio
 from trio.testing import MockClock
 
 import trimcp
-from trimcp.channel import Incoming, Outgoing
+from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing import Transcript, connected, every_revision, replay
 from trimcp.testing.play import outgoing_of, play
@@ -24,6 +24,8 @@ from trimcp.testing.transcript import JournalWriter, read_journal
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 from trimcp.transports.wrapped import WrappedChannel
+from trimcp.wire.common import META_PROTOCOL_VERSION
+from trimcp.wire.jsonrpc import parse, parse_value
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2025_06_18, Revision
 
 
@@ -276,6 +278,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(file: Path) -> None:
         ('{"trimcp_journal":2}\n', "format 1"),
         ('{"trimcp_journal":1}\n[]\n', "line 2: not an object"),
         ('{"trimcp_journal":1}\n{"from":"me","message":{}}\n', "line 2"),
+        ('{"trimcp_journal":1}\n{"from":"client","message":' + "[" * 129 + "]" * 129 + "}\n", "deeper than 129 levels"),
     ],
 )
 def test_what_is_no_journal_is_refused(text: str, told: str) -> None:
@@ -297,3 +300,77 @@ async def test_the_ids_of_questions_are_those_of_this_time(file: Path, autojump_
 def is_about(message: Any, from_client: bool, asked: object) -> bool:
     """Whether a message is the server's question of this id or the client's answer to it."""
     return message.get("id") == asked and from_client != ("method" in message)
+
+
+MCP = (
+    (True, {"id": 1, "method": "tools/call", "params": {"name": "x", "_meta": {"progressToken": "t"}}}),
+    (False, {"method": "notifications/progress", "params": {"progressToken": "t", "progress": 1}}),
+    (False, {"id": "q", "method": "elicitation/create", "params": {"subscriptionId": 1}}),
+    (True, {"id": "q", "result": {"requestState": "s"}}),
+    (True, {"method": "notifications/cancelled", "params": {"requestId": 1}}),
+    (False, {"id": 1, "result": {"requestState": "s"}}),
+    (True, {"id": 2, "method": "x", "params": {"_meta": {META_PROTOCOL_VERSION: str(LATEST)}, "name": "n"}}),
+)
+AGENT_TOOLS = (
+    (True, {"type": "tool_request", "request_id": "r", "tool_name": "x", "arguments": {}}),
+    (False, {"type": "tool_progress", "request_id": "r", "progress": 1}),
+    (True, {"type": "tool_cancel", "request_id": "r"}),
+    (False, {"type": "tool_response", "request_id": "r", "context_id": "c"}),
+)
+ODD = (None, [], {}, [1], {"a": 1}, "x", 1, 1.5, True, "")
+
+
+def changed_at_each_place(value: Any) -> Iterator[Any]:
+    """The value with each of its members replaced by each odd value."""
+    yield from ODD
+    if isinstance(value, dict):
+        for name, member in value.items():
+            for odd in changed_at_each_place(member):
+                yield {**value, name: odd}
+
+
+@pytest.mark.parametrize("conversation", [MCP, AGENT_TOOLS])
+@pytest.mark.parametrize("client", [True, False])
+async def test_a_broken_journal_and_a_peer_that_says_anything_are_differences(
+    conversation: Sequence[tuple[bool, Any]], client: bool, autojump_clock: MockClock
+) -> None:
+    agents = conversation is AGENT_TOOLS
+    marked: list[tuple[bool, Any]] = [
+        (by_client, message if agents else {"jsonrpc": "2.0", **message}) for by_client, message in conversation
+    ]
+    told = 0
+    for at, (by_client, message) in enumerate(marked):
+        for odd in changed_at_each_place(message):
+            other = [*marked[:at], (by_client, odd), *marked[at + 1 :]]
+            for journal, said in ((other, marked), (marked, other)):
+                texts = [orjson.dumps(each) for by_client, each in said if by_client != client]
+                told += bool(await play(journal, Saying(texts, agents), client=client, patience=0.1))
+    assert told
+
+
+async def test_of_many_messages_that_are_not_in_the_journal_some_are_told(autojump_clock: MockClock) -> None:
+    said = [b'{"jsonrpc":"2.0","method":"notifications/%d"}' % n for n in range(5_000)]
+    problems = await play(MCP[:1], Saying(said, agents=False))
+    assert len(problems) == 101
+    assert problems[-1] == "and 4900 more that are not in the journal"
+
+
+@attrs.define(eq=False)
+class Saying(MessageChannel):
+    """Says these texts, and then leaves."""
+
+    texts: list[bytes]
+    agents: bool
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive(self) -> Sequence[Incoming]:
+        await trio.lowlevel.checkpoint()
+        if not self.texts:
+            raise trio.EndOfChannel
+        text = self.texts.pop(0)
+        return [Incoming(parse_value(text) if self.agents else parse(text), len(text))]
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()

@@ -77,6 +77,7 @@ Alike: TypeAlias = Callable[[Any, Any, str], bool]
 """Returns whether an expected and an actual value at a path count as equal."""
 
 _PATIENCE: Final = 10.0  # seconds
+_TOLD: Final = 100  # messages that are not in the journal
 _LINGER: Final = 0.3  # seconds in which unexpected messages may still arrive
 _CANCELLED: Final = "notifications/cancelled"
 _PROGRESS: Final = "notifications/progress"
@@ -140,6 +141,7 @@ class _Player:
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _sending: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _ended: bool = attrs.field(init=False, default=False)
+    _unexpected: int = attrs.field(init=False, default=0)  # messages that are not in the journal
 
     def expect(self, messages: Sequence[tuple[bool, Any]]) -> None:
         """Add the messages that the other side is expected to send."""
@@ -147,9 +149,9 @@ class _Player:
             for message in _members(whole):
                 if from_client == self.client:
                     if "method" in message and "id" in message:
-                        self._methods[message["id"]] = message["method"]
+                        self._methods[_key(message["id"])] = message["method"]
                     elif message.get("method") == _CANCELLED:
-                        self._given_up.add(message.get("params", {}).get("requestId"))
+                        self._given_up.add(_key(_params(message).get("requestId")))
         with_progress: set[Any] = set()
         for number, (from_client, whole) in enumerate(messages, 1):
             if from_client == self.client:
@@ -157,13 +159,13 @@ class _Player:
             for message in _members(whole):
                 method, optional = message.get("method"), False
                 if method == _PROGRESS:
-                    token = message.get("params", {}).get("progressToken")
+                    token = _key(_params(message).get("progressToken"))
                     optional = token in with_progress  # once is enough
                     with_progress.add(token)
                 elif method == "ping" and "id" in message:
                     optional = True
                 elif method is None:
-                    optional = message.get("id") in self._given_up
+                    optional = _key(message.get("id")) in self._given_up
                 self._awaited.append(_Awaited(number, message, optional))
 
     # Sending
@@ -190,6 +192,8 @@ class _Player:
                     await self._changed.park()
         missing = [each for each in self._awaited if not each.arrived and not each.optional]
         self.problems += [f"message {each.number}: {self._name(each.message)} did not come" for each in missing[:1]]
+        if self._unexpected > _TOLD:
+            self.problems.append(f"and {self._unexpected - _TOLD} more that are not in the journal")
         if missing[1:]:
             self.problems.append(f"and {len(missing) - 1} more that did not come after it")
 
@@ -211,13 +215,13 @@ class _Player:
     def _can_be_sent(self, message: Any) -> bool:
         if "method" in message or "id" not in message:
             return True
-        return message["id"] in self._ids  # otherwise its request was not sent this time
+        return _key(message["id"]) in self._ids  # otherwise its request was not sent this time
 
     def _translated(self, message: Any) -> Any:
         """Return a recorded message of our side with the current ids, states and secrets."""
         now = self._replaced(message)
         if "method" not in message and "id" in message:
-            now["id"] = self._ids[message["id"]]
+            now["id"] = self._ids[_key(message["id"])]
         return now
 
     def _replaced(self, value: Any, key: str = "") -> Any:
@@ -226,7 +230,7 @@ class _Player:
         if isinstance(value, list):
             return [self._replaced(member) for member in value]
         if key.endswith("subscriptionId"):
-            return self._ids.get(value, value)
+            return self._ids.get(_key(value), value)
         if isinstance(value, str) and _MASKED.fullmatch(value):
             return self._bound.get(value, value)
         if key in self._chosen and isinstance(value, str | int):
@@ -261,9 +265,9 @@ class _Player:
         found, problems, chosen = next((each for each in compared if not each[1]), compared[0])
         found.arrived = True
         if "method" in message and "id" in message:
-            self._ids[found.message["id"]] = message["id"]
+            self._ids[_key(found.message["id"])] = message["id"]
             if self.agents:
-                self._bound["progressToken", found.message["id"]] = message["id"]
+                self._bound["progressToken", _key(found.message["id"])] = message["id"]
         if message.get("method") != _PROGRESS:
             name = self._name(found.message)
             self.problems += [f"message {found.number}, {name}: {problem}" for problem in problems]
@@ -273,7 +277,7 @@ class _Player:
         if expected.get("method") != actual.get("method") or ("id" in expected) != ("id" in actual):
             return False
         if actual.get("method") == _PROGRESS:
-            left, right = expected.get("params", {}), actual.get("params", {})
+            left, right = _params(expected), _params(actual)
             return bool(left.get("progressToken") == right.get("progressToken"))
         return "method" in actual or expected.get("id") == actual.get("id")
 
@@ -281,10 +285,12 @@ class _Player:
         method = message.get("method")
         if method == "ping" and "id" in message:
             await self._send({"jsonrpc": "2.0", "id": message["id"], "result": {}})
-        elif method == _PROGRESS or (method is None and message.get("id") in self._given_up):
+        elif method == _PROGRESS or (method is None and _key(message.get("id")) in self._given_up):
             pass
         else:
-            self.problems.append(f"not in the journal: {_short(self._plain(message), 200)}")
+            self._unexpected += 1
+            if self._unexpected <= _TOLD:
+                self.problems.append(f"not in the journal: {_short(self._plain(message), 200)}")
             if method is not None and "id" in message:
                 error = {"code": METHOD_NOT_FOUND, "message": "this was not asked when the conversation was recorded"}
                 await self._send({"jsonrpc": "2.0", "id": message["id"], "error": error})
@@ -297,7 +303,7 @@ class _Player:
         def alike(left: Any, right: Any, path: str) -> bool:
             key = path.rpartition(".")[2]
             if path == cancelled and expected.get("method") == _CANCELLED:
-                return bool(self._ids.get(left) == right)
+                return bool(self._ids.get(_key(left)) == right)
             if (path == own and "method" in expected) or key == META_TIMEOUT:  # the caller's remaining time
                 return True
             if key in self._chosen and isinstance(left, str | int) and isinstance(right, str | int):
@@ -324,12 +330,23 @@ class _Player:
     def _name(self, message: Any) -> str:
         if "method" in message:
             return f"{message['method']}" if "id" not in message else f"the question {message['method']}"
-        return f"the answer to {self._methods.get(message.get('id'), 'nothing')}"
+        return f"the answer to {self._methods.get(_key(message.get('id')), 'nothing')}"
 
 
 def _members(message: Any) -> list[Any]:
     found = message if isinstance(message, list) else [message]
     return [member for member in found if isinstance(member, dict)]
+
+
+def _key(value: Any) -> Any:
+    """Return an id or a token as a key: a broken journal, or a peer, may have any JSON value there."""
+    return orjson.dumps(value) if isinstance(value, dict | list) else value
+
+
+def _params(message: Any) -> dict[str, Any]:
+    """Return a message's parameters; an empty object where they are none."""
+    params = message.get("params")
+    return params if isinstance(params, dict) else {}
 
 
 def _is_same_text(left: str, right: str) -> bool:
@@ -363,15 +380,18 @@ def outgoing_of(message: Any) -> Outgoing:
     data = orjson.dumps(message)
     if not isinstance(message, dict):
         return Outgoing(data, Kind.NOTIFICATION)
-    method, id, params = message.get("method"), message.get("id"), message.get("params") or {}
+    method, id, params = message.get("method"), message.get("id"), _params(message)
     if method is None:
         return Outgoing(data, Kind.REPLY, id)
     if method == _CANCELLED:
         return Outgoing(data, Kind.CANCEL, params.get("requestId"))
-    revision = find((params.get("_meta") or {}).get(META_PROTOCOL_VERSION, ""))
+    meta = params.get("_meta")
+    version = meta.get(META_PROTOCOL_VERSION) if isinstance(meta, dict) else None
+    revision = find(version) if isinstance(version, str) else None
     headers = None
-    if revision is not None and revision.method_headers:
-        headers = request_headers(revision.name, method, params.get("name") or params.get("uri"))
+    if revision is not None and revision.method_headers and isinstance(method, str):
+        name = params.get("name") or params.get("uri")
+        headers = request_headers(revision.name, method, name if isinstance(name, str) else None)
     return Outgoing(data, Kind.NOTIFICATION if id is None else Kind.REQUEST, id, headers=headers)
 
 

@@ -36,7 +36,10 @@ from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.play import differences, of_agent_tools, play
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS
+from trimcp.wire.scanner import deeper_than
 
+_DEEPEST: Final = DEFAULT_LIMITS.max_depth + 1  # levels of a line: a message's, in what is noted of it
 _CLIENT, _SERVER = "-->", "<--"
 _PATIENCE = 10.0  # seconds for each answer; virtual time skips them
 _CUSHION = 0.01  # seconds without activity after which the server counts as idle
@@ -73,10 +76,7 @@ class Transcript:
                 continue
             if mark not in (_CLIENT, _SERVER):
                 raise ValueError(f"line {number}: expected {_CLIENT}, {_SERVER} or a comment, not {mark[:20]!r}")
-            try:
-                messages.append((mark == _CLIENT, orjson.loads(body)))
-            except orjson.JSONDecodeError as error:
-                raise ValueError(f"line {number}: {error}") from None
+            messages.append((mark == _CLIENT, _value(body, number)))
         return cls(messages)
 
     @classmethod
@@ -261,11 +261,18 @@ def read_journal(text: str) -> list[tuple[bool, Any]]:
     return messages
 
 
-def _entry(line: str, number: int) -> dict[str, Any]:
+def _value(text: str, number: int) -> Any:
     try:
-        entry = orjson.loads(line)
+        value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"line {number}: {error}") from None
+    if len(text) > 2 * _DEEPEST and deeper_than(_DEEPEST, text.encode()):
+        raise ValueError(f"line {number}: nested deeper than {_DEEPEST} levels")
+    return value
+
+
+def _entry(line: str, number: int) -> dict[str, Any]:
+    entry = _value(line, number)
     if not isinstance(entry, dict):
         raise ValueError(f"line {number}: not an object")
     return entry
