@@ -317,7 +317,7 @@ AGENT_TOOLS = (
     (True, {"type": "tool_cancel", "request_id": "r"}),
     (False, {"type": "tool_response", "request_id": "r", "context_id": "c"}),
 )
-ODD = (None, [], {}, [1], {"a": 1}, "x", 1, 1.5, True, "")
+ODD: tuple[Any, ...] = (None, [], {}, [1], {"a": 1}, "x", 1, 1.5, True, "")
 
 
 def changed_at_each_place(value: Any) -> Iterator[Any]:
