@@ -14,6 +14,8 @@ What to look at:
 - `batch` does real work in threads, two jobs at a time. Stop the client in the middle: in 2026-07-28 the job is
   cancelled with it, in 2025-11-25 it goes on, and a client that comes back is given what it missed. `jobs://recent`
   shows which.
+- `batch` has a page, for hosts that show apps: `dashboard_jobs.html` draws the jobs live, by a tool for pages alone.
+  Who shows no pages gets the result as before, and is not told of that tool.
 - Nothing grows: an hour of samples, twenty jobs, and per client what the server allows. Let it run for days, and see
   so in its own `memory` and `tasks`, which are metrics like any other.
 """
@@ -240,7 +242,11 @@ class Batch:
     digest: str
 
 
-@server.tool
+JOBS_PAGE = "ui://dashboard/jobs"
+server.ui(JOBS_PAGE, Path(__file__).with_name("dashboard_jobs.html"), title="Jobs", prefers_border=True)
+
+
+@server.tool(ui=JOBS_PAGE)
 async def batch(
     items: Annotated[int, trimcp.Arg("How many items to work on", ge=1, le=100_000)] = 50,
     mib: Annotated[int, trimcp.Arg("How large each is: MiB to hash", ge=1, le=32)] = 8,
@@ -255,6 +261,12 @@ async def batch(
             job.done += 1
             await ctx.report_progress(job.done, total=items, message=f"job {job.number}: {job.done} of {items}")
     return Batch(job.number, items, digest.hexdigest())
+
+
+@server.tool(ui=JOBS_PAGE, visibility=["app"], annotations=trimcp.ToolAnnotations(read_only_hint=True))
+async def job_progress(ctx: trimcp.Context[Board]) -> list[Job]:
+    """Return the last batch jobs, oldest first. For the page of `batch`."""
+    return list(ctx.state.jobs)
 
 
 def hash_block(number: int, mib: int) -> bytes:

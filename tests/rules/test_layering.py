@@ -31,6 +31,7 @@ _WIRE = {
     "wire",
 }
 _CHANNEL = _WIRE | {
+    "extensions",
     "framing",
     "budget",
     "support.nurseries",
@@ -73,6 +74,7 @@ LAYERS: dict[str, set[str]] = {
     "support.descendants": {"support.slotted", "support.descendants"},
     "budget": {"support.slotted", "support.cleaning", "security", "budget"},
     "wire": _WIRE,
+    "extensions": _WIRE | {"extensions"},
     "framing": _WIRE | {"framing"},
     "protocol": _WIRE | {"protocol"},
     "schema": _WIRE | {"schema"},
@@ -136,7 +138,7 @@ AGENT_ROOMS = {
 }
 """The rooms of `agent_tools` with what of it each may import beside itself."""
 
-SANS_IO = {"wire", "framing", "protocol"}
+SANS_IO = {"wire", "extensions", "framing", "protocol"}
 IO_MODULES = {"trio", "trio_websocket", "hypercorn", "httpx2", "asyncio", "socket", "ssl", "subprocess"}
 
 REVISION_LITERAL = re.compile(r"\b202[4-9]-")

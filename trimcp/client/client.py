@@ -75,7 +75,7 @@ class Client(ClientProgram):
         name, version, title, description, website_url, icons: sent to servers.
         revisions: the revisions it may use, or their names.
         roots: see `set_roots`.
-        extensions: settings by extension id, declared to servers (2026-07-28 "Extensions").
+        extensions: settings by extension id, declared to servers (since 2025-06-18).
         experimental: settings of non-standard abilities, declared to servers.
         request_timeout: seconds a server may work on a request without reporting progress; the clock stops while a
             person answers its questions. None: no limit but the caller's own scopes.

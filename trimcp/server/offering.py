@@ -20,7 +20,13 @@ from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, war
 from trimcp.session.job import Finished
 from trimcp.session.limits import Limits, Quota
 from trimcp.support.bounds import check_callable, check_truth
-from trimcp.wire.capabilities import PromptsCapability, ResourcesCapability, ServerCapabilities, ToolsCapability
+from trimcp.wire.capabilities import (
+    APPS,
+    PromptsCapability,
+    ResourcesCapability,
+    ServerCapabilities,
+    ToolsCapability,
+)
 from trimcp.wire.common import CacheScope
 from trimcp.wire.given import given_settings
 from trimcp.wire.methods import METHODS
@@ -154,6 +160,10 @@ class Offering:
         checked: Any = check_options(options, ToolOptions)
         entry = tool_entry(function, checked)
         self.guard_tool(entry, checked)
+        if "ui" in checked or "visibility" in checked:
+            if entry.listed.app is not None and self.find_resource(entry.listed.app)[0] is None:
+                raise LocalError(f"there is no page {entry.listed.app}: add it with server.ui before the tool")
+            self.extend(APPS)
         self._add(self.tools, entry.listed.name, entry)
         warn_of_name(entry.listed.name)
 
@@ -440,32 +450,13 @@ class Offering:
         audit = self.audit
         return audit.guarded(handler) if audit is not None and audit.required and name in audit.methods else handler
 
-    def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
-        """Serve a request method of an extension: `async def function(ctx, params)`; both params and result are JSON.
-
-        Declare the extension with `Server(extensions=...)`. Raises LocalError for a method that the protocol defines
-        itself, and once the server runs.
-        """
-        _check_method(name, "method", "example/do")
-        if name in METHODS:
-            raise LocalError(f"{name} is a method of the protocol")
-
-        def decorate(function: FunctionT) -> FunctionT:
-            if self._live:
-                raise LocalError("methods cannot be added while the server runs")
-            check_callable("what serves a method", function)
-            self.foreign[name] = function
-            return function
-
-        return decorate
-
     def notification(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Call an async function with the params of each notification of that name from a client.
 
         It runs in a task of the client's session; a crash is only logged.
         """
 
-        _check_method(name, "notification", "notifications/roots/list_changed")
+        check_method(name, "notification", "notifications/roots/list_changed")
 
         def decorate(function: FunctionT) -> FunctionT:
             check_callable("what a notification is passed to", function)
@@ -510,6 +501,11 @@ class Offering:
 
     # Capabilities
 
+    def extend(self, id: str, **settings: Any) -> None:
+        """Declare an extension, with settings beside those that were given for it."""
+        self.extensions[id] = {**settings, **self.extensions.get(id, {})}
+        self._declare()
+
     @property
     def _live(self) -> bool:
         return self._lifespans > 0
@@ -546,9 +542,13 @@ class Offering:
 def _seen_by(entry: ToolEntry | ResourceEntry | PromptEntry) -> Any:
     """Return what a registry has to know to list an entry to those who may see it."""
     permission = entry.permission
-    if permission is None:
-        return {}
-    return {"scopes": permission.scopes, "hides": None if permission.visible is None else permission.hides}
+    hides = None if permission is None or permission.visible is None else permission.hides
+    if isinstance(entry, ToolEntry) and not entry.listed.visible_to("model"):
+        # Who shows no pages would offer it to a model.
+        return {"hides": lambda who: not who.capabilities.shows_apps or (hides is not None and hides(who))} | (
+            {} if permission is None else {"scopes": permission.scopes}
+        )
+    return {} if permission is None else {"scopes": permission.scopes, "hides": hides}
 
 
 def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Permission | None:
@@ -563,7 +563,7 @@ def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Pe
     return permission_of(scopes, allow, tool.listed, tool.confirmation, visible)
 
 
-def _check_method(name: object, decorator: str, example: str) -> None:
+def check_method(name: object, decorator: str, example: str) -> None:
     """Raise TypeError if a decorator was given no name, but for example the function."""
     if not isinstance(name, str):
         raise TypeError(f'{decorator} needs a name: @server.{decorator}("{example}"), not {name!r:.60}')

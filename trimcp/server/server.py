@@ -12,7 +12,8 @@ from trimcp.channel import require_trio
 from trimcp.errors import LocalError
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
-from trimcp.server.offering import Confirm, HandlerErrors, Offering, Offers
+from trimcp.server.extending import Extending
+from trimcp.server.offering import Confirm, HandlerErrors, Offers
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
@@ -40,7 +41,7 @@ async def _no_lifespan(server: Server[Any]) -> AsyncIterator[Any]:
     yield None
 
 
-class Server(Offering, Generic[StateT]):
+class Server(Extending, Generic[StateT]):
     """An MCP server: add tools, resources and prompts, then serve it over any transport.
 
     Args:
@@ -56,7 +57,7 @@ class Server(Offering, Generic[StateT]):
         dynamic: declare `listChanged` from the start. Otherwise it is declared only once a list has changed.
         page_size: entries per page of a list; None puts all on one, which every client understands.
         list_ttl_ms, list_cache_scope: how long (milliseconds) and for whom clients may keep lists (2026-07-28).
-        extensions: settings by extension identifier, declared as capabilities (2026-07-28).
+        extensions: settings by extension identifier, declared as capabilities (since 2025-06-18).
         state_keys: secrets that sign `requestState`, newest first, shared by all workers; None generates one, which
             works for a single process.
         state_cipher: also encrypts `requestState`, so that clients cannot read it.

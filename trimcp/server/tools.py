@@ -77,6 +77,10 @@ class ToolOptions(ListedOptions, total=False):
             context, in the server's name. By default only declared questions (`Elicit`) are asked.
         memory: with `run="process"`, bytes of address space for its process (RLIMIT_AS).
         cpu_time: with `run="process"`, seconds of processor time for a call, rounded up (RLIMIT_CPU).
+        ui: the address of the page that shows its results, added before with `server.ui`. Return content too, for
+            models and for hosts that show no pages.
+        visibility: who may call it, some of "model" and "app"; by default both. One for "app" alone is listed only to
+            clients that show pages.
     """
 
     annotations: ToolAnnotations | Mapping[str, Any] | None
@@ -94,6 +98,8 @@ class ToolOptions(ListedOptions, total=False):
     asks: bool
     memory: int | None
     cpu_time: float | None
+    ui: str | None
+    visibility: Sequence[Literal["model", "app"]] | None
 
 
 @attrs.define(eq=False, repr=False)
@@ -318,6 +324,11 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         prepared.remote = remote_tool(function, name, options, is_async=prepared.is_async, wants_context=wants_context)
     elif memory is not None or cpu_time is not None:
         raise TypeError(f'the tool {name}: memory and cpu_time bound a process of its own; add run="process"')
+    page, visibility = options.get("ui"), options.get("visibility")
+    if page is not None or visibility is not None:
+        from trimcp.server.apps import app_link  # few servers need it
+
+        checked["meta"] = {**(checked.get("meta") or {}), "ui": app_link(page, visibility)}
     promise = None if shape is None or shape.untyped else shape.schema
     check = validator_for if promised is None else check_author_schema
     listed = Tool(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import attrs
 
@@ -11,6 +11,13 @@ from trimcp.wire.revisions import V2025_03_26, V2025_06_18, V2025_11_25, V2026_0
 
 Settings: TypeAlias = dict[str, Any]
 """A capability that is declared or not; no settings are defined for it yet."""
+
+APPS: Final = "io.modelcontextprotocol/ui"
+"""The extension "MCP Apps": pages that a host shows beside a tool's result."""
+APP_TYPE: Final = "text/html;profile=mcp-app"
+"""The media type of such a page, which a client that shows them declares."""
+SKILLS: Final = "io.modelcontextprotocol/skills"
+"""The extension "Skills": folders of instructions that a server offers to models."""
 
 
 @wire
@@ -70,8 +77,14 @@ class ClientCapabilities:
     elicitation: ElicitationCapability | None = field(default=None, since=V2025_06_18)
     tasks: TasksCapability | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
     experimental: dict[str, Settings] | None = field(default=None)
-    extensions: dict[str, Settings] | None = field(default=None, since=V2026_07_28)
+    extensions: dict[str, Settings] | None = field(default=None, since=V2025_06_18)
     extra: dict[str, Any] = field(factory=dict)
+
+    @property
+    def shows_apps(self) -> bool:
+        """Whether the client shows the pages of apps (the extension "MCP Apps")."""
+        types = (self.extensions or {}).get(APPS, {}).get("mimeTypes")
+        return isinstance(types, list) and APP_TYPE in types
 
 
 @wire
@@ -110,7 +123,7 @@ class ServerCapabilities:
     logging: Settings | None = field(default=None)
     tasks: TasksCapability | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
     experimental: dict[str, Settings] | None = field(default=None)
-    extensions: dict[str, Settings] | None = field(default=None, since=V2026_07_28)
+    extensions: dict[str, Settings] | None = field(default=None, since=V2025_06_18)
     extra: dict[str, Any] = field(factory=dict)
 
 

@@ -58,6 +58,25 @@ class Tool:
     execution: ToolExecution | None = field(default=None, since=V2025_11_25, until=V2026_07_28)
     meta: Meta | None = field(default=None, since=V2025_06_18)
 
+    def visible_to(self, who: Literal["model", "app"]) -> bool:
+        """Return whether a host may show it to its model, or let a page of this server call it ("MCP Apps").
+
+        Both, unless the server says otherwise. A tool that is for pages alone must not be shown to a model.
+        """
+        visibility = self._ui.get("visibility")
+        return who in visibility if isinstance(visibility, list) else True
+
+    @property
+    def app(self) -> str | None:
+        """The `ui://` address of the page that shows its results, or None."""
+        uri = self._ui.get("resourceUri")
+        return uri if isinstance(uri, str) and uri.startswith("ui://") else None
+
+    @property
+    def _ui(self) -> dict[str, Any]:
+        found = (self.meta or {}).get("ui")
+        return found if isinstance(found, dict) else {}
+
 
 @wire
 class ListToolsResult(Cacheable):

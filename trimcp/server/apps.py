@@ -1,0 +1,74 @@
+"""Pages that hosts show beside results of tools (the extension "MCP Apps"): as resources, and in the list of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+from trimcp.extensions.apps import AppMeta, AppSources
+from trimcp.wire.capabilities import APP_TYPE
+from trimcp.wire.content import TextResourceContents
+from trimcp.wire.converter import converter_for
+from trimcp.wire.given import given_name, given_payload
+from trimcp.wire.revisions import LATEST
+
+AppPermission = Literal["camera", "microphone", "geolocation", "clipboardWrite"]
+"""What a page may ask of the browser that shows it."""
+
+_SCHEME: Final = "ui://"
+_WHO: Final = ("model", "app")
+
+
+def app_page(
+    uri: str,
+    html: str | Path,
+    csp: AppSources | Mapping[str, Any] | None,
+    permissions: Iterable[AppPermission],
+    prefers_border: bool | None,
+    domain: str | None,
+) -> tuple[Callable[[], TextResourceContents], dict[str, Any]]:
+    """Return the function that reads a page, and the `_meta` of its listing.
+
+    Raises TypeError and ValueError as `Server.ui` does.
+    """
+    if not given_name("uri", uri).startswith(_SCHEME) or "{" in uri:
+        raise ValueError(
+            f"the address of an app's page begins with ui://, such as 'ui://jobs/progress', not {uri!r:.60}"
+        )
+    if not isinstance(html, str | Path):
+        raise TypeError(f"the page is HTML text or the Path of a file, not {html!r:.60}")
+    if isinstance(html, str) and "<" not in html:
+        raise ValueError(f"the page is HTML text; for a file write Path({html!r:.60})")
+    wanted = [permissions] if isinstance(permissions, str) else list(permissions)
+    if unknown := [each for each in wanted if each not in get_args(AppPermission)]:
+        raise ValueError(f"permissions are some of {', '.join(get_args(AppPermission))}, not {unknown[0]!r:.60}")
+    given = AppMeta(
+        csp=None if csp is None else given_payload("csp", csp, AppSources),
+        permissions={each: {} for each in wanted} or None,
+        domain=domain,
+        prefers_border=prefers_border,
+    )
+    ui = converter_for(LATEST).dump(given_payload("ui", given, AppMeta))
+    meta = {"ui": ui} if ui else {}
+
+    def page() -> TextResourceContents:
+        text = html if isinstance(html, str) else html.read_text("utf-8")
+        return TextResourceContents(uri=uri, text=text, mime_type=APP_TYPE, meta=meta or None)
+
+    return page, meta
+
+
+def app_link(uri: str | None, visibility: Iterable[str] | None) -> dict[str, Any]:
+    """Return the member `ui` in the `_meta` of a tool. Raises TypeError and ValueError for what is none."""
+    link: dict[str, Any] = {}
+    if uri is not None:
+        if not isinstance(uri, str):
+            raise TypeError(f"ui is the address of a page, such as 'ui://jobs/progress', not {uri!r:.60}")
+        link["resourceUri"] = uri
+    if visibility is not None:
+        who = [visibility] if isinstance(visibility, str) else list(visibility)
+        if not who or any(each not in _WHO for each in who):
+            raise ValueError(f"visibility is some of 'model' and 'app', not {visibility!r:.60}")
+        link["visibility"] = [each for each in _WHO if each in who]
+    return link

@@ -1,0 +1,80 @@
+"""What a server offers by extensions of the protocol: methods of its own, pages of apps, skills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
+
+from trimcp.errors import LocalError
+from trimcp.server.calling import at_users_line
+from trimcp.server.offering import Offering, check_method
+from trimcp.support.bounds import check_callable
+from trimcp.wire.capabilities import APP_TYPE, APPS
+from trimcp.wire.methods import METHODS
+
+if TYPE_CHECKING:
+    from trimcp.extensions.apps import AppSources
+    from trimcp.server.apps import AppPermission
+    from trimcp.server.resources import ResourceOptions
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+
+
+class Extending(Offering):
+    """What a server offers by extensions. What is not used is neither loaded nor declared."""
+
+    def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
+        """Serve a request method of an extension: `async def function(ctx, params)`; both params and result are JSON.
+
+        Declare the extension with `Server(extensions=...)`. Raises LocalError for a method that the protocol defines
+        itself, and once the server runs.
+        """
+        check_method(name, "method", "example/do")
+        if name in METHODS:
+            raise LocalError(f"{name} is a method of the protocol")
+
+        def decorate(function: FunctionT) -> FunctionT:
+            if self._live:
+                raise LocalError("methods cannot be added while the server runs")
+            check_callable("what serves a method", function)
+            self.foreign[name] = function
+            return function
+
+        return decorate
+
+    @at_users_line
+    def ui(
+        self,
+        uri: str,
+        html: str | Path,
+        *,
+        csp: AppSources | Mapping[str, Any] | None = None,
+        permissions: Iterable[AppPermission] = (),
+        prefers_border: bool | None = None,
+        domain: str | None = None,
+        **options: Unpack[ResourceOptions],
+    ) -> None:
+        """Offer a page that hosts show beside a tool's result (the extension "MCP Apps"): `@server.tool(ui=uri)`.
+
+        Args:
+            uri: its address, such as `ui://jobs/progress`.
+            html: the page as text, or a file that is read for each request. It is one file, with its program inside.
+            csp: what it may reach, by default nothing: an `AppSources`, or a dict such as
+                `{"connectDomains": ["https://api.example.com"]}`.
+            permissions: what it asks of the browser: "camera", "microphone", "geolocation", "clipboardWrite".
+            prefers_border: whether the host should draw a frame around it; None leaves that to the host.
+            domain: an origin of its own, in the form that the host wants.
+            options: those of a resource, such as `title`.
+
+        Raises:
+            TypeError, ValueError: an argument is none of these, or an option is unknown.
+            LocalError: a resource of that address exists.
+        """
+        from trimcp.server.apps import app_page  # few servers need it
+
+        page, meta = app_page(uri, html, csp, permissions, prefers_border, domain)
+        page.__name__ = uri.rsplit("/", 1)[-1]
+        given: Any = {"mime_type": APP_TYPE, **options, "meta": {**(options.get("meta") or {}), **meta}}
+        self.resource(uri, run="inline" if isinstance(html, str) else "thread", **given)(page)
+        self.extend(APPS)
