@@ -75,6 +75,9 @@ from trimcp.session.listening import ResourceUpdated as ResourceUpdated
 from trimcp.session.listening import ResourcesChanged as ResourcesChanged
 from trimcp.session.listening import Subscription as Subscription
 from trimcp.session.listening import ToolsChanged as ToolsChanged
+from trimcp.store.events import EventStore as EventStore
+from trimcp.store.events import MemoryEvents as MemoryEvents
+from trimcp.store.events_sqlite import SqliteEvents as SqliteEvents
 from trimcp.transports.grpc.client import GrpcServer as GrpcServer
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn as serve_hypercorn
 from trimcp.transports.http.client.policy import Timeouts as HttpTimeouts
@@ -86,9 +89,6 @@ from trimcp.transports.http.peers.identity import bearer_tokens as bearer_tokens
 from trimcp.transports.http.peers.origins import Origins as Origins
 from trimcp.transports.http.settings import HttpLimits as HttpLimits
 from trimcp.transports.http.settings import HttpSettings as HttpSettings
-from trimcp.transports.http.state.events import EventStore as EventStore
-from trimcp.transports.http.state.events import MemoryEvents as MemoryEvents
-from trimcp.transports.http.state.events_sqlite import SqliteEvents as SqliteEvents
 from trimcp.transports.memory import memory_channels as memory_channels
 from trimcp.transports.stdio.child import StdioServer as StdioServer
 from trimcp.transports.stdio.server import claim_stdio as claim_stdio

@@ -23,11 +23,11 @@ import trio
 
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.state import ContextLimits
-from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
-from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.budget import Budget
 from trimcp.session.agent_context import ContextEvent
+from trimcp.store.contexts import ContextStore, MemoryContexts
+from trimcp.store.contexts_sqlite import SqliteContexts
 
 MOST_PER_CONTEXT = 8 * 1024
 

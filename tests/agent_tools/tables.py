@@ -11,9 +11,9 @@ import trio
 
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.state import ContextLimits
-from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext, MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.budget import Budget
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, MemoryContexts
 
 ADA: Owner = ("ada", "agent-a")
 BOB: Owner = ("bob", "agent-b")

@@ -16,10 +16,10 @@ from tests.agent_tools.context_load import MOST_PER_CONTEXT, ContextLoad, put_lo
 from tests.agent_tools.tables import ADA, begin, open_table
 from tests.yardsticks import assert_costs
 from trimcp.agent_tools.contexts.actor import ActorContext
-from trimcp.agent_tools.contexts.stores import MemoryContexts
-from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.budget import Budget
 from trimcp.session.context import Context
+from trimcp.store.contexts import MemoryContexts
+from trimcp.store.contexts_sqlite import SqliteContexts
 from trimcp.testing.connect import connected
 
 SOME, FEW = 400, 100

@@ -14,7 +14,6 @@ from trio.testing import wait_all_tasks_blocked
 from tests.agent_tools.tables import ADA, BOB, EMPTY, all_tasks, assert_empty, begin, open_table
 from trimcp.agent_tools.contexts.actor import ActorContext, ContextActor
 from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, ContextLimits
-from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.errors import (
     ContextGone,
@@ -28,6 +27,7 @@ from trimcp.agent_tools.messages.errors import (
     VersionConflict,
 )
 from trimcp.budget import LITTLE, NOWHERE_KNOWN, Budget
+from trimcp.store.contexts import MemoryContexts
 
 
 def own(actor: ContextActor) -> dict[str, Any]:

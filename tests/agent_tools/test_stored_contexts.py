@@ -15,8 +15,6 @@ from trio.testing import wait_all_tasks_blocked
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, all_tasks, assert_empty, begin, open_table
 from trimcp.agent_tools.contexts.actor import ActorContext, ContextActor
 from trimcp.agent_tools.contexts.state import ContextLimits
-from trimcp.agent_tools.contexts.stores import KeptContext
-from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.errors import (
     AgentToolsError,
@@ -29,6 +27,8 @@ from trimcp.agent_tools.messages.errors import (
     VersionConflict,
 )
 from trimcp.budget import Budget
+from trimcp.store.contexts import KeptContext
+from trimcp.store.contexts_sqlite import SqliteContexts
 
 FAILED = OSError("the disk is full")
 

@@ -18,9 +18,9 @@ from tests.agent_tools.streams import ADA, BOB, JsonChannel, Peer, World, until,
 from tests.agent_tools.test_providers import call, success
 from tests.agent_tools.test_websocket import update
 from trimcp.agent_tools import RegistrationRules
-from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext, MemoryContexts
 from trimcp.session.queues import Outbox
 from trimcp.session.session import Session
+from trimcp.store.contexts import ContextKey, KeptContext, MemoryContexts
 
 LIMITS = trimcp.Limits(outbox_messages=16, outbox_bytes=64 * 1024, stall_timeout=30, drain_timeout=1)
 

@@ -20,11 +20,11 @@ import trio
 import trimcp
 import trimcp.net
 from tests.hostile.server_for_attack import give_back, make_server
+from trimcp.store.events import MemoryEvents
 from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.interfaces import Head, HttpResponse
 from trimcp.transports.http.peers.origins import Origins
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
-from trimcp.transports.http.state.events import MemoryEvents
 
 _faces: list[HttpApplication] = []
 

@@ -9,7 +9,7 @@ import trio
 
 from trimcp.agent_tools import ContextStore, KeptContext
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts.stores import ContextKey
+from trimcp.store.contexts import ContextKey
 
 
 @attrs.define(eq=False)

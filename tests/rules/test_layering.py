@@ -42,6 +42,7 @@ _CHANNEL = _WIRE | {
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
 _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
+    "store",
     "agent_tools",
     "auth",
     "worker_program",
@@ -78,15 +79,16 @@ LAYERS: dict[str, set[str]] = {
     "framing": _WIRE | {"framing"},
     "protocol": _WIRE | {"protocol"},
     "schema": _WIRE | {"schema"},
+    "store": _WIRE | {"store"},
     "channel": _CHANNEL,
-    "transports": _CHANNEL | {"transports"},
+    "transports": _CHANNEL | {"store", "transports"},
     "auth": _CHANNEL | {"transports", "auth"},
     "session": _SESSION,
     "guard": _SESSION | {"guard"},
     "workers": _SESSION | {"workers"},
     "watch": _SESSION | {"workers", "transports", "watch"},
     "server": _SERVER,
-    "agent_tools": _SERVER | {"transports", "auth", "agent_tools"},
+    "agent_tools": _SERVER | {"store", "transports", "auth", "agent_tools"},
     "worker_program": _SERVER | {"worker_program"},
     "client": _SESSION | {"transports", "client"},
     "fleet": _SESSION | {"client", "fleet"},
@@ -104,8 +106,8 @@ FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes", "trimcp.wire.subsch
 """All of `wire` that turning bytes into messages needs; the payloads are none of its business."""
 
 HTTP_FLOORS = (
-    {"endpoint.accept", "state.deadlines", "state.events", "peers.shares"},
-    {"state.events_sqlite", "interfaces"},
+    {"endpoint.accept", "state.deadlines", "peers.shares"},
+    {"interfaces"},
     {"peers.access", "peers.identity", "peers.origins", "endpoint.routing"},
     {"settings", "state.streams"},
     {"state.sessions"},
@@ -345,6 +347,8 @@ def test_a_sound_tree_has_no_problems() -> None:
         ("channel.py", "trimcp.protocol.connection"),
         ("channel.py", "trimcp.transports.stdio.server"),
         ("transports/stdio/server.py", "trimcp.protocol.connection"),
+        ("store/database.py", "trimcp.channel"),
+        ("store/events.py", "trimcp.transports.http.settings"),
         ("transports/stdio/server.py", "trimcp.session.session"),
         ("transports/stdio/server.py", "trimcp.run"),
         ("session/session.py", "trimcp.transports.stdio.server"),

@@ -16,13 +16,13 @@ from trimcp.client.client import Client
 from trimcp.fleet.supervisor import Breaker, Health
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits, Quota
+from trimcp.store.events import MemoryEvents
+from trimcp.store.events_sqlite import SqliteEvents
 from trimcp.support.bounds import check_number, checked
 from trimcp.support.restarts import Restarts
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
-from trimcp.transports.http.state.events import MemoryEvents
-from trimcp.transports.http.state.events_sqlite import SqliteEvents
 from trimcp.transports.stdio.child import ShutdownTimes, StdioServer
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.frames import KeepAlive

@@ -18,10 +18,6 @@ from trimcp.agent_tools.contexts.actor import ActorContext as ActorContext
 from trimcp.agent_tools.contexts.actor import ContextActor as ContextActor
 from trimcp.agent_tools.contexts.state import Applied as Applied
 from trimcp.agent_tools.contexts.state import ContextLimits as ContextLimits
-from trimcp.agent_tools.contexts.stores import ContextStore as ContextStore
-from trimcp.agent_tools.contexts.stores import KeptContext as KeptContext
-from trimcp.agent_tools.contexts.stores import MemoryContexts as MemoryContexts
-from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts as SqliteContexts
 from trimcp.agent_tools.contexts.table import ContextStatistics as ContextStatistics
 from trimcp.agent_tools.contexts.table import ContextTable as ContextTable
 from trimcp.agent_tools.messages.errors import AgentToolsError as AgentToolsError
@@ -62,6 +58,10 @@ from trimcp.agent_tools.service import AgentRun as AgentRun
 from trimcp.agent_tools.serving import AgentAccess as AgentAccess
 from trimcp.agent_tools.serving import AgentAllow as AgentAllow
 from trimcp.agent_tools.serving import AgentTools as AgentTools
+from trimcp.store.contexts import ContextStore as ContextStore
+from trimcp.store.contexts import KeptContext as KeptContext
+from trimcp.store.contexts import MemoryContexts as MemoryContexts
+from trimcp.store.contexts_sqlite import SqliteContexts as SqliteContexts
 
 __all__ = [
     "ActorContext",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
+from typing import Final
 
 import attrs
 
 from trimcp.agent_tools.messages.errors import NotAllowed
 from trimcp.budget import owner_of
 from trimcp.principal import Principal
-
-Owner: TypeAlias = tuple[str, str]
-"""Whose a context or a registered tool is: the principal's id ("" without one), and the agent's."""
+from trimcp.store.contexts import Owner as Owner
 
 ANONYMOUS: Final = "anonymous"
 """The agent of a request without a principal."""

@@ -22,7 +22,6 @@ from trimcp.agent_tools.client.connection import MAX_ROUNDS, target_of
 from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, keep_open
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, ProviderStream
 from trimcp.agent_tools.contexts.state import ContextLimits
-from trimcp.agent_tools.contexts.stores import MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
@@ -33,6 +32,7 @@ from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
+from trimcp.store.contexts import MemoryContexts
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import one_line
 from trimcp.support.restarts import RestartCount, Restarts

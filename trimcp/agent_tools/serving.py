@@ -14,7 +14,6 @@ from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import Implemented, version_of
 from trimcp.agent_tools.catalog.rules import RegistrationRules
 from trimcp.agent_tools.contexts.state import ContextLimits
-from trimcp.agent_tools.contexts.stores import ContextStore, MemoryContexts
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.errors import NotAllowed
 from trimcp.agent_tools.service import MAX_CALLS, AgentCall, AgentRun
@@ -25,6 +24,7 @@ from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.agent_context import AgentContext
 from trimcp.session.context import Context
+from trimcp.store.contexts import ContextStore, MemoryContexts
 from trimcp.support.bounds import check_number
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.revisions import LATEST

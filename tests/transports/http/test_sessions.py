@@ -14,10 +14,10 @@ from tests.transports.http.test_exchange import make_server
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
 from trimcp.session.context import Context
+from trimcp.store.events import MemoryEvents
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.peers.identity import Identity, Refused
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.transports.http.state.events import MemoryEvents
 from trimcp.wire.revisions import REVISIONS, Revision
 
 

@@ -17,8 +17,8 @@ import trio
 
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.state import StoredState
-from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.agent_tools.messages import errors
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
 from trimcp.support.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")

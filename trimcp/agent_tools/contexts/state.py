@@ -18,13 +18,13 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.history import GivenAnswers, HistoryArguments, ToolHistory, history_entry
 from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, StateBounds, StateSize, patched
-from trimcp.agent_tools.contexts.stores import ContextKey, KeptContext
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.budget import MemoryAccount, owner_of
 from trimcp.session.agent_context import ContextEvent
+from trimcp.store.contexts import ContextKey, KeptContext
 from trimcp.support.bounds import checked
 from trimcp.support.slotted import valued
 

@@ -30,12 +30,12 @@ from trimcp.agent_tools.contexts.state import (
     memory_of,
     share_of,
 )
-from trimcp.agent_tools.contexts.stores import ContextKey, ContextStore, KeptContext
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.errors import MalformedMessage, TooMuch
 from trimcp.budget import Budget
 from trimcp.security import security_event
 from trimcp.session.agent_context import ContextEvent
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.slotted import valued
 from trimcp.transports.http.peers.shares import Shares

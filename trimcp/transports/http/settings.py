@@ -7,12 +7,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 
+from trimcp.store.events import EventStore
 from trimcp.support.bounds import checked
 from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, SecondProtocol
 from trimcp.transports.http.peers.access import AccessLog
 from trimcp.transports.http.peers.identity import Authenticate, TokenAuth
 from trimcp.transports.http.peers.origins import Origins
-from trimcp.transports.http.state.events import EventStore
 from trimcp.transports.trace import Write
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
 

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from trimcp.transports.http.state.events import OVERHEAD, EventStore, MemoryEvents, event_id, parse_event_id
-from trimcp.transports.http.state.events_sqlite import SqliteEvents
+from trimcp.store.events import OVERHEAD, EventStore, MemoryEvents, event_id, parse_event_id
+from trimcp.store.events_sqlite import SqliteEvents
 
 KINDS = ["memory", "sqlite"]
 
@@ -214,7 +214,7 @@ def test_as_many_sessions_as_there_are_bytes_for(kind: str, tmp_path: Path) -> N
 def test_small_events_are_not_free() -> None:
     """A million empty replies stay within their bound, in real bytes too."""
     program = (
-        "import tracemalloc; from trimcp.transports.http.state.events import MemoryEvents\n"
+        "import tracemalloc; from trimcp.store.events import MemoryEvents\n"
         "store = MemoryEvents(max_reply_bytes=2**20); tracemalloc.start()\n"
         "for n in range(20_000): store.append('a', n, n, b'', reply=True)\n"
         "print(tracemalloc.get_traced_memory()[1])"
@@ -400,7 +400,7 @@ def test_a_file_that_others_could_read_becomes_private(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_left_is_cleaned(tmp_path: Path) -> None:
     program = (
-        "import os, sys; from trimcp.transports.http.state.events_sqlite import SqliteEvents\n"
+        "import os, sys; from trimcp.store.events_sqlite import SqliteEvents\n"
         "store = SqliteEvents(sys.argv[1])\n"
         "for n in range(2_000): store.append('a', 1, n, b'old' * 1000, reply=True)\n"
         "os._exit(9)"
@@ -421,7 +421,7 @@ def test_another_file_is_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "notes"
     path.write_bytes(content)
     path.chmod(0o644)
-    with pytest.raises(ValueError, match="is no event store"):
+    with pytest.raises(ValueError, match="is no store of events"):
         SqliteEvents(path)
     assert path.read_bytes() == content
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -437,7 +437,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
 def test_two_stores_do_not_share_a_file(tmp_path: Path) -> None:
     first = SqliteEvents(tmp_path / "events")
     first.append("a", 1, 1, b"x", reply=True)
-    with pytest.raises(OSError, match="another process keeps its events"):
+    with pytest.raises(OSError, match=r"events in .* are in use by another process"):
         SqliteEvents(tmp_path / "events")
     assert first.after("a", 1, 0) == [(1, b"x")]
     first.append("a", 1, 2, b"y", reply=True)
@@ -532,5 +532,5 @@ def test_a_store_that_is_closed_holds_no_descriptor(tmp_path: Path) -> None:
 
 
 def run(store: SqliteEvents, statement: str) -> list[Any]:
-    connection: sqlite3.Connection = store._file._connection
+    connection: sqlite3.Connection = store._database.connection
     return connection.execute(statement).fetchall()

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trimcp.agent_tools.callers import Owner
+Owner: TypeAlias = tuple[str, str]
+"""Whose a context or a registered tool is: the principal's id ("" without one), and the agent's."""
 
 ContextKey: TypeAlias = tuple[Owner, str]
 """A context's owner and id; an id alone names nothing, since two agents may use the same one."""

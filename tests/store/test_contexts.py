@@ -19,10 +19,10 @@ import trio
 import trimcp
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts import stores_sqlite
-from trimcp.agent_tools.contexts.stores import ContextStore, KeptContext, MemoryContexts
-from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
 from trimcp.agent_tools.messages.errors import UnknownContext
+from trimcp.store import contexts_sqlite
+from trimcp.store.contexts import ContextStore, KeptContext, MemoryContexts
+from trimcp.store.contexts_sqlite import SqliteContexts
 from trimcp.wire.jsonrpc import encode
 
 MakeStore = Callable[[], ContextStore]
@@ -125,16 +125,16 @@ async def test_a_write_is_whole_or_nothing(tmp_path: Path) -> None:
     store = SqliteContexts(tmp_path / "contexts.db")
     async with store.opened():
         await store.write([kept()], [])
-        assert store._file is not None
-        pages = store._file._ask("PRAGMA page_count")
-        store._file._ask(f"PRAGMA max_page_count = {pages + 3}")
-        with pytest.raises(sqlite3.OperationalError, match="full"):
+        assert store._database is not None
+        pages = store._database.ask("PRAGMA page_count")
+        store._database.ask(f"PRAGMA max_page_count = {pages + 3}")
+        with pytest.raises(OSError, match="disk is full; free some space"):
             await store.write([kept(version=8, state={"a": 1}), kept(id="large", state={"x": "x" * 100_000})], [])
-        with pytest.raises(sqlite3.OperationalError, match="full"):
+        with pytest.raises(OSError, match="disk is full; free some space"):
             await store.write([kept(id="large", state={"x": "x" * 100_000})], [(ADA, "ctx-001")])
         assert plain(await store.load(ADA, "ctx-001")) == plain(kept())
         assert await store.counts() == {ADA: 1}
-        store._file._ask("PRAGMA max_page_count = 1000000")
+        store._database.ask("PRAGMA max_page_count = 1000000")
         await store.write([kept(version=8, state={"a": 1})], [])
         loaded = await store.load(ADA, "ctx-001")
         assert loaded is not None
@@ -144,9 +144,9 @@ async def test_a_write_is_whole_or_nothing(tmp_path: Path) -> None:
 async def test_contexts_are_found_without_reading_the_others(tmp_path: Path) -> None:
     store = SqliteContexts(tmp_path / "contexts.db")
     async with store.opened():
-        assert store._file is not None
-        connection = store._file._connection
-        for statement in (stores_sqlite._LOAD, stores_sqlite._DELETE.format("(?, ?, ?), (?, ?, ?)")):
+        assert store._database is not None
+        connection = store._database.connection
+        for statement in (contexts_sqlite._LOAD, contexts_sqlite._DELETE.format("(?, ?, ?), (?, ?, ?)")):
             plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", "x" * statement.count("?")).fetchall()
             assert any("USING INDEX" in row[3] or "USING COVERING INDEX" in row[3] for row in plan), plan
             assert not any(row[3].startswith("SCAN contexts") or row[3] == "SCAN one" for row in plan), plan
@@ -156,7 +156,7 @@ async def test_a_write_that_fails_in_the_middle_is_undone(tmp_path: Path) -> Non
     store = SqliteContexts(tmp_path / "contexts.db")
     async with store.opened():
         some = [kept(id=f"c{number}") for number in range(70)]
-        with pytest.raises(sqlite3.Error):
+        with pytest.raises(OSError, match="cannot keep contexts"):
             await store.write([*some, kept(version=object())], [])
         assert await store.counts() == {}
         await store.write(some, [])
@@ -171,9 +171,9 @@ async def test_the_file_is_for_the_user_alone_and_survives_kill_and_power_loss(t
         await store.write([kept()], [])
         for name in os.listdir(tmp_path):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
-        assert store._file is not None
-        assert store._file._ask("PRAGMA journal_mode") == "wal"
-        assert store._file._ask("PRAGMA synchronous") == 2  # FULL
+        assert store._database is not None
+        assert store._database.ask("PRAGMA journal_mode") == "wal"
+        assert store._database.ask("PRAGMA synchronous") == 2  # FULL
 
 
 async def test_deleted_content_is_overwritten(tmp_path: Path) -> None:
@@ -191,20 +191,20 @@ async def test_one_process_uses_the_file_and_one_table_in_it(tmp_path: Path) -> 
     store = SqliteContexts(path)
     async with store.opened():
         for other_store in (store, SqliteContexts(path)):
-            with pytest.raises(OSError, match="in use by another process or table"):
+            with pytest.raises(OSError, match="in use by another process or store"):
                 async with other_store.opened():
                     pass
         await store.write([kept()], [])
         program = (
             "import trio\n"
-            "from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts\n"
+            "from trimcp.store.contexts_sqlite import SqliteContexts\n"
             "async def main():\n"
             f"    async with SqliteContexts({str(path)!r}).opened(): print('open')\n"
             "trio.run(main)\n"
         )
         command = [sys.executable, "-c", program]
         other = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
-        assert b"in use by another process or table" in other.stderr
+        assert b"in use by another process or store" in other.stderr
         assert other.stdout == b""
     other = await trio.run_process(command, capture_stdout=True)
     assert other.stdout.strip() == b"open"
@@ -275,7 +275,7 @@ PROGRAM = """
 import sys, trio
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.contexts.state import ContextLimits
-from trimcp.agent_tools.contexts.stores_sqlite import SqliteContexts
+from trimcp.store.contexts_sqlite import SqliteContexts
 from trimcp.budget import Budget
 
 async def agent(table, number):
@@ -393,8 +393,6 @@ async def test_a_damaged_file_is_one_sentence_and_crashes_nothing(seed: int, tmp
         await use()
     except (OSError, ValueError) as error:
         told = str(error)
-    except sqlite3.Error:  # of a write: what wrote it tells of it
-        told = str(path)
     else:
         told = str(path)
     assert str(path) in told

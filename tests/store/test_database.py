@@ -1,0 +1,164 @@
+"""Files of SQLite: claimed by one store, given up in the end, and what each fault of the file or its disk is."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from trimcp.store.database import Database, FileKind
+from trimcp.support.files import UnusableFile, WrongFile
+
+KIND = FileKind("notes", 0x6E6F7465, 3, "CREATE TABLE notes (text TEXT NOT NULL)", ("synchronous = NORMAL",))
+
+
+@asynccontextmanager
+async def opened(path: Path, kind: FileKind = KIND) -> AsyncIterator[Database]:
+    database = Database(path, kind)
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def note(text: str) -> Any:
+    return lambda database: database.ask("INSERT INTO notes VALUES (?)", text)
+
+
+def notes(database: Database) -> list[str]:
+    return [text for (text,) in database.connection.execute("SELECT text FROM notes ORDER BY rowid")]
+
+
+# The file
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, ValueError])
+def test_a_file_whose_opening_failed_is_given_up(
+    raised: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections: list[Any] = []
+
+    def prepare(self: Database) -> None:
+        connections.append(self.connection)
+        raise raised
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Database, "_prepare", prepare)
+        with pytest.raises(raised):
+            Database(tmp_path / "kept.db", KIND)
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connections[0].execute("SELECT 1")
+    Database(tmp_path / "kept.db", KIND).close()
+
+
+def test_a_file_is_given_up_even_if_it_cannot_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = attrs.evolve(KIND, temporary=True)
+    database = Database(tmp_path / "kept.db", kind)
+    with pytest.raises(UnusableFile, match=r"the notes in '.*kept.db' are in use"):
+        Database(tmp_path / "kept.db", kind)
+
+    def unlink(self: Path, **_: object) -> None:
+        raise OSError("no")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", unlink)
+        with pytest.raises(OSError, match="no"):
+            database.close()
+    Database(tmp_path / "kept.db", kind).close()
+    assert os.listdir(tmp_path) == []
+
+
+# Faults
+
+
+async def test_a_full_disk_undoes_the_whole_change(tmp_path: Path) -> None:
+    async with opened(tmp_path / "kept.db") as database:
+        await database.change(note("before"))
+        pages = database.ask("PRAGMA page_count")
+        database.ask(f"PRAGMA max_page_count = {pages + 3}")
+        with pytest.raises(UnusableFile, match="disk is full; free some space, and it goes on") as failed:
+            await database.change(lambda database: (note("small")(database), note("x" * 100_000)(database)))
+        assert str(tmp_path / "kept.db") in str(failed.value)
+        assert await database.read(notes) == ["before"]
+        database.ask("PRAGMA max_page_count = 1000000")
+        await database.change(note("after"))
+        assert await database.read(notes) == ["before", "after"]
+
+
+async def test_a_change_that_raises_is_undone(tmp_path: Path) -> None:
+    async with opened(tmp_path / "kept.db") as database:
+
+        def fail(database: Database) -> None:
+            note("half")(database)
+            raise ValueError("wrong")
+
+        with pytest.raises(ValueError, match="wrong"):
+            await database.change(fail)
+        await database.change(note("whole"))
+        assert await database.read(notes) == ["whole"]
+
+
+async def test_a_file_that_may_not_be_written_says_who_has_to_get_it(tmp_path: Path) -> None:
+    async with opened(tmp_path / "kept.db") as database:
+        database.ask("PRAGMA query_only = ON")
+        with pytest.raises(UnusableFile, match="readonly database; give the file and its folder to the user"):
+            await database.change(note("x"))
+        database.ask("PRAGMA query_only = OFF")
+        await database.change(note("y"))
+        assert await database.read(notes) == ["y"]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_was_deleted_takes_nothing_more(replaced: bool, tmp_path: Path) -> None:
+    path = tmp_path / "kept.db"
+    async with opened(path) as database:
+        await database.change(note("x"))
+        path.unlink()
+        if replaced:
+            path.write_bytes(b"")
+        with pytest.raises(UnusableFile, match="was moved, replaced or deleted while it was in use; start again"):
+            await database.change(note("y"))
+
+
+async def test_a_file_that_a_stranger_has_locked_is_waited_for_and_then_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "kept.db"
+    async with opened(path) as database:
+        await database.change(note("x"))
+    stranger = sqlite3.connect(path, isolation_level=None)
+    try:
+        stranger.execute("BEGIN IMMEDIATE")
+        with pytest.raises(UnusableFile, match="database is locked; end the other program that has it open"):
+            Database(path, KIND)
+        stranger.execute("COMMIT")
+    finally:
+        stranger.close()
+    async with opened(path) as database:
+        assert await database.read(notes) == ["x"]
+
+
+async def test_a_damaged_file_is_to_be_moved_away(tmp_path: Path) -> None:
+    path = tmp_path / "kept.db"
+    async with opened(path) as database:
+        await database.change(lambda database: [note("x" * 1_000)(database) for _ in range(100)])
+    data = bytearray(path.read_bytes())
+    data[4096:-1] = bytes(len(data) - 4097)
+    path.write_bytes(data)
+    with pytest.raises(UnusableFile, match=r"malformed; move it away with kept\.db-wal to begin anew"):
+        async with opened(path) as database:
+            await database.read(notes)
+
+
+async def test_a_file_of_a_newer_version_is_refused_and_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "kept.db"
+    async with opened(path, attrs.evolve(KIND, form=4)):
+        pass
+    before = path.read_bytes()
+    with pytest.raises(WrongFile, match=r"a newer trimcp wrote it \(form 4; this one knows 3\); name another file"):
+        Database(path, KIND)
+    assert path.read_bytes() == before

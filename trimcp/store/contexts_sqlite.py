@@ -1,0 +1,171 @@
+"""A store of contexts in an SQLite file: they outlive a restart, and kill -9 with the state as of the last answer."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import attrs
+import trio
+
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
+from trimcp.store.database import Database, FileKind
+from trimcp.wire.jsonrpc import encode, parse_value
+
+_KIND: Final = FileKind(
+    "contexts",
+    mark=0x74726D63,  # "trmc"
+    form=1,
+    # The texts come last: what comes before them is found without reading them. So `until` needs no index, which each
+    # save would change.
+    tables="CREATE TABLE contexts (principal TEXT NOT NULL, agent TEXT NOT NULL, id TEXT NOT NULL, "
+    "version INTEGER NOT NULL, created REAL NOT NULL, ends REAL NOT NULL, until REAL NOT NULL, "
+    "state BLOB NOT NULL, history BLOB NOT NULL, UNIQUE (principal, agent, id))",
+    pragmas=("synchronous = FULL", "secure_delete = ON", "journal_size_limit = 16777216"),
+)
+_AT_ONCE: Final = 500  # contexts forgotten in one transaction
+_SIZES: Final = (64, 8, 1)  # rows in one statement; below the 999 values that old versions of SQLite allow
+
+_LOAD: Final = (
+    "SELECT version, created, ends, until, state, history FROM contexts WHERE principal = ? AND agent = ? AND id = ?"
+)
+_SAVE: Final = (
+    "INSERT INTO contexts (principal, agent, id, version, created, ends, until, state, history) VALUES {} "
+    "ON CONFLICT (principal, agent, id) DO UPDATE SET version = excluded.version, created = excluded.created, "
+    "ends = excluded.ends, until = excluded.until, state = excluded.state, history = excluded.history"
+)
+# Joined rather than compared as rows, for which SQLite would read the whole table.
+_DELETE: Final = (
+    "DELETE FROM contexts WHERE rowid IN (SELECT one.rowid FROM (VALUES {}) AS ended CROSS JOIN contexts AS one "
+    "ON one.principal = ended.column1 AND one.agent = ended.column2 AND one.id = ended.column3)"
+)
+
+T = TypeVar("T")
+
+
+@attrs.define(eq=False)
+class SqliteContexts(ContextStore):
+    """Contexts in a file, for one process.
+
+    A commit waits for the disk (write-ahead log, `synchronous=FULL`), and one commit has all updates that arrived
+    during the last one. So an update takes as long as the disk needs, a few milliseconds, and thousands per second do
+    not take longer. All work on the file is done in a thread.
+
+    The file has the states and the tool histories, readable for the user who runs the server alone, and not encrypted.
+    Content of contexts that have ended is overwritten.
+
+    Args:
+        path: the file; made if it does not exist. Each process needs its own.
+    """
+
+    path: Path = attrs.field(converter=Path)
+    _database: Database | None = attrs.field(init=False, default=None)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Keep the file open while the block runs.
+
+        Raises:
+            OSError: it cannot be opened, or another process uses it.
+            ValueError: it is another kind of file, which was not changed.
+        """
+        self._database = database = await trio.to_thread.run_sync(Database, self.path, _KIND)
+        try:
+            yield
+        finally:
+            self._database = None
+            # A thread that has the file cannot be given up: its lock would stay until the process ends.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(database.close)
+
+    @property
+    def _open(self) -> Database:
+        if self._database is None:
+            raise OSError(f"the contexts in {str(self.path)!r} are not open")
+        return self._database
+
+    async def counts(self) -> Mapping[Owner, int]:
+        return await self._open.read(_counts)
+
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        return await self._open.read(lambda database: _ids(database, owner))
+
+    async def load(self, owner: Owner, id: str) -> KeptContext | None:
+        return await self._open.read(lambda database: _load(database, owner, id))
+
+    async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
+        await self._open.change(lambda database: _write(database, kept, deleted))
+
+    async def expire(self, now: float) -> Sequence[ContextKey]:
+        return await self._open.change(lambda database: _expire(database, now))
+
+
+def _counts(database: Database) -> dict[Owner, int]:
+    rows = database.connection.execute("SELECT principal, agent, count(*) FROM contexts GROUP BY principal, agent")
+    return {(principal, agent): count for principal, agent, count in rows}
+
+
+def _ids(database: Database, owner: Owner) -> list[str]:
+    rows = database.connection.execute("SELECT id FROM contexts WHERE principal = ? AND agent = ?", owner)
+    return [id for (id,) in rows]
+
+
+def _load(database: Database, owner: Owner, id: str) -> KeptContext | None:
+    row = database.connection.execute(_LOAD, (*owner, id)).fetchone()
+    if row is None:
+        return None
+    version, created, ends, until, state, history = row
+    if type(version) is not int or not all(type(time) is float for time in (created, ends, until)):
+        raise ValueError("a row holds what was not written there")
+    entries = [encode(entry) for entry in _read(history, list)]
+    return KeptContext(owner, id, version, _read(state, dict), entries, created, ends, until)
+
+
+def _write(database: Database, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
+    rows = [
+        (
+            *one.owner,
+            one.id,
+            one.version,
+            one.created,
+            one.ends,
+            one.until,
+            encode(dict(one.state)),
+            b"[%b]" % b",".join(one.history),
+        )
+        for one in kept
+    ]
+    _with_values(database, _SAVE, rows)
+    _with_values(database, _DELETE, [(*owner, id) for owner, id in deleted])
+
+
+def _with_values(database: Database, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Execute a statement for many rows, with several in each.
+
+    Between two statements Python's lock is released and taken again, for which a busy event loop lets the thread wait
+    up to 5 ms.
+    """
+    done = 0
+    for size in _SIZES:
+        while len(rows) - done >= size:
+            some = rows[done : done + size]
+            values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * size)
+            database.connection.execute(statement.format(values), [value for row in some for value in row])
+            done += size
+
+
+def _expire(database: Database, now: float) -> list[ContextKey]:
+    rows = database.connection.execute(
+        "SELECT rowid, principal, agent, id FROM contexts WHERE until < ? LIMIT ?", (now, _AT_ONCE)
+    ).fetchall()
+    database.connection.executemany("DELETE FROM contexts WHERE rowid = ?", [(row[0],) for row in rows])
+    return [((principal, agent), id) for _, principal, agent, id in rows]
+
+
+def _read(text: bytes, kind: type[T]) -> T:
+    value = parse_value(bytes(text))
+    if not isinstance(value, kind):
+        raise ValueError("the store of contexts has text that it did not write")
+    return value
