@@ -25,7 +25,7 @@ from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
-from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, with_members
+from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ConnectionLost, LocalError, McpError
@@ -36,6 +36,7 @@ from trimcp.store.contexts import MemoryContexts
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import one_line
 from trimcp.support.restarts import RestartCount, Restarts
+from trimcp.support.slotted import evolved
 
 Tools: TypeAlias = Server[Any] | Iterable[Callable[..., Any] | Implemented]
 """A server whose tools are provided, or functions: plain, or with options in an `Implemented`."""
@@ -179,7 +180,7 @@ class ProviderCalls:
     def begin(self, request: ToolRequest, size: int) -> None:
         """Start a call; one that cannot be started is answered."""
         # Nobody at the service could answer a tool's questions.
-        request = with_members(request, context_id=None, statuses=None)
+        request = evolved(request, context_id=None, statuses=None)
         try:
             self._run.begin(
                 request,

@@ -17,6 +17,7 @@ import orjson
 
 from trimcp.errors import ErrorReply, ToolError
 from trimcp.hidden import strip_hidden
+from trimcp.support.slotted import evolved
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextContent, TextResourceContents
 from trimcp.wire.fields import ABSENT
@@ -31,9 +32,6 @@ Filter: TypeAlias = Callable[[Any, Any, Any], Any]
 Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 
 _LINK_TEXTS: Final = ("name", "title", "description", "uri")
-
-# mypy does not recognise a payload class as an attrs class.
-_evolve: Callable[..., Any] = attrs.evolve
 
 FILTERED: Final[Mapping[str, type[Any]]] = {
     "tools/call": CallToolResult,
@@ -119,17 +117,17 @@ def map_texts(result: Any, change: Callable[[str], str]) -> Any:
         changed["structured_content"] = _map_json(result.structured_content, change)
     if isinstance(result, GetPromptResult) and result.description is not None:
         changed["description"] = change(result.description)
-    return _evolve(_with_blocks(result, [_map_block(block, change) for block in _blocks(result)]), **changed)
+    return evolved(_with_blocks(result, [_map_block(block, change) for block in _blocks(result)]), **changed)
 
 
 def _map_block(block: Any, change: Callable[[str], str]) -> Any:
     if isinstance(block, TextContent | TextResourceContents):
-        return _evolve(block, text=change(block.text))
+        return evolved(block, text=change(block.text))
     if isinstance(block, EmbeddedResource):
-        return _evolve(block, resource=_map_block(block.resource, change))
+        return evolved(block, resource=_map_block(block.resource, change))
     if isinstance(block, ResourceLink):
         texts = {name: getattr(block, name) for name in _LINK_TEXTS}
-        return _evolve(block, **{name: change(text) for name, text in texts.items() if text is not None})
+        return evolved(block, **{name: change(text) for name, text in texts.items() if text is not None})
     return block
 
 
@@ -143,8 +141,8 @@ def _with_blocks(result: Any, blocks: list[Any]) -> Any:
     """Return a result with its blocks replaced; a prompt's messages without a block are left out."""
     if isinstance(result, GetPromptResult):
         pairs = zip(result.messages, blocks, strict=False)
-        return _evolve(result, messages=[_evolve(message, content=block) for message, block in pairs])
-    return _evolve(result, **{"contents" if isinstance(result, ReadResourceResult) else "content": blocks})
+        return evolved(result, messages=[evolved(message, content=block) for message, block in pairs])
+    return evolved(result, **{"contents" if isinstance(result, ReadResourceResult) else "content": blocks})
 
 
 def _map_json(value: Any, change: Callable[[str], str]) -> Any:
@@ -318,7 +316,7 @@ class SizeFilter:
             if not fits:
                 note = f"\n[cut here: the whole result has {size} bytes, at most {self.max_bytes} are sent]"
                 text = block.text.encode("utf-8", "surrogatepass")[:room].decode("utf-8", "ignore")
-                kept.append(_evolve(block, text=text + note))
+                kept.append(evolved(block, text=text + note))
                 break
             room -= _size(block)
             kept.append(block)

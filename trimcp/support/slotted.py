@@ -137,6 +137,16 @@ def _rebind(members: Iterable[Any], raw: type, cls: type) -> None:
                     cell.cell_contents = cls
 
 
+def evolved(value: T, **members: Any) -> T:
+    """Return a value of a class of attrs with these members in place of its own, as `attrs.evolve` does.
+
+    For classes that a decorator of ours declares, which type checkers do not know as classes of attrs.
+    """
+    attributes: Any = value
+    changed: T = attrs.evolve(attributes, **members)
+    return changed
+
+
 def valued(cls: type[T]) -> type[T]:
     """Make a class that attrs will freeze a value: equality, hash and repr follow from its fields."""
     cls.__eq__ = _eq  # type: ignore[method-assign]  # set before attrs processes the class, so that it keeps these

@@ -25,6 +25,7 @@ from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry, ToolOptions, tool_entry
 from trimcp.session.context import Context
 from trimcp.support.cleaning import harmless
+from trimcp.support.slotted import evolved
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.revisions import LATEST
@@ -41,9 +42,6 @@ Progress: TypeAlias = Callable[[float, float | None, str | None], None]
 _FIRST: Final = "1"
 _ANY_RESULT: Final = ResultShape({"type": "object", "properties": {"result": {}}, "required": ["result"]}, wrapped=True)
 _ANY_ARGUMENTS: Final = {"type": "object"}
-
-# mypy does not recognise a payload class as an attrs class.
-_evolve: Callable[..., Any] = attrs.evolve
 
 
 class Implemented:
@@ -74,7 +72,7 @@ class EntryTemplate:
     def entry_for(self, manifest: Manifest) -> ToolEntry:
         """Return the entry of one manifest, yet without rights and confirmation."""
         entry, own = self.entry, self.entry.validator
-        listed = _evolve(
+        listed = evolved(
             entry.listed,
             name=manifest.name,
             description=manifest.description or entry.listed.description,
@@ -176,7 +174,7 @@ def hidden(entry: ToolEntry, principal: Principal | None) -> bool:
 
 def _with_any_result(entry: ToolEntry) -> ToolEntry:
     """Return an entry whose structured results are any JSON values."""
-    listed = _evolve(entry.listed, output_schema=_ANY_RESULT.schema)
+    listed = evolved(entry.listed, output_schema=_ANY_RESULT.schema)
     return attrs.evolve(entry, listed=listed, shape=_ANY_RESULT, output_validator=validator_for(_ANY_RESULT.schema))
 
 

@@ -26,6 +26,7 @@ from trimcp.session.agent_context import ContextEvent
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import evolved
 from trimcp.wire.jsonrpc import JSON
 
 if TYPE_CHECKING:
@@ -370,7 +371,7 @@ class AgentConnection:
             left -= 1
             answers = answering(asked.questions)
             given = await answers if inspect.isawaitable(answers) else answers
-            request = messages.with_members(
+            request = evolved(
                 request,
                 input_responses=dict(given),
                 request_state=asked.request_state,

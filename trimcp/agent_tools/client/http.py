@@ -19,6 +19,7 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import evolved
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, Http, NotAuthorized, OpenReply, TooLarge
 from trimcp.transports.http.client.incoming import Cursor, Inbox, read_events
@@ -64,7 +65,7 @@ class HttpWire:
 
     async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`."""
-        body = encode(messages.as_json(messages.with_members(request, progress=None)))
+        body = encode(messages.as_json(evolved(request, progress=None)))
         accept = JSON_TEXT if progressed is None else f"{EVENT_STREAM}, {JSON_TEXT}"
         sent = _Sent("POST", "/tools/call", body, {"accept": accept, "accept-encoding": "identity"})
 

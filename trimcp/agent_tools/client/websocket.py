@@ -26,6 +26,7 @@ from trimcp.session.queues import Outbox
 from trimcp.session.scopes import cancellation_text
 from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import evolved
 from trimcp.transports.websocket.channel import WebSocketChannel, running
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.handshake import HandshakeFailed
@@ -143,7 +144,7 @@ class WebSocketWire:
 
     async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`. If cancelled, a request that was not sent yet is withdrawn."""
-        request = messages.with_members(request, progress=None if progressed is None else True)
+        request = evolved(request, progress=None if progressed is None else True)
         asked = _PendingMessage(progressed)
         try:
             value = await self._answer(request, request.request_id, asked)

@@ -143,13 +143,6 @@ def _message(cls: type[MessageT]) -> type[MessageT]:
     return made
 
 
-def with_members(message: MessageT, **members: Any) -> MessageT:
-    """Return a message with these members in place of its own."""
-    attributes: Any = message
-    changed: MessageT = attrs.evolve(attributes, **members)
-    return changed
-
-
 # From the agent
 
 
