@@ -1,20 +1,10 @@
 """Agent tools over HTTP: paths of their own, and their messages at the endpoint of MCP, on any host.
 
-| path | method | message |
-| --- | --- | --- |
-| /mcp | POST | any with a `type` |
-| /tools/call | POST | `tool_request` |
-| /tools, /tools/NAME | GET | `list_tools` |
-| /tools/register | POST | `register_tool`, its manifest |
-| /tools/NAME | DELETE | `remove_tool` |
-| /contexts | POST, DELETE | `context_create`, `context_destroy` of the contexts of `?session_id=` |
-| /contexts/ID | GET, PATCH, DELETE | `context_read`, `context_update` (the merge patch), `context_destroy` |
-| /contexts/ID/events | GET | `context_watch`: a stream of events |
-| /schemas | GET | the JSON Schemas of all messages |
-| /agent | GET | a WebSocket |
+Which message has which path is in `messages.http`. Beside these, `/schemas` has the JSON Schemas of all messages,
+`/agent` is a WebSocket, and the endpoint of MCP takes every message with a `type` in a POST.
 
 A call whose client accepts `text/event-stream` by name is answered with a stream once there is progress, and in any
-case if it accepts no JSON. Names and ids may have slashes.
+case if it accepts no JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +22,7 @@ from trimcp.agent_tools.bindings.exchanges import AGENT_HEADER, AgentExchange, A
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.messages.http import FORMS, MERGE_PATCH, HttpForm
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import MessageChannel
 from trimcp.errors import LocalError
@@ -44,7 +35,6 @@ from trimcp.wire.jsonrpc import Malformed, parse_value
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
-_PATCH: Final = "application/merge-patch+json"
 _ANY_VERSION: Final = "*"
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -113,19 +103,14 @@ class AgentHttp(AgentPort):
             return self._schemas(head)
         if path == "/agent":
             return self._upgrade(head)
-        readers = _PATHS.get(path)
-        if readers is None:
-            kind, _, name = path[1:].partition("/")
-            if name in ("", "/events"):
-                raise errors.NothingHere("there is nothing here; check the path of the URL")
-            readers = _ONE_TOOL if kind == "tools" else _EVENTS if name.endswith("/events") else _ONE_CONTEXT
+        readers = readers_of(path)
         reader = readers.get(method)
         if reader is None:
             allowed = ", ".join(readers)
             return self._refusal(405, f"{method[:20]!r} is no method of this path", ("Allow", allowed))
         if method in ("POST", "PATCH"):
             content = head.headers.get("content-type")
-            if not is_json(content.replace(_PATCH, JSON, 1) if method == "PATCH" and content else content):
+            if not is_json(content.replace(MERGE_PATCH, JSON, 1) if method == "PATCH" and content else content):
                 return self._refusal(415, "the body must be application/json in UTF-8")
             if is_compressed(head.headers.get("content-encoding")):
                 return self._refusal(415, "the body must not be compressed", ("Accept-Encoding", "identity"))
@@ -313,19 +298,34 @@ def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> messages.Agen
 
 @attrs.frozen(eq=False)
 class _Reading:
-    """A `Reader` of one kind of message; `members` returns those that a head and a body are."""
+    """A `Reader` of the requests of one form."""
 
+    form: HttpForm
     cls: type[messages.AgentMessage]
-    members: Callable[[Head, dict[str, Any]], dict[str, Any]] = lambda head, body: body
+    members: Callable[[HttpForm, Head, dict[str, Any]], dict[str, Any]]  # returns those that a head and a body are
 
     def __call__(self, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-        return messages.read_as(self.cls, self.members(head, body), strict=strict)
+        return messages.read_as(self.cls, self.members(self.form, head, body), strict=strict)
 
 
-def _members_of_update(head: Head, body: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"context_id": _name(head), "updates": body}
+def _whole(form: HttpForm, head: Head, body: dict[str, Any]) -> dict[str, Any]:
+    return body
+
+
+def _members(form: HttpForm, head: Head, body: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if form.named:  # the rest of the path, which may have slashes of its own
+        found[form.named] = head.path[len(form.path) :].removesuffix(form.after)
+    if form.query:
+        try:
+            said = parse_qs(head.query, max_num_fields=16)
+        except ValueError:
+            raise errors.MalformedMessage("the query has too many members") from None
+        found.update((name, said[name][-1]) for name in form.query if name in said)
+    if form.body:
+        found[form.body] = body
     condition = head.headers.get("if-match", _ANY_VERSION).strip()
-    if condition != _ANY_VERSION:
+    if form.cls is messages.ContextUpdate and condition != _ANY_VERSION:
         digits = condition.removeprefix("W/").strip('"')
         if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
             raise errors.MalformedMessage('If-Match has the context\'s version: "3"')
@@ -333,41 +333,27 @@ def _members_of_update(head: Head, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _name(head: Head) -> str:
-    """Return what comes after /tools/ or /contexts/: it may have slashes of its own."""
-    return head.path[1:].partition("/")[2]
-
-
-def _query(head: Head, *names: str, **members: str) -> dict[str, Any]:
-    """Return these members with those of the query that have one of the names."""
-    try:
-        found = parse_qs(head.query, max_num_fields=16)
-    except ValueError:
-        raise errors.MalformedMessage("the query has too many members") from None
-    return {**members, **{name: found[name][-1] for name in names if name in found}}
-
-
 _Readers: TypeAlias = Mapping[str, Reader]
 
-_CALL: Final = _Reading(messages.ToolRequest)
-_PATHS: Final[dict[str, _Readers]] = {
-    "/tools": {"GET": _Reading(messages.ListTools, lambda head, _: _query(head, "name", "version"))},
-    "/tools/call": {"POST": _CALL},
-    "/tools/register": {"POST": _Reading(messages.RegisterTool, lambda _, body: {"tool": body})},
-    "/contexts": {
-        "POST": _Reading(messages.ContextCreate),
-        "DELETE": _Reading(messages.ContextDestroy, lambda head, _: _query(head, "session_id", "reason")),
-    },
-}
-_ONE_TOOL: Final[_Readers] = {
-    "GET": _Reading(messages.ListTools, lambda head, _: _query(head, "version", name=_name(head))),
-    "DELETE": _Reading(messages.RemoveTool, lambda head, _: _query(head, "version", name=_name(head))),
-}
-_ONE_CONTEXT: Final[_Readers] = {
-    "GET": _Reading(messages.ContextRead, lambda head, _: {"context_id": _name(head)}),
-    "PATCH": _Reading(messages.ContextUpdate, _members_of_update),
-    "DELETE": _Reading(messages.ContextDestroy, lambda head, _: _query(head, "reason", context_id=_name(head))),
-}
-_EVENTS: Final[_Readers] = {
-    "GET": _Reading(messages.ContextWatch, lambda head, _: {"context_id": _name(head).removesuffix("/events")}),
-}
+
+def _readers(path: str, *, named: bool = False, after: str = "") -> _Readers:
+    """Return the readers of a path by method; of `named` ones it is the beginning."""
+    forms = [form for form in FORMS if (form.path, bool(form.named), form.after) == (path, named, after)]
+    return {form.method: _Reading(form, form.cls, _whole if form.body == "*" else _members) for form in forms}
+
+
+_PATHS: Final = {form.path: _readers(form.path) for form in FORMS if not form.named}
+_CALL: Final = _PATHS["/tools/call"]["POST"]
+_ONE_TOOL: Final = _readers("/tools/", named=True)
+_ONE_CONTEXT: Final = _readers("/contexts/", named=True)
+_EVENTS: Final = _readers("/contexts/", named=True, after="/events")
+
+
+def readers_of(path: str) -> _Readers:
+    """Return the readers of a path by method. Raises NothingHere if it has none."""
+    if (readers := _PATHS.get(path)) is not None:
+        return readers
+    kind, _, name = path[1:].partition("/")
+    if name in ("", "/events"):
+        raise errors.NothingHere("there is nothing here; check the path of the URL")
+    return _ONE_TOOL if kind == "tools" else _EVENTS if name.endswith("/events") else _ONE_CONTEXT

@@ -16,6 +16,7 @@ import trio
 
 from trimcp.agent_tools.client.wire import AgentTarget, Progressed, answer_in, event_in, response_in
 from trimcp.agent_tools.messages import errors, messages
+from trimcp.agent_tools.messages.http import MERGE_PATCH, form_of
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
 from trimcp.support.nurseries import open_service_nursery
@@ -29,7 +30,6 @@ from trimcp.wire.jsonrpc import encode
 
 AnswerT = TypeVar("AnswerT")
 
-_MERGE_PATCH: Final = "application/merge-patch+json"
 _LAST: Final = 1.0  # seconds that a stream may go on after its last event, so that the connection can be used again
 
 
@@ -206,7 +206,8 @@ class HttpWire:
         task_status: trio.TaskStatus[Exception | None],
     ) -> None:
         """Read a context's events; tell the starter why they cannot be read, or None, once it is known."""
-        sent = _Sent("GET", f"/contexts/{_part(context_id)}/events", headers={"accept": EVENT_STREAM}, repeatable=True)
+        sent = _sent(messages.ContextWatch(context_id=context_id))
+        sent.headers["accept"] = EVENT_STREAM
         opened = False
 
         async def receive(event: Event) -> None:
@@ -263,34 +264,23 @@ class HttpWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
 
 def _sent(message: messages.AgentMessage) -> _Sent:
     """Return the request of HTTP that a message is."""
-    match message:
-        case messages.ContextCreate():
-            return _Sent("POST", "/contexts", _body(message))
-        case messages.ContextRead():
-            return _Sent("GET", f"/contexts/{_part(message.context_id)}", repeatable=True)
-        case messages.ContextUpdate():
-            headers = {"content-type": _MERGE_PATCH}
-            if message.version is not None:
-                headers["if-match"] = f'"{message.version}"'
-            return _Sent("PATCH", f"/contexts/{_part(message.context_id)}", encode(message.updates), headers)
-        case messages.ContextDestroy():
-            path = "/contexts" if message.context_id is None else f"/contexts/{_part(message.context_id)}"
-            query = _query(session_id=message.session_id, reason=message.reason)
-            return _Sent("DELETE", path + query, repeatable=True)
-        case messages.ListTools():
-            path = "/tools" if message.name is None else f"/tools/{_part(message.name)}"
-            return _Sent("GET", path + _query(version=message.version), repeatable=True)
-        case messages.RegisterTool():
-            return _Sent("POST", "/tools/register", encode(message.tool))
-        case messages.RemoveTool():
-            return _Sent("DELETE", f"/tools/{_part(message.name)}{_query(version=message.version)}")
-    raise LocalError(f"{message.type} has no request over HTTP")
-
-
-def _body(message: messages.AgentMessage) -> bytes:
-    value = messages.as_json(message)
-    del value["type"]
-    return encode(value)
+    form = form_of(message)
+    if form is None:
+        raise LocalError(f"{message.type} has no request over HTTP")
+    path = f"{form.path}{_part(getattr(message, form.named))}{form.after}" if form.named else form.path
+    query = {name: value for name in form.query if (value := getattr(message, name)) is not None}
+    body = None
+    if form.body == "*":
+        body = {name: value for name, value in messages.as_json(message).items() if name != "type"}
+    elif form.body:
+        body = getattr(message, form.body)
+    headers = {}
+    if isinstance(message, messages.ContextUpdate):
+        headers["content-type"] = MERGE_PATCH
+        if message.version is not None:
+            headers["if-match"] = f'"{message.version}"'
+    whole = f"{path}?{urlencode(query)}" if query else path
+    return _Sent(form.method, whole, None if body is None else encode(body), headers, form.repeatable)
 
 
 def _part(name: str) -> str:
@@ -298,11 +288,6 @@ def _part(name: str) -> str:
     if name in (".", ".."):
         raise LocalError(f"{name!r} cannot stand in a path")
     return quote(name, safe="")
-
-
-def _query(**members: str | None) -> str:
-    given = {name: value for name, value in members.items() if value is not None}
-    return f"?{urlencode(given)}" if given else ""
 
 
 def _refused(reply: OpenReply) -> Exception:
