@@ -1,4 +1,5 @@
-"""Writes the stubs that tell type checkers the public names of each package, from the package's one list.
+"""Writes the stubs that tell type checkers the public names of each package, from the package's one list, and the
+methods of the client's faces, from those of its session.
 
 python docs/stubs.py            write them
 python docs/stubs.py --check    fail if one is not what would be written
@@ -7,8 +8,13 @@ python docs/stubs.py --check    fail if one is not what would be written
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import sys
 from pathlib import Path
+
+from trimcp.client.session import ClientSession
+from trimcp.faces.verbs import FACTS, verbs
 
 PACKAGE = Path(__file__).parent.parent / "trimcp"
 HEAD = "# Written by docs/stubs.py from the list in __init__.py beside it.\n"
@@ -39,6 +45,99 @@ def stub(names: dict[str, str]) -> str:
     return HEAD + "\n" + "\n".join(sorted(imports)) + f"\n\n__all__ = [\n{lines}]\n"
 
 
+FACE = """\
+# Written by docs/stubs.py from the methods of `trimcp.ClientSession`.
+
+{imports}
+
+ResultT = TypeVar("ResultT")
+
+class {prefix}Call(Generic[ResultT]):
+    @property
+    def progress(self) -> {iterator}[ProgressParams]: ...
+    {define} result(self) -> ResultT: ...
+
+class {prefix}Subscription:
+    @property
+    def acknowledged(self) -> SubscriptionFilter: ...
+    {define} receive(self) -> Change: ...
+    def {iterate}(self) -> {iterator}[Change]: ...
+
+class {prefix}Session:
+{members}
+
+def connect(
+    target: Target, *, client: ClientProgram | None = None, revision: Revision | str | None = None
+) -> {manager}[{prefix}Session]: ...
+"""
+KINDS = {
+    "blocking": {
+        "prefix": "Blocking",
+        "define": "def",
+        "iterate": "__iter__",
+        "iterator": "Iterator",
+        "manager": "AbstractContextManager",
+    },
+    "asyncio": {
+        "prefix": "Asyncio",
+        "define": "async def",
+        "iterate": "__aiter__",
+        "iterator": "AsyncIterator",
+        "manager": "AbstractAsyncContextManager",
+    },
+}
+BESIDE = {
+    "trimcp.client.client": "Target",
+    "trimcp.client.handlers": "ClientProgram",
+    "trimcp.session.listening": "Change",
+    "trimcp.wire.lifecycle": "ProgressParams SubscriptionFilter",
+    "trimcp.wire.revisions": "Revision",
+    "typing": "Generic TypeVar",
+}
+"""What the stub of a face names beside what its methods do."""
+
+
+def face(kind: str) -> str:
+    """Return the text of the stub of a face."""
+    how = KINDS[kind]
+    source = ast.parse(inspect.getsource(inspect.getmodule(ClientSession)))  # type: ignore[arg-type]
+    homes = {
+        alias.name: node.module
+        for node in source.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    [session] = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "ClientSession"]
+    shown = {name for name, _, _ in verbs(ClientSession)} | FACTS
+    members = []
+    names: set[str] = {how["manager"], how["iterator"]}
+    homes |= {how["iterator"]: "collections.abc", how["manager"]: "contextlib"}
+    for node in session.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id in shown:
+            members += ["    @property", f"    def {node.target.id}(self) -> {ast.unparse(node.annotation)}: ..."]
+            names |= {each.id for each in ast.walk(node.annotation) if isinstance(each, ast.Name)}
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in shown:
+            assert node.returns is not None
+            define = how["define"] if isinstance(node, ast.AsyncFunctionDef) else "def"
+            returns = ast.unparse(node.returns).replace("AbstractAsyncContextManager", how["manager"])
+            for opened in ("Call", "Subscription"):
+                returns = re.sub(rf"\b{opened}\b", f"{how['prefix']}{opened}", returns)
+            first = (ast.get_docstring(node) or "").partition("\n")[0]
+            if node.name in FACTS:
+                members.append("    @property")
+            members.append(f"    {define} {node.name}({ast.unparse(node.args)}) -> {returns}:")
+            members.append(f'        """{first}"""')
+            used = [each for part in (node.args, node.returns) for each in ast.walk(part)]
+            names |= {each.id for each in used if isinstance(each, ast.Name)}
+    imported: dict[str, set[str]] = {module: {*listed.split()} for module, listed in BESIDE.items()}
+    for name in names - {"Call", "Subscription", "AbstractAsyncContextManager"} | {how["manager"]}:
+        if name in homes:
+            imported.setdefault(homes[name], set()).add(name)
+    lines = [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(imported.items())]
+    text = FACE.format(imports="\n".join(lines), members="\n".join(members), **how)
+    return text + ("\ndef timeout(seconds: float) -> AbstractContextManager[None]: ...\n" if kind == "blocking" else "")
+
+
 def stubs() -> dict[Path, str]:
     """Return what each stub has to be."""
     found = {}
@@ -46,6 +145,7 @@ def stubs() -> dict[Path, str]:
         names = listed(path.read_text("utf-8"))
         if names is not None:
             found[path.with_suffix(".pyi")] = stub(names)
+    found |= {PACKAGE / "faces" / f"{kind}.pyi": face(kind) for kind in KINDS}
     return found
 
 

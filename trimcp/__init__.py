@@ -20,6 +20,8 @@ _NAMES = {
     "trimcp.client.tools": "Listing fingerprint",
     "trimcp.errors": "AskRefused CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
     "NotStarted Overloaded RemoteError ResourceNotFound Stopped ToolError UpstreamDown",
+    "trimcp.faces.asyncio": "asyncio=.",
+    "trimcp.faces.blocking": "blocking=.",
     "trimcp.fleet": "fleet=.",
     "trimcp.fleet.group": "Group",
     "trimcp.fleet.upstream": "Upstream supervise",

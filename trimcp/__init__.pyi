@@ -33,6 +33,8 @@ from trimcp.errors import ResourceNotFound as ResourceNotFound
 from trimcp.errors import Stopped as Stopped
 from trimcp.errors import ToolError as ToolError
 from trimcp.errors import UpstreamDown as UpstreamDown
+from trimcp.faces import asyncio as asyncio
+from trimcp.faces import blocking as blocking
 from trimcp.fleet.group import Group as Group
 from trimcp.fleet.upstream import Upstream as Upstream
 from trimcp.fleet.upstream import supervise as supervise
