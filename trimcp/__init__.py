@@ -2,8 +2,8 @@
 
 Most programs need only the names in this package. The rest is in the packages `trimcp.agent_tools`, `trimcp.auth`,
 `trimcp.fleet`, `trimcp.guard`, `trimcp.testing`, `trimcp.watch` and `trimcp.wire` (payloads), and in the modules
-`trimcp.channel`, `trimcp.hidden` and `trimcp.security`. All of them are available after `import trimcp` and are loaded
-at first use.
+`trimcp.asyncio`, `trimcp.blocking`, `trimcp.channel`, `trimcp.hidden` and `trimcp.security`. All of them are available
+after `import trimcp` and are loaded at first use.
 """
 
 from trimcp.support.lazy import lazy_names as _lazy_names

@@ -189,6 +189,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     packages = (trimcp.auth, trimcp.fleet, trimcp.guard, trimcp.hidden, trimcp.testing, trimcp.watch, trimcp.wire)
     for package in (trimcp.agent_tools, *packages):
         public |= {f"{package.__name__.removeprefix('trimcp.')}.{name}" for name in package.__all__}
+    public |= {"blocking.connect", "blocking.timeout", "asyncio.connect"}
     public |= {f"channel.{name}" for name in ("Incoming", "Kind", "Origin", "Outgoing")}
     # Of names that stand in two places, the shorter way is told.
     public -= {name for name in public if "." in name and name.partition(".")[2] in trimcp.__all__}
