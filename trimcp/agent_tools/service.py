@@ -181,7 +181,7 @@ class AgentRun:
             if not self.calls.admit(caller.account, call.key, call):
                 if context is not None:
                     context.end_call(request.request_id)
-                raise errors.TooMuch("too much is under way; try again later", retry_after=1)
+                raise errors.too_much()
         except errors.AgentToolsError:
             if own is not None:
                 own.close()

@@ -58,7 +58,7 @@ class AgentPort:
     def too_much(self, head: Head) -> errors.TooMuch:
         """Note that a request was refused because there is no room, and return the error."""
         security_event("flood_refused", what="exchanges", peer=head.peer, most=self.shared.settings.max_exchanges)
-        return errors.TooMuch("too much is under way; try again later", retry_after=1)
+        return errors.too_much()
 
     def caller(self, head: Head) -> AgentCaller:
         """Return who sends a request. Raises `NotAllowed` if its header names another agent than its token."""

@@ -144,7 +144,7 @@ class GrpcWire:
         if self._connection.lost is not None or not failure.begun:
             return (ConnectionLost if failure.begun else wire.NotSent)(self._connection.lost or failure.message)
         if not failure.trailers and failure.status is GrpcStatus.RESOURCE_EXHAUSTED:
-            return InvalidReply(f"the service's answer has more than {self._max_message} bytes, the limit here")
+            return wire.too_large(self._max_message)
         cls = errors.ERRORS_BY_GRPC_STATUS.get(failure.status.name)
         return InvalidReply(f"the service failed: {failure}") if cls is None else cls(failure.message)
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import attrs
 import trio
 
-from trimcp.agent_tools.client.wire import AgentTarget, Progressed, answer_in, event_in, response_in
+from trimcp.agent_tools.client.wire import AgentTarget, Progressed, answer_in, event_in, response_in, too_large
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.http import MERGE_PATCH, form_of
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
@@ -146,8 +146,7 @@ class HttpWire:
         try:
             body = await reply.body(self._sizes.max_message)
         except TooLarge:
-            limit = self._sizes.max_message
-            raise InvalidReply(f"the service's answer has more than {limit} bytes, the limit of this client") from None
+            raise too_large(self._sizes.max_message) from None
         try:
             value = messages.read_value(body)
         except errors.MalformedMessage as error:

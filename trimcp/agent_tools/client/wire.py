@@ -204,6 +204,11 @@ def answer_in(value: Any, asked: messages.AgentMessage) -> messages.AgentMessage
     raise _failure(value)
 
 
+def too_large(most: int) -> InvalidReply:
+    """Return the error for an answer of more bytes than `AgentTarget.max_message`."""
+    return InvalidReply(f"the service's answer has more than {most} bytes, the limit of this client")
+
+
 def event_in(value: Any, wanted: tuple[type[messages.AgentMessage], ...]) -> messages.AgentMessage:
     """Return a message that is one of these, from its JSON value. Raises as `answer_in`."""
     found = messages.MESSAGES.get(value["type"]) if type(value) is dict and type(value.get("type")) is str else None

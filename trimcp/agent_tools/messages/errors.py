@@ -216,6 +216,11 @@ def draining(*, started: bool | None = None) -> Draining:
     return Draining(ENDS, NOT_STARTED if started is False else None)
 
 
+def too_much() -> TooMuch:
+    """Return the error where nothing more can be under way."""
+    return TooMuch("too much is under way; try again later", retry_after=1)
+
+
 def context_gone(reason: str | None) -> ContextGone:
     """Return the error for a context that has ended for a reason."""
     return ContextGone("the context has ended", {"reason": reason})
