@@ -16,7 +16,7 @@ from zlib import crc32
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.programs import require
+from tests.programs import require, unknown
 from trimcp import security
 
 # An example has no 200 ms of a clock, nor those before the test a second: on a busy machine they would be over.
@@ -46,6 +46,12 @@ def children_hear_sigint() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse a requirement that nothing would ever ask for."""
+    if said := unknown():
+        raise pytest.UsageError(said)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

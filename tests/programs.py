@@ -105,6 +105,12 @@ def require(*names: str) -> None:
             pytest.skip(f"for want of {name} nothing here tries {program.covers}: {remedy(name)}")
 
 
+def unknown() -> str:
+    """What is wrong with the names in `TRIMCP_REQUIRE`; "" if all are in the table."""
+    names = [name for name in os.environ.get(REQUIRE, "").split(",") if name and name not in PROGRAMS]
+    return f"{REQUIRE} names {', '.join(names)}, and knows only {', '.join(PROGRAMS)}" if names else ""
+
+
 def broken() -> dict[str, str]:
     """What `TRIMCP_REQUIRE` names and is not here, and what is wrong with each."""
     required = [

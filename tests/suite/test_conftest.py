@@ -106,3 +106,12 @@ def test_what_was_left_out_is_noted_and_what_is_required_fails(tmp_path: Path) -
     done = pytest_on(tmp_path, "-n", "1", PATH="", TRIMCP_REQUIRE="ps,curl")
     assert done.returncode == 1
     assert "curl is required and missing: apt-get install curl" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_required_program_that_nobody_knows_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *")
+    (tmp_path / "test_it.py").write_text("def test_passes():\n    pass\n")
+    done = pytest_on(tmp_path, "-n", "0", TRIMCP_REQUIRE="ps,gril")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "TRIMCP_REQUIRE names gril, and knows only bwrap, " in done.stderr
