@@ -83,7 +83,7 @@ def run_console(block: Block) -> None:
 
 def without_figures(text: str) -> str:
     """Return a text with a # in place of each number and its unit, and one space where there are several."""
-    text = re.sub(r"[\d][\d.,]*(?: (?:ns|µs|ms|s|min|[KMG]?B/s|[KMG]i?B)\b)?", "#", text)
+    text = re.sub(r"[\d][\d.,]*(?: (?:ns|µs|ms|s|min|[kKMG]?B/s|[KMG]i?B)\b)?", "#", text)
     return re.sub(r" +", " ", text)
 
 

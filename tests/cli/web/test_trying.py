@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -205,8 +207,66 @@ async def test_a_page_that_reads_on_gets_each_event_once(autojump_clock: trio.te
     async with trio.open_nursery() as nursery:
         nursery.start_soon(feed.follow, send)
         for _ in range(100):
-            feed.add("log")
+            feed.add("log", "")
             await trio.sleep(0.03)
         await trio.sleep(1)
         nursery.cancel_scope.cancel()
     assert got == list(range(1, 101))
+
+
+RUDE = """
+import json, sys
+
+def say(**message):
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    id, method = asked.get("id"), asked.get("method")
+    if method == "initialize":
+        info = {"name": "s", "version": "1"}
+        say(id=id, result={"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info})
+    elif method == "server/discover":
+        say(id=id, error={"code": -32601, "message": "no"})
+    elif method == "tools/call":
+        long, schema = "y" * 200_000, {"type": "object", "properties": {}}
+        for n in range(40):
+            say(method="notifications/message", params={"level": "error", "logger": long, "data": long})
+            say(method=long)
+            say(id=f"{n}" + "y" * 300, method="x")
+        for n in range(5):
+            say(id=n, method="elicitation/create", params={"message": long, "requestedSchema": schema})
+        say(id=id, result={"content": []})
+    elif method and id is not None:
+        say(id=id, result={"tools": []})
+"""
+
+
+async def test_whatever_a_server_says_at_length_a_page_gets_little_of_it(tmp_path: Path) -> None:
+    """Of methods, ids, loggers and questions as of texts."""
+    (tmp_path / "rude.py").write_text(RUDE)
+    trying, largest = Trying("rude"), 0
+    parts = trying.parts()
+    client = trimcp.Client("page", "1")
+    client.elicitation(parts.answer)
+    client.logging(parts.log)
+
+    async def send(value: Any) -> None:
+        nonlocal largest
+        largest = max(largest, len(json.dumps(value)))
+
+    with trio.fail_after(PATIENCE):
+        async with (
+            client.connect(parts.watch(trimcp.stdio(sys.executable, tmp_path / "rude.py"))) as session,
+            trying.serving(session),
+            trio.open_nursery() as nursery,
+        ):
+            await Tab(trying).run("call", id="1", tool="x", arguments={})
+            nursery.start_soon(trying.events, {}, send)
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            nursery.cancel_scope.cancel()
+    assert 100_000 < largest < 300 * 10 * 1024
+    assert sum(len(json.dumps(event)) for event in trying.feed._kept) < 300 * 10 * 1024
+    told = [event["text"] for event in trying.feed._kept if event.get("level") == "warning"]
+    assert told
+    assert all(text.startswith("a question of 200,") and text.endswith("was not shown") for text in told)

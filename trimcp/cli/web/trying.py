@@ -34,10 +34,13 @@ from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import ElicitParams, ElicitResult
 from trimcp.wire.jsonrpc import Malformed
 from trimcp.wire.lifecycle import LoggingMessageParams
+from trimcp.wire.revisions import LATEST
 
 _REASON: Final = "cancelled in the browser"
 _KEPT: Final = 500  # events
 _LONGEST: Final = 8 * 1024  # characters of a message that are kept
+_LONGEST_NAME: Final = 200  # characters of anything else in an event
+_LARGEST_QUESTION: Final = 64 * 1024  # bytes
 _PACE: Final = 0.1  # seconds between two batches
 _WAITING: Final = 1_000  # requests whose answers are timed
 
@@ -51,10 +54,22 @@ class Feed:
     _count: int = attrs.field(init=False, default=0)
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    def add(self, kind: str, **members: Any) -> None:
-        """Add an event; the oldest goes where there are too many."""
+    def add(self, kind: str, text: str, **members: Any) -> None:
+        """Add an event; the oldest goes where there are too many.
+
+        Of its text, and of every other one, so much is kept: a server says methods, ids and names of loggers too.
+        """
         self._count += 1
-        self._kept.append({"n": self._count, "kind": kind, "at": time.time(), **members})
+        event = {
+            "n": self._count,
+            "kind": kind,
+            "at": time.time(),
+            "text": text[:_LONGEST],
+            "cut": len(text) > _LONGEST,
+        }
+        for name, value in members.items():
+            event[name] = value[:_LONGEST_NAME] if isinstance(value, str) else value
+        self._kept.append(event)
         self.changed()
 
     def changed(self) -> None:
@@ -106,9 +121,7 @@ class _WatchedChannel(WrappedChannel):
             elif id is not None and len(self._began) < _WAITING:
                 self._began[key] = trio.current_time()
         text = orjson.dumps(mask(value), default=repr).decode()
-        cut = len(text) > _LONGEST
-        shown = text[:_LONGEST]
-        self._feed.add("message", ours=ours, id=id, method=method, size=size, took=took, text=shown, cut=cut)
+        self._feed.add("message", text, ours=ours, id=id, method=method, size=size, took=took)
 
 
 @attrs.frozen
@@ -196,9 +209,13 @@ class Trying:
 
     def _log(self, params: LoggingMessageParams) -> None:
         data = params.data if isinstance(params.data, str) else as_json(params.data)
-        self.feed.add("log", level=params.level, logger=params.logger, text=data[:2_000])
+        self.feed.add("log", data, level=params.level, logger=params.logger)
 
     async def _answer(self, params: ElicitParams) -> ElicitResult:
+        size = len(orjson.dumps(converter_for(LATEST).dump(params)))
+        if size > _LARGEST_QUESTION:  # pages get all that are open with every batch
+            self.feed.add("log", f"a question of {size:,} bytes was not shown", level="warning", logger=None)
+            return ElicitResult(action="cancel")
         question = _OpenQuestion(next(self._ids), params)
         self._questions[question.id] = question
         self.feed.changed()
