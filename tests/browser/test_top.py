@@ -81,33 +81,38 @@ async def test_keys_alone_select_open_cancel_close_and_drain() -> None:
     server = make_server(told)
 
     def walk(page: Page) -> None:
-        expect(page.locator(".calls > li")).to_have_count(2)
-        press = page.keyboard.press
+        calls, opened, dialog = page.locator(".calls > li"), page.locator(".opened"), page.get_by_role("dialog")
+        expect(calls).to_have_count(2)
+        press, type = page.keyboard.press, page.keyboard.type
         press("j")
         press("Enter")
-        expect(page.locator(".opened")).to_be_visible()
+        expect(opened).to_be_visible()
         press("Escape")
-        expect(page.locator(".opened")).to_have_count(0)
+        expect(opened).to_have_count(0)
         press("/")
-        page.keyboard.type("nothing of it")
+        type("nothing of it")
         expect(page.locator("main")).to_contain_text("Nothing that runs has this.")
-        page.get_by_label("Filter").fill("")
+        press("Control+a")
+        press("Backspace")
         press("Escape")
         press("c")
-        expect(page.get_by_role("dialog")).to_be_visible()
-        page.keyboard.type("by hand")
+        type("by hand")  # at once: nobody waits for a dialog to be drawn
+        expect(page.get_by_label("The reason")).to_have_value("by hand")
         press("Enter")
+        expect(dialog).to_have_count(0)
         expect(page.locator(".ended")).to_contain_text("by hand")
-        press("j")
-        press("d")
-        expect(page.get_by_role("dialog")).to_contain_text("Drain builder?")
+        expect(calls).to_have_count(1)
+        press("d")  # the call that was selected has ended: this is of the first
+        expect(dialog).to_contain_text("Drain builder?")
         press("Escape")
-        expect(page.get_by_role("dialog")).to_have_count(0)
-        press("x")
-        expect(page.get_by_role("dialog")).to_be_visible()
-        page.keyboard.type("goodbye")
+        press("x")  # at once
+        type("goodbye")
+        expect(dialog).to_contain_text("Close the session of")
         press("Enter")
         expect(page.get_by_role("status")).to_contain_text("The session is closed.")
+        expect(calls).to_have_count(0)
+        press("c")
+        expect(page.get_by_role("status")).to_contain_text("There is no call.")
 
     async with trimcp.testing.connected(server) as session, watched(server) as url, trio.open_nursery() as nursery:
         nursery.start_soon(call, session, "stuck", refusals)

@@ -1,9 +1,9 @@
 // What both pages share: commands to the site that serves them, text of peers, small components.
 import {h, render} from "/vendor/preact.mjs";
-import {useEffect, useRef, useState} from "/vendor/hooks.mjs";
+import {useEffect, useLayoutEffect, useRef, useState} from "/vendor/hooks.mjs";
 import htm from "/vendor/htm.mjs";
 
-export {render, useEffect, useRef, useState};
+export {render, useEffect, useLayoutEffect, useRef, useState};
 export const html = htm.bind(h);
 
 // The token is in the address once; then it is of this tab alone, and goes into a header.
@@ -110,15 +110,21 @@ export function Spark({name, values}) {
 }
 
 // A dialog that asks for a line of text, or for a yes. Escape and its other button leave it.
+// It opens and goes within the key or click that says so: an effect after the frame, and the browser's own event of its
+// end, come later, and what is typed before them would be lost.
 export function Ask({question, label, button, typed = "", done, left}) {
   const box = useRef(null), [text, setText] = useState(typed);
-  useEffect(() => box.current.showModal(), []);
-  return html`<dialog ref=${box} onClose=${left} aria-label=${question}>
+  useLayoutEffect(() => box.current.showModal(), []);
+  const press = event => {
+    event.stopPropagation();
+    if (event.key === "Escape") event.preventDefault(), left();
+  };
+  return html`<dialog ref=${box} onClose=${left} onKeyDown=${press} aria-label=${question}>
     <form onSubmit=${event => (event.preventDefault(), done(text))}>
       <p>${question}</p>
       ${label && html`<label>${label} <input name="answer" value=${text} maxlength="500"
         onInput=${event => setText(event.target.value)} /></label>`}
       <p class="buttons"><button class="main">${button}</button>
-        <button type="button" onClick=${() => box.current.close()}>Leave it</button></p>
+        <button type="button" onClick=${left}>Leave it</button></p>
     </form></dialog>`;
 }

@@ -41,9 +41,7 @@ function App() {
   const [trouble, setTrouble] = useState("");
   const [filter, setFilter] = useState(""), [sort, setSort] = useState("age");
   const [selected, setSelected] = useState(null), [opened, setOpened] = useState(false);
-  const [question, putQuestion] = useState(null), [told, setTold] = useState("");
-  const asked = useRef(false); // from the key on, before the dialog is drawn: what is typed meanwhile is no command
-  const setQuestion = next => (asked.current = next !== null, putQuestion(next));
+  const [question, setQuestion] = useState(null), [told, setTold] = useState("");
 
   useEffect(() => {
     document.title = "trimcp top";
@@ -81,18 +79,26 @@ function App() {
 
   const pressed = useRef(null); // what a key does with that which is drawn now
   pressed.current = event => {
-    if (asked.current || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (question || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.target.matches("input, select, textarea")) {
       if (event.key === "Escape") event.target.blur();
       return;
     }
     const at = rows.findIndex(one => one.key === selected);
-    const move = step => rows.length && setSelected(rows[Math.max(0, Math.min(rows.length - 1, at + step))].key);
+    const move = step => {
+      document.activeElement?.blur(); // Enter means what is selected from here on
+      if (rows.length) setSelected(rows[Math.max(0, Math.min(rows.length - 1, at + step))].key);
+    };
+    const on = what => () => { // the call that is selected, or else the first
+      const one = row ?? rows[0];
+      if (!one) return setTold("There is no call.");
+      setSelected(one.key);
+      what(one);
+    };
     const keys = {
       j: () => move(1), ArrowDown: () => move(1), k: () => move(-1), ArrowUp: () => move(at < 0 ? 1 : -1),
-      Enter: () => event.target.matches("button, summary") || row && setOpened(!opened),
-      Escape: () => setOpened(false), c: () => row && cancel(row), x: () => row && close(row.picture, row.session),
-      d: () => row && drain(row.picture), "/": () => document.getElementById("filter").focus(),
+      Enter: on(one => setOpened(!(opened && one === row))), Escape: () => setOpened(false),
+      c: on(cancel), x: on(one => close(one.picture, one.session)), d: on(one => drain(one.picture)), "/": () => document.getElementById("filter").focus(),
       s: () => setSort(Object.keys(SORTS)[(Object.keys(SORTS).indexOf(sort) + 1) % 4]),
     };
     if (!keys[event.key] || event.key === "Enter" && event.target.matches("button, summary")) return;
