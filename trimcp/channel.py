@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import Enum
 from types import TracebackType
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self
 
 import attrs
 import trio
@@ -159,6 +159,18 @@ class LaneCounts:
                 mine[lane] = mine.get(lane, 0) + count
 
 
+class Link(NamedTuple):
+    """How a peer has come here, for people who look at what runs."""
+
+    transport: str
+    """Such as "stdio", "HTTP/2" or "WebSocket"."""
+    address: str | None = None
+    """As in logs ("127.0.0.1:40312", "unix"); None where there is none."""
+
+
+IN_MEMORY: Final = Link("in memory")
+
+
 class Sink(ABC):
     """A destination of outgoing messages: a session's outbox, or the response of one HTTP request.
 
@@ -169,6 +181,11 @@ class Sink(ABC):
 
     queues: ClassVar[bool] = False
     """Whether it keeps messages for a writer. Asked for each message, and `isinstance` of an abstract class is slow."""
+
+    @property
+    def link(self) -> Link | None:
+        """How the peer has come that it leads to; None if it does not know. Read only when somebody looks."""
+        return None
 
     @property
     def full(self) -> bool:
@@ -248,6 +265,11 @@ class MessageWriter(Protocol):
     @property
     def read_ahead(self) -> tuple[int, int]:
         """The most requests that one read may deliver, and the most bytes of text in them; as for a channel."""
+        ...
+
+    @property
+    def link(self) -> Link | None:
+        """How the peer has come here, for people who look."""
         ...
 
     @property
@@ -337,6 +359,9 @@ class MessageChannel(ABC):
 
     A session stops reading this much before its window is full. A single message larger than that may exceed it.
     """
+
+    link: Link | None = None
+    """How the peer has come here, for people who look; set by the code that accepted the connection."""
 
     holding: MemoryAccount | None = None
     """Counts the memory that this connection uses; None counts nothing.

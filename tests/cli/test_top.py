@@ -92,7 +92,7 @@ async def test_it_shows_what_runs_and_where_it_waits() -> None:
     row = rows_of(shown, Shown())[0]
     told = text_of(view(shown, (140, 24), Shown(opened=True, selected=row.key)))
     assert "a tile" in told
-    assert f"revision {shown[0]['sessions'][0]['revision']}" in told
+    assert f"revision {shown[0]['sessions'][0]['revision']} · in memory" in told
     assert "waits at" in told
 
 
@@ -129,7 +129,7 @@ async def test_hostile_names_control_no_terminal() -> None:
     hostile = "\x1b]0;title\x07\x9b2J\u202egpj.exe\nforged line"
     request, session = shown["sessions"][0]["requests"][0], shown["sessions"][0]
     request |= {"target": hostile, "message": hostile, "reason": hostile, "id": hostile, "waits": [hostile]}
-    session |= {"peer": hostile, "principal": hostile, "owner": hostile}
+    session |= {"peer": hostile, "principal": hostile, "owner": hostile, "address": hostile}
     shown |= {"server": hostile, "version": hostile}
     shown["ended"] = [{"target": hostile, "method": "x", "seconds": 1, "outcome": "error", "reason": hostile, "at": 1}]
     key = rows_of([shown], Shown())[0].key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,8 +13,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trimcp
 import trimcp.testing
+from tests.fuzz.effort import PATIENCE
+from tests.peers.serving import connected
 from trimcp.errors import LocalError
 from trimcp.wire.codes import CANCELLED_BY_OPERATOR
+from trimcp.wire.revisions import LATEST
 
 
 def make_server() -> tuple[trimcp.Server[None], list[object]]:
@@ -185,6 +189,58 @@ async def test_a_deadline_and_a_request_that_waits_are_shown(autojump_clock: Moc
     assert first.left == pytest.approx(20)
     assert (first.state, second.state) == ("running", "waiting")
     assert second.waits == ()
+
+
+CAME = {
+    "memory": "in memory",
+    "framed": "in memory",
+    "http": "HTTP/1.1",
+    "http/2": "HTTP/2",
+    "http on hypercorn": "HTTP",
+    "http+sse": "HTTP+SSE",
+    "websocket": "WebSocket",
+    "websocket on hypercorn": "WebSocket",
+    "grpc": "gRPC",
+}
+
+
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize("transport", CAME)
+async def test_a_picture_says_how_a_client_has_come(transport: str, newest: bool) -> None:
+    server = make_server()[0]
+    revision = LATEST if newest and transport != "http+sse" else None
+    async with connected(server, transport, revision=revision) as session, trio.open_nursery() as nursery:
+        nursery.start_soon(session.call_tool, "build", {"files": 99})
+        with trio.fail_after(PATIENCE):
+            while not server.statistics().running:  # noqa: ASYNC110  # a network is between
+                await trio.sleep(0.001)
+        with observed(server) as pictures:
+            shown = next(one for one in pictures.picture().sessions if one.requests)
+        nursery.cancel_scope.cancel()
+    assert shown.transport == CAME[transport]
+    address = shown.address or ""
+    assert address == "" if CAME[transport] == "in memory" else address.startswith("127.0.0.1:")
+
+
+async def test_a_picture_says_that_a_client_is_at_the_other_end_of_a_pipe() -> None:
+    program = """
+import trimcp
+
+server = trimcp.Server("piped")
+
+
+@server.tool
+async def look() -> list[str | None]:
+    with server.observe() as pictures:
+        (shown,) = pictures.picture().sessions
+    return [shown.transport, shown.address]
+
+
+trimcp.run_stdio(server)
+"""
+    async with trimcp.Client("tester").connect(trimcp.stdio(sys.executable, "-c", program)) as session:
+        result = await session.call_tool("look")
+    assert result.structured_content == {"result": ["stdio", None]}
 
 
 async def test_a_request_that_waits_for_a_quota_says_for_which(autojump_clock: MockClock) -> None:

@@ -24,7 +24,7 @@ from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, answer_to, asked_by
 from trimcp.budget import MemoryAccount
-from trimcp.channel import Incoming, Kind, Outgoing, Sink, lane_of
+from trimcp.channel import Incoming, Kind, Link, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.schema.convert import without_root
 from trimcp.security import security_event
@@ -349,6 +349,10 @@ class AgentCall(Sink):
             session.deliver((Incoming(_cancelled(self._id, why)),))
 
     # The origin of its messages
+
+    @property
+    def link(self) -> Link | None:
+        return self._out.link
 
     @property
     def name(self) -> str:

@@ -146,7 +146,7 @@ def _opened(rows: Sequence[RequestRow], choice: Shown) -> Iterator[Text]:
     yield Text(f"  {row.tool} ({theirs(request['method'])}), request {theirs(request['id'], 60)}", style="bold")
     peer = theirs(session["peer"] or "no name")
     who = row.who if peer == row.who else f"{row.who} · {peer}"
-    yield Text(f"  for {who} · revision {session['revision']}")
+    yield Text(f"  for {who} · revision {session['revision']}{_came(session)}")
     yield Text(f"  {request['state']} for {_seconds(request['seconds'])}{_until(request)}")
     if request["progress"] is not None:
         yield Text(f"  progress {_progress(request)} {theirs(request['message'] or '', 80)}".rstrip())
@@ -195,6 +195,11 @@ def _progress(request: Json) -> str:
     rate = request["per_second"]
     left = f" {_seconds((request['total'] - done) / rate)}" if rate and rate > 0 and share < 1 else ""
     return f"{'━' * filled}{'─' * (_BAR - filled)} {share:4.0%}{left}"
+
+
+def _came(session: Json) -> str:
+    told = f" · {session['transport']}" if session["transport"] else ""
+    return told + (f" from {theirs(session['address'], 60)}" if session["address"] else "")
 
 
 def _until(request: Json) -> str:

@@ -347,7 +347,7 @@ class Running:
         from trimcp.session.push import PushedConnection, WrittenOutbox
 
         session = self.session(WrittenOutbox(self.server.limits, writer))
-        session.engine.legacy.reopens = True
+        session.engine.legacy.reopens, session.transport.link = True, writer.link
         opened = PushedConnection(session, self._crew)
         self._opened_with(opened, holding, via)
         return opened

@@ -22,8 +22,10 @@ import trio
 from trimcp.budget import Evictable, MemoryAccount
 from trimcp.channel import (
     CLIENT_MAX_MESSAGE,
+    IN_MEMORY,
     SERVER_MAX_MESSAGE,
     Incoming,
+    Link,
     MessageChannel,
     Outgoing,
     PeerProgress,
@@ -73,6 +75,10 @@ class DirectEnd(Sink):
         return None
 
     # The sink of this end's session
+
+    @property
+    def link(self) -> Link:
+        return IN_MEMORY
 
     @property
     def full(self) -> bool:
@@ -190,6 +196,7 @@ async def _driving_channel(session: Session, channel: MessageChannel, receiver: 
     """Run a session over a channel with a reader and a writer task, and end both in order."""
     transport = session.transport
     transport.mirrors_headers, transport.http_statistics = channel.mirrors_headers, channel.http_statistics
+    transport.link = channel.link
     channel.set_max_message(session.max_message)
     session.jobs.mailbox.leave_room(*channel.read_ahead)
     async with channel, open_service_nursery() as wire:

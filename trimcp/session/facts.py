@@ -7,7 +7,7 @@ from collections.abc import Callable, Sized
 import attrs
 
 from trimcp.budget import Budget, MemoryCharge
-from trimcp.channel import HttpClientStatistics
+from trimcp.channel import HttpClientStatistics, Link
 from trimcp.support.slotted import slotted
 
 
@@ -51,6 +51,7 @@ class TransportFacts:
     pushed: bool = False  # whether messages are pushed: then overload is refused instead of pausing the reader
     single_request: bool = False  # whether the session ends after one request
     via: object = None  # the part of a program that accepted it, if that part ends it; None for the whole run
+    link: Link | None = None  # how the peer has come, for the whole session; else its sinks know
     when_closed: Callable[[], None] | None = None  # called when it is closed, once, if no driver waits for that
     # What others wait for from this peer, beside our requests. While it holds anything, reading does not pause for
     # lack of room, and draining goes on.

@@ -8,7 +8,15 @@ from functools import partial
 import attrs
 import trio
 
-from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE, Incoming, MessageChannel, OneTask, Outgoing
+from trimcp.channel import (
+    CLIENT_MAX_MESSAGE,
+    IN_MEMORY,
+    SERVER_MAX_MESSAGE,
+    Incoming,
+    MessageChannel,
+    OneTask,
+    Outgoing,
+)
 from trimcp.transports.stream import StreamChannel
 from trimcp.wire.jsonrpc import parse, too_large
 
@@ -34,10 +42,12 @@ def memory_channels(*, framed: bool = False) -> tuple[MessageChannel, MessageCha
         right_sender, left_receiver = _byte_pipe()
         left, right = StreamChannel(left_receiver, left_sender), StreamChannel(right_receiver, right_sender)
         right.set_max_message(CLIENT_MAX_MESSAGE)
+        left.link = right.link = IN_MEMORY
         return left, right
     to_right, from_left = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
     to_left, from_right = trio.open_memory_channel[tuple[bytes, ...]](_BATCHES)
     left, right = MemoryChannel(to_right, from_right), MemoryChannel(to_left, from_left)
+    left.link = right.link = IN_MEMORY
     right.set_max_message(CLIENT_MAX_MESSAGE)
     return left, right
 

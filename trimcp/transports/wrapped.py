@@ -22,6 +22,7 @@ class WrappedChannel(MessageChannel):
         # A subclass with a `send` of its own changes what is sent, and has to see all of it.
         self.sends_now: bool = self.channel.sends_now and type(self).send is WrappedChannel.send
         self.read_ahead: tuple[int, int] = self.channel.read_ahead
+        self.link = self.channel.link
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         await self.channel.send(batch)

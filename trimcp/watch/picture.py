@@ -73,6 +73,10 @@ class SessionPicture:
     owner: str | None
     """Whose memory it counts as: the principal, or the address; None where nothing is counted."""
     revision: str | None
+    transport: str | None
+    """How the client has come: "stdio", "HTTP/1.1", "HTTP/2", "HTTP+SSE", "WebSocket", "gRPC" or "in memory"."""
+    address: str | None
+    """The client's, where there is one."""
     running: int
     waiting: int
     asking: int
@@ -192,6 +196,8 @@ def _session(session: Session, jobs: list[Job], now: float) -> SessionPicture:
         peer, principal = admission.peer, admission.principal
     holding = session.memory.holding
     revision = jobs[0].request.admission.revision if jobs else session.revision
+    sink = session.sink_of(jobs[0].origin) if jobs else session.sink
+    link = sink.link or session.sink.link or session.transport.link
     places = waiting_places(session, jobs, _MOST_LINES)
     return SessionPicture(
         key=session_key(session),
@@ -199,6 +205,8 @@ def _session(session: Session, jobs: list[Job], now: float) -> SessionPicture:
         principal=None if principal is None else str(principal),
         owner=None if holding is None else holding.owner.name,
         revision=None if revision is None else revision.name,
+        transport=None if link is None else link.transport,
+        address=None if link is None else link.address,
         running=counts.running,
         waiting=counts.waiting,
         asking=counts.parked,

@@ -23,7 +23,7 @@ from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.budget import owner_of
-from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.channel import Kind, Link, MessageChannel, Outgoing
 from trimcp.security import security_event
 from trimcp.support.addresses import is_loopback_address
 from trimcp.support.nurseries import server_ends
@@ -70,7 +70,7 @@ class AgentPort:
         """Serve a connection whose two directions go their own ways, until it ends or its caller's token expires."""
         from trimcp.agent_tools.bindings.websocket import serve_agent
 
-        channel.holding = head.holding
+        channel.holding, channel.link = head.holding, head.link
         with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
             await serve_agent(self.run, caller, channel, self.shared.sessions)
         if scope.cancelled_caught:
@@ -118,6 +118,10 @@ class AgentExchange(Handler, StreamSink):
     _stream: EventStream | None = attrs.field(init=False, default=None)
     _call: AgentCall | None = attrs.field(init=False, default=None)  # while it is under way
     _scope: trio.CancelScope | None = attrs.field(init=False, default=None)  # of the task that answers
+
+    @property
+    def link(self) -> Link:
+        return self.head.link
 
     # What differs
 

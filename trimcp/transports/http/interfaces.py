@@ -18,13 +18,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import attrs
 import trio
 
 from trimcp.budget import Budget, MemoryAccount
-from trimcp.channel import Incoming, LaneCounts, MessageChannel, MessageWriter, Sink, stall_text
+from trimcp.channel import Incoming, LaneCounts, Link, MessageChannel, MessageWriter, Sink, stall_text
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.support.cleaning import digest, harmless
@@ -93,6 +93,18 @@ class Head:
             *(self.root, self.websocket, self.http2, self.holding, self.principal, self.began, self.reply_headers),
             self.again,
         )
+
+    spoken: ClassVar[str] = "HTTP/1.1"
+    """What a host without HTTP/2 speaks."""
+
+    @property
+    def link(self) -> Link:
+        """How the client has come here."""
+        if self.websocket:
+            return Link("WebSocket", self.peer)
+        if self.headers.get("content-type", "").startswith("application/grpc"):
+            return Link("gRPC", self.peer)
+        return Link("HTTP/2" if self.http2 else self.spoken, self.peer)
 
     @property
     def until(self) -> float:

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Final
 
-from trimcp.channel import require_trio
+from trimcp.channel import Link, require_trio
 from trimcp.support.slotted import slotted
 from trimcp.transports.stdio.streams import AnyReceiver, AnySender, FdReceiver, FdSender, ThreadReceiver, ThreadSender
 from trimcp.transports.stream import StreamChannel
@@ -48,6 +48,7 @@ async def claim_stdio(*, limits: ParseLimits = DEFAULT_LIMITS) -> AsyncIterator[
     claimed = claim()
     try:
         async with StreamChannel(claimed.receiver, claimed.sender, limits=limits) as channel:
+            channel.link = Link("stdio")
             yield channel
     finally:
         claimed.release()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from trimcp.budget import Evictable, MemoryCharge
-from trimcp.channel import Incoming, Outgoing
+from trimcp.channel import Incoming, Link, Outgoing
 from trimcp.framing.frames import TURN, MessageGate, text_frame
 from trimcp.transports.descriptors import READ_SIZE
 from trimcp.transports.http.h1.wires import Wire
@@ -120,6 +120,10 @@ class ServedWebSocket:
     @property
     def read_ahead(self) -> tuple[int, int]:
         return _AHEAD
+
+    @property
+    def link(self) -> Link:
+        return self._head.link
 
     @property
     def blocked(self) -> bool:

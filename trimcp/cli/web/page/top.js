@@ -24,6 +24,7 @@ function rowsOf(pictures, filter, sort) {
     .sort((a, b) => below(order(a), order(b)) || below(a.key, b.key));
 }
 
+const came = session => `${session.transport ? `, ${session.transport}` : ""}${session.address ? ` from ${said(session.address, 60)}` : ""}`;
 const whoOf = session => said(session.principal ?? session.peer ?? session.owner ?? "a client", 60);
 
 // What a sparkline shows of a server, by its name.
@@ -164,7 +165,7 @@ function Server({picture, history, drain, close}) {
       `${said(name, 60)}: ${one.running} running, ${one.waiting} waiting`).join("; ")}</p>`}
     <details><summary>${count(stats.sessions, "session")}</summary>
       <ul class="sessions">${picture.sessions.map(one => html`<li key=${one.key}>
-        <b>${whoOf(one)}</b> <span class="dim">${said(one.peer ?? "no name", 80)}, ${one.revision ?? "no revision yet"}:
+        <b>${whoOf(one)}</b> <span class="dim">${said(one.peer ?? "no name", 80)}, ${one.revision ?? "no revision yet"}${came(one)}:
           ${one.running} running, ${one.waiting} waiting, ${bytes(one.held)} held, ${bytes(one.unread)} unread</span>
         <button onClick=${() => close(picture, one)}>Close…</button></li>`)}</ul>
       ${picture.more_sessions > 0 && html`<p class="dim">and ${picture.more_sessions} more</p>`}</details>
@@ -193,7 +194,7 @@ function Call({row, selected, opened, open, cancel}) {
       <button onClick=${() => cancel(row)} aria-label=${`Cancel ${row.tool}`}>Cancel…</button></div>
     ${opened && html`<div class="opened">
       <p>${said(request.method)}, request ${said(request.id, 60)}, of ${said(session.peer ?? "a client without a name", 80)},
-        revision ${session.revision}, at ${said(picture.server, 60)} (process ${picture.pid})</p>
+        revision ${session.revision}${came(session)}, at ${said(picture.server, 60)} (process ${picture.pid})</p>
       <p>${request.state}${request.left !== null && `, ${seconds(request.left)} left to its deadline`}
         ${request.reason !== null && html`: <b class="warn">${said(request.reason)}</b>`}</p>
       ${request.message && html`<p>${said(request.message, 500)}</p>`}

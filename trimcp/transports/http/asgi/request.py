@@ -393,6 +393,13 @@ class AsgiReply:
         self._writers.unpark_all()
 
 
+@attrs.define(eq=False)
+class _AsgiHead(Head):
+    """The head of a request of which an ASGI server alone knows how it came."""
+
+    spoken = "HTTP"
+
+
 def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
     """Return the head of the request that an `http` or `websocket` scope describes, or its refusal.
 
@@ -411,7 +418,7 @@ def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
     joined = {name: ", ".join(values) for name, values in headers.items() if name[:1] != ":"}
     joined["host"] = hosts[0]
     root = (scope.get("root_path") or root).rstrip("/")
-    return Head(
+    return _AsgiHead(
         method=scope.get("method", "GET"),
         path=_below(root, scope),
         query=scope.get("query_string", b"").decode("latin-1"),

@@ -284,7 +284,7 @@ class HttpApplication:
         return self.upgrade(head, agreed)
 
     async def _serve(self, head: Head, channel: MessageChannel) -> None:
-        channel.holding = head.holding
+        channel.holding, channel.link = head.holding, head.link
         write = self.settings.trace
         with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
             await self.service.serve(channel if write is None else traced(channel, write), self.shared.sessions)

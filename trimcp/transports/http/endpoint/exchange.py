@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
+from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Link, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
@@ -138,7 +138,7 @@ class Exchange(Handler, StreamSink):
                     security_event("flood_refused", what="sessions", peer=head.peer, owner=owner)
                 text = "no more sessions now; try again later"
                 return refusal(503, text, id=id_of(message), code=OVERLOADED)
-            session = HttpSession(shared, head.principal, owner)
+            session = HttpSession(shared, head.principal, owner, head.link)
         else:
             self.own = own = shared.service.open(NOWHERE, head.holding, sessions)
             if plan.revision is not None:
@@ -160,6 +160,10 @@ class Exchange(Handler, StreamSink):
             self.become_stream()
 
     # Called by the session
+
+    @property
+    def link(self) -> Link:
+        return self.head.link
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote
 import attrs
 
 from trimcp.budget import owner_of
-from trimcp.channel import Incoming
+from trimcp.channel import Incoming, Link
 from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
 from trimcp.security import security_event
@@ -88,6 +88,10 @@ class LegacyStream(Handler, StreamSink):
     id: str = attrs.field(init=False, factory=new_session_id)  # part of the URL to post to; secret
     session: PushedSession = attrs.field(init=False)
     _stream: EventStream = attrs.field(init=False)
+
+    @property
+    def link(self) -> Link:
+        return Link("HTTP+SSE", self.head.peer)
 
     # Called by the host
 

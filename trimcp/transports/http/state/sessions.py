@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from trimcp.budget import Budget, MemoryAccount, MemoryCharge
-from trimcp.channel import Kind, Outgoing, lane_of
+from trimcp.channel import Kind, Link, Outgoing, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event, in_one_line
 from trimcp.principal import Principal
@@ -58,6 +58,7 @@ class HttpSession(StreamSink):
     shared: Shared
     principal: Principal | None
     owner: str  # whose share of the table it counts into
+    link: Link  # how its first request has come
     id: str = attrs.field(init=False, factory=new_session_id)  # the secret in `Mcp-Session-Id`
     fresh: bool = attrs.field(init=False, default=True)  # not used yet by a request or a stream
     holding: MemoryAccount = attrs.field(init=False)
