@@ -17,6 +17,7 @@ from trimcp.agent_tools.bindings.websocket import AgentStream
 from trimcp.agent_tools.messages.messages import ProvideTools
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import direct_ends
+from trimcp.support.cleaning import digest
 from trimcp.testing.connect import every_revision
 from trimcp.wire.revisions import LATEST, Revision
 
@@ -67,6 +68,20 @@ async def test_a_tool_is_called_at_its_provider() -> None:
         }
         await provider.say(success({"request_id": id}, ["A", 1, None]))
         assert await agent.hear() == success({"request_id": "1"}, ["A", 1, None])
+
+
+async def test_a_picture_has_each_provider_and_context_and_no_context_s_id() -> None:
+    async with provided() as (at, provider, agent):
+        await agent.say(call(context_id="secret-context"))
+        await provider.hear()
+        with at.server.observe() as pictures:
+            found = {one.kind: one for one in pictures.picture().beside}
+        assert found["provider"].name == "agent-a"
+        assert found["provider"].state == "tools: 1"
+        assert found["context"].name == f"{digest('secret-context')} of {BOB.agent}"
+        assert found["context"].state == "calls: 1, tasks: 0, watchers: 0"
+        assert "secret-context" not in str(found)
+    assert at.server.beside == []
 
 
 async def test_arguments_are_checked_before_the_provider_sees_them() -> None:

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 import trio
@@ -16,6 +17,9 @@ import trimcp.testing
 from tests.fuzz.effort import PATIENCE
 from tests.peers.serving import connected
 from trimcp.errors import LocalError
+from trimcp.fleet import UpstreamState
+from trimcp.session.facts import Beside
+from trimcp.watch.picture import MOST_BESIDE
 from trimcp.wire.codes import CANCELLED_BY_OPERATOR
 from trimcp.wire.revisions import LATEST
 
@@ -189,6 +193,28 @@ async def test_a_deadline_and_a_request_that_waits_are_shown(autojump_clock: Moc
     assert first.left == pytest.approx(20)
     assert (first.state, second.state) == ("running", "waiting")
     assert second.waits == ()
+
+
+async def test_upstreams_of_a_fleet_are_shown_one_by_one() -> None:
+    server, client = make_server()[0], trimcp.Client("gateway")
+    async with trimcp.fleet.Group(client) as group, trimcp.testing.connected(server):
+        server.beside.append(group.beside)
+        await group.open("here", make_server()[0])
+        await group.supervise("nowhere", trimcp.http("http://127.0.0.1:1/mcp"))
+        await group.upstream("nowhere").wait_state(UpstreamState.WAITING)
+        with observed(server) as pictures:
+            here, nowhere = pictures.picture().beside
+    assert (here.kind, here.name, here.state) == ("upstream", "here", "up")
+    assert (nowhere.kind, nowhere.name) == ("upstream", "nowhere")
+    assert nowhere.state.startswith("waiting, 0 lost: ")
+    assert nowhere.seconds is not None
+
+
+async def test_no_more_of_what_is_beside_is_shown_than_one_looks_at() -> None:
+    server = make_server()[0]
+    server.beside.append(lambda: (Beside("context", str(number), "idle") for number in count()))
+    with observed(server) as pictures:
+        assert len(pictures.picture().beside) == MOST_BESIDE
 
 
 CAME = {

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any, Final, Protocol
 
 import attrs
+import trio
 
 from trimcp.agent_tools.answering import Answering, Found
 from trimcp.agent_tools.callers import AgentCaller, agent_of
@@ -31,6 +32,7 @@ from trimcp.security import security_event
 from trimcp.server.running import Running
 from trimcp.server.tools import ToolEntry
 from trimcp.session.agent_context import AgentContext
+from trimcp.session.facts import Beside
 from trimcp.session.push import Pushed
 from trimcp.session.session import Session
 from trimcp.support.bounds import checked
@@ -255,6 +257,15 @@ class AgentRun:
             "agent_calls": self.calls.taken,
             "agent_tools": self.catalog.registered,
         }
+
+    def beside(self) -> Iterator[Beside]:
+        """Say of each provider and context in memory how it is. An id of a context may be all that protects it."""
+        now = trio.current_time()
+        for provider, tools in self.catalog.providers().items():
+            yield Beside("provider", provider.name, f"tools: {tools}")
+        for actor in self.contexts.in_memory():
+            state = f"calls: {len(actor.calls)}, tasks: {actor.tasks}, watchers: {actor.watchers}"
+            yield Beside("context", f"{digest(actor.id)} of {actor.owner[1]}", state, now - actor.last_used)
 
     def end(self) -> None:
         """Cancel the calls that belong to no context; contexts end theirs."""

@@ -139,9 +139,11 @@ class AgentTools:
             )
             self._runs[running] = run
             running.hosts.append(run.statistics)
+            self.server.beside.append(run.beside)
             try:
                 yield
             finally:
+                self.server.beside.remove(run.beside)
                 del self._runs[running]
                 run.end()
 

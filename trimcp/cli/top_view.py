@@ -87,6 +87,7 @@ def view(pictures: Sequence[Json], size: tuple[int, int], choice: Shown) -> list
     room = max(1, lines - len(top) - len(foot))
     body = list(_opened(rows, choice)) if choice.opened else list(_table(rows, room, columns, choice))
     if not choice.opened:
+        body += list(_beside(pictures, room - len(body)))
         body += list(_ended(pictures, room - len(body)))
     shown = [*top, *body[:room]]
     shown += [Text("")] * (lines - len(shown) - len(foot)) + foot
@@ -157,6 +158,17 @@ def _opened(rows: Sequence[RequestRow], choice: Shown) -> Iterator[Text]:
     yield Text("  waits at" if request["waits"] else "  where it waits is not known", style="bold cyan")
     for line in request["waits"]:
         yield Text(f"    {theirs(line.rstrip(), 400)}")
+
+
+def _beside(pictures: Sequence[Json], room: int) -> Iterator[Text]:
+    told = [one for picture in pictures for one in picture["beside"]]
+    if not told or room < 6:
+        return
+    yield Text("")
+    yield Text(f"  {'SINCE':>7} BESIDE", style="bold cyan")
+    for one in told[: room // 2 - 2]:
+        since = "" if one["seconds"] is None else _seconds(one["seconds"])
+        yield Text(f"  {since:>7} {one['kind']} {theirs(one['name'], 40)}: {theirs(one['state'], 200)}")
 
 
 def _ended(pictures: Sequence[Json], room: int) -> Iterator[Text]:

@@ -22,6 +22,7 @@ from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervisor import UpstreamState
 from trimcp.fleet.upstream import Supervising, Upstream, supervise
 from trimcp.session.calls import Call
+from trimcp.session.facts import Beside
 from trimcp.support.cleaning import log_crash, one_line
 from trimcp.support.nurseries import closing_with, open_service_nursery
 from trimcp.wire.jsonrpc import JSON
@@ -218,6 +219,18 @@ class Group:
 
     def __len__(self) -> int:
         return len(list(iter(self)))
+
+    def beside(self) -> Iterator[Beside]:
+        """Say how each member is, for who looks at a server of which they are upstreams: `server.beside`."""
+        for name, member in self._members.items():
+            if isinstance(member.usable, Upstream):
+                stats = member.usable.statistics()
+                told = f"{stats.state.value}, {stats.losses} lost"
+                told += f": {stats.last_reason}" if stats.last_reason else ""
+                yield Beside("upstream", name, told, trio.current_time() - stats.since)
+            else:
+                state = "being opened" if member.usable is None else "up" if member.living is not None else "lost"
+                yield Beside("upstream", name, state)
 
     # All members together
 

@@ -30,6 +30,7 @@ from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
     from trimcp.guard.permission import Fallback
+    from trimcp.session.facts import Beside
     from trimcp.watch.observing import Observation
     from trimcp.watch.statistics import ServerStatistics
 
@@ -168,6 +169,7 @@ class Server(Extending, Generic[StateT]):
         self.budget: Budget = Budget(max(DEFAULT_MEMORY, needed) if memory is None else memory)
         self.handler_errors: HandlerErrors = handler_errors
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
+        self.beside: list[Callable[[], Iterable[Beside]]] = []
         self.parts: list[Callable[[Running], AbstractAsyncContextManager[object]]] = []
 
     @asynccontextmanager

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sized
+from typing import NamedTuple
 
 import attrs
 
 from trimcp.budget import Budget, MemoryCharge
 from trimcp.channel import HttpClientStatistics, Link
 from trimcp.support.slotted import slotted
+
+
+class Beside(NamedTuple):
+    """What a server has beside its sessions, for people who look: an upstream, or an agent's context or tools."""
+
+    kind: str
+    """"upstream", "context" or "provider"."""
+    name: str
+    state: str
+    seconds: float | None = None
+    """How long it has been so; of a context, since it was used."""
 
 
 @slotted

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 import attrs
 import trio
 
+from trimcp.session.facts import Beside
 from trimcp.session.job import Extras, Finished, Job, session_key
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 MOST_SESSIONS: Final = 200
 MOST_REQUESTS: Final = 500
+MOST_BESIDE: Final = 200
 _MOST_LINES: Final = 20  # of where one request waits
 _LONGEST: Final = 500  # characters of a progress message
 
@@ -108,6 +111,19 @@ class EndedRequest:
 
 @attrs.frozen
 @valued
+class BesidePicture:
+    """What a server has beside its sessions."""
+
+    kind: str
+    """"upstream", "provider" or "context"."""
+    name: str
+    state: str
+    seconds: float | None
+    """How long it has been so; of a context, since it was used; None if it is not known."""
+
+
+@attrs.frozen
+@valued
 class Picture:
     """What a server does at one moment."""
 
@@ -122,6 +138,9 @@ class Picture:
     more_sessions: int
     """How many are not shown."""
     more_requests: int
+    beside: tuple[BesidePicture, ...]
+    """What `Server.beside` tells of: upstreams of a fleet, providers and contexts of agents; at most 200.
+    `statistics.hosts` has the number of contexts."""
     ended: tuple[EndedRequest, ...]
     """The latest last."""
 
@@ -151,6 +170,7 @@ class Observed(Protocol):
     """The part of `Server` that is looked at."""
 
     info: Implementation
+    beside: list[Callable[[], Iterable[Beside]]]
 
     @property
     def runs(self) -> Iterable[Drained]: ...
@@ -170,6 +190,8 @@ def take_picture(server: Observed, ended: Iterable[EndedRequest] = ()) -> Pictur
         left += max(0, len(jobs) - room)
         room = max(0, room - len(jobs))
     left += sum(len(session.jobs.by_id) for session in sessions[MOST_SESSIONS:])
+    beside = chain.from_iterable(tell() for tell in server.beside)
+    besides = tuple(BesidePicture(*one) for one in islice(beside, MOST_BESIDE))
     return Picture(
         server.info.name,
         server.info.version,
@@ -179,6 +201,7 @@ def take_picture(server: Observed, ended: Iterable[EndedRequest] = ()) -> Pictur
         tuple(shown),
         max(0, len(sessions) - MOST_SESSIONS),
         left,
+        besides,
         tuple(ended),
     )
 

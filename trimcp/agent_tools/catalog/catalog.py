@@ -136,6 +136,11 @@ class Catalog:
         """The number of tools that are registered or wait for approval; each version counts."""
         return self._table.owned.total()
 
+    def providers(self) -> Counter[Provider]:
+        """Return who has brought tools over a connection that is open, each with how many it offers."""
+        offered = (slot.offered for slot in self._table.slots())
+        return Counter(each.by for each in offered if each is not None and each.by is not None)
+
     # Registering
 
     async def register(self, raw: Any, caller: AgentCaller, by: Provider | None = None) -> Registered:

@@ -87,6 +87,11 @@ class ContextActor(StoredState):
         return min(self._used + self._shared.limits.idle, self._ends)
 
     @property
+    def last_used(self) -> float:
+        """When it was used last, on Trio's clock."""
+        return self._used
+
+    @property
     def watchers(self) -> int:
         """How many channels watch it."""
         return len(self._watches or ())

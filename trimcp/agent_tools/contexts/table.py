@@ -327,6 +327,10 @@ class ContextTable:
 
     # Making and finding
 
+    def in_memory(self) -> Iterator[ContextActor]:
+        """Return the contexts that are in memory and have not ended."""
+        return iter(self._live)
+
     def get(self, owner: Owner, id: str) -> ContextActor | None:
         """Return a context in memory, which pushes its idle deadline on; None if it has ended or is not in memory."""
         actor = self._live.find(owner, id)

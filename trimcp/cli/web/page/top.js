@@ -169,6 +169,9 @@ function Server({picture, history, drain, close}) {
           ${one.running} running, ${one.waiting} waiting, ${bytes(one.held)} held, ${bytes(one.unread)} unread</span>
         <button onClick=${() => close(picture, one)}>Close…</button></li>`)}</ul>
       ${picture.more_sessions > 0 && html`<p class="dim">and ${picture.more_sessions} more</p>`}</details>
+    ${picture.beside.length > 0 && html`<details><summary>Upstreams, providers, contexts: ${picture.beside.length}</summary>
+      <ul class="sessions">${picture.beside.map((one, at) => html`<li key=${at}><b>${one.kind} ${said(one.name, 60)}</b>
+        <span class="dim">${said(one.state, 200)}${one.seconds === null ? "" : `, since ${seconds(one.seconds)}`}</span></li>`)}</ul></details>`}
   </article>`;
 }
 
