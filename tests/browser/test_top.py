@@ -7,17 +7,20 @@ from typing import Any
 import pytest
 import trio
 from playwright.sync_api import Page, expect
+from trio.testing import wait_all_tasks_blocked
 
 import trimcp
 import trimcp.testing
 from tests.browser.pages import HOSTILE, picture, visit, watched
 from tests.peers.chromium import serving_pages
+from trimcp.cli.sources import connected
+from trimcp.cli.top_view import Shown, view
 
 pytestmark = pytest.mark.needs("chromium")
 
 
-def make_server(told: list[str]) -> trimcp.Server[None]:
-    server: trimcp.Server[None] = trimcp.Server("builder", version="1.0")
+def make_server(told: list[str], limits: trimcp.Limits | None = None) -> trimcp.Server[None]:
+    server: trimcp.Server[None] = trimcp.Server("builder", version="1.0", limits=limits)
 
     @server.tool
     async def build(files: int = 500, *, ctx: trimcp.Context) -> str:
@@ -73,6 +76,42 @@ async def test_progress_moves_and_a_cancel_reaches_the_handler_and_its_caller() 
         assert told == ["no room"]
         assert "no room" in refusals[0]
         nursery.cancel_scope.cancel()
+
+
+async def test_top_the_page_and_statistics_say_the_same_of_one_moment() -> None:
+    server = make_server([], trimcp.Limits(max_running=2))
+    refusals: list[str] = []
+    shown: list[str] = []
+
+    def walk(page: Page) -> None:
+        expect(page.locator(".calls > li")).to_have_count(3)
+        shown.append(page.locator("header").inner_text())
+        shown.append(page.locator(".server").inner_text())
+
+    async with trimcp.testing.connected(server) as session, watched(server) as url, trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(call, session, "stuck", refusals)
+        await wait_all_tasks_blocked()
+        stats = server.statistics()  # nothing goes on from here, so it is one moment for all
+        assert await visit(url, walk) == []
+        async with connected(None) as sources:
+            pictures = await sources.pictures()
+        assert server.statistics() == stats
+        nursery.cancel_scope.cancel()
+    assert (stats.sessions, stats.running, stats.waiting, stats.refused) == (1, 2, 1, 0)
+    told = "1 session, 2 running, 1 waiting, 0 refused"
+    lines = [line.plain for line in view(pictures, (200, 24), Shown())]
+    assert f"1 server: {told}" in lines[0]
+    assert f"1 server, {told}" in shown[0]
+    held = f"{stats.memory.held:,} B" if stats.memory.held < 1024 else f"{stats.memory.held / 1024:.1f} KiB"
+    assert f"{held} held for clients" in lines[0]
+    assert f"Held for clients: {held} of 256.0 MiB" in shown[1]
+    assert {name: pictures[0]["statistics"][name] for name in ("sessions", "running", "waiting", "refused")} == {
+        "sessions": stats.sessions,
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "refused": stats.refused,
+    }
 
 
 async def test_keys_alone_select_open_cancel_close_and_drain() -> None:

@@ -18,6 +18,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trimcp
 import trimcp.testing
+from tests.fuzz.effort import PATIENCE
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.watch import admin
 from trimcp.watch.admin import announced_sockets, connect_admin, registry, serve_admin
@@ -162,6 +163,37 @@ async def test_a_viewer_that_reads_nothing_is_let_go(monkeypatch: pytest.MonkeyP
                     await mute.send_all(b'{"do":"picture"}\n' * 1_000)
         async with connect_admin(path) as viewer:
             assert (await viewer.ask("picture"))["server"] == "index"
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_viewer_that_hangs_is_told_late_and_once_it_is_killed_nothing_of_it_is_left(reads: bool) -> None:
+    server: trimcp.Server[None] = trimcp.Server("index")
+
+    @server.tool
+    async def add(number: int) -> int:
+        return number + 1
+
+    async def looked_at(looked: bool, count: int) -> None:
+        """Wait until somebody looks, or nobody, and so many tasks live: a socket is between."""
+        with trio.fail_after(PATIENCE):
+            while (server.on_finished is not None, trio.lowlevel.current_statistics().tasks_living) != (looked, count):  # noqa: ASYNC110
+                await trio.sleep(0.001)
+
+    async with trimcp.testing.connected(server) as session, serve_admin(server) as path:
+        await session.call_tool("add", {"number": 0})
+        await wait_all_tasks_blocked()
+        tasks = trio.lowlevel.current_statistics().tasks_living
+        viewer = await trio.open_unix_socket(str(path))
+        async with viewer:
+            await viewer.send_all(b'{"do":"picture"}\n' * (1 if reads else 200))
+            if reads:
+                assert await viewer.receive_some()
+            await looked_at(True, tasks + 1)
+            for number in range(300):
+                found = await session.call_tool("add", {"number": number})
+                assert found.structured_content == {"result": number + 1}
+            await looked_at(True, tasks + 1)
+        await looked_at(False, tasks)
 
 
 async def test_a_socket_elsewhere_is_announced(runtime: Path) -> None:

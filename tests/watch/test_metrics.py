@@ -144,6 +144,8 @@ async def test_it_is_a_route_with_a_scope_of_its_own() -> None:
         assert (await web.post("/metrics", headers={"Authorization": "Bearer one"})).status_code == 405
         page = {"Authorization": "Bearer one", "Origin": "https://evil.example"}
         assert (await web.get("/metrics", headers=page)).status_code == 403
+        rebound = {"Authorization": "Bearer one", "Host": "evil.example"}
+        assert (await web.get("/metrics", headers=rebound)).status_code == 403
     assert told.status_code == 200
     assert told.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     found = read(told.text)
