@@ -13,7 +13,7 @@ import trimcp
 import trimcp.testing
 from tests.browser.pages import HOSTILE, picture, visit, watched
 from tests.peers.chromium import serving_pages
-from trimcp.cli.sources import connected
+from trimcp.cli.top import connected
 from trimcp.cli.top_view import Shown, view
 
 pytestmark = pytest.mark.needs("chromium")

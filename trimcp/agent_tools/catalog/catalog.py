@@ -138,7 +138,7 @@ class Catalog:
 
     def providers(self) -> Counter[Provider]:
         """Return who has brought tools over a connection that is open, each with how many it offers."""
-        offered = (slot.offered for slot in self._table.slots())
+        offered = (place.offered for place in self._table.places())
         return Counter(each.by for each in offered if each is not None and each.by is not None)
 
     # Registering
