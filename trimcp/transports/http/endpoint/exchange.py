@@ -9,12 +9,13 @@ disconnects. Since 2026-07-28 a disconnect cancels the call, as `Revision.discon
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import attrgetter
 
 import attrs
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Link, Outgoing, Sink, lane_of
+from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
@@ -161,9 +162,7 @@ class Exchange(Handler, StreamSink):
 
     # Called by the session
 
-    @property
-    def link(self) -> Link:
-        return self.head.link
+    link = property(attrgetter("head.link"))
 
     @property
     def name(self) -> str:
