@@ -258,7 +258,7 @@ def _evict(holding: MemoryAccount, why: str) -> None:
 class MemoryAccount:
     """The memory that one connection or session uses in a server. Made by `Budget.holding`."""
 
-    __slots__ = ("budget", "held", "holder", "owner")
+    __slots__ = ("budget", "held", "holder", "little", "owner")
 
     def __init__(self, budget: Budget, owner: _OwnerAccount, holder: Evictable | None) -> None:
         self.budget: Budget = budget  # the budget it is counted in
@@ -267,16 +267,17 @@ class MemoryAccount:
             holder  # the connection or session that can be ended, or None. May be set later.
         )
         self.held: int = 0  # bytes
+        self.little: int = LITTLE  # bytes that it may hold, whatever others do
 
     def fits(self, size: int) -> bool:
         """Return whether so many more bytes may be added. If not, the caller refuses them and calls `refuse`."""
         held = self.held + size
-        return held <= LITTLE or held + self.owner.held + self.budget.held <= self.budget.bound
+        return held <= self.little or held + self.owner.held + self.budget.held <= self.budget.bound
 
     @property
     def may_grow(self) -> bool:
         """Whether a reader that can wait may read on."""
-        return self.held <= LITTLE or self.fits(0) or self.owner.favoured is self
+        return self.held <= self.little or self.fits(0) or self.owner.favoured is self
 
     def refuse(self, what: str) -> None:
         """Count and log that something from this peer was refused because there was no room."""
@@ -296,7 +297,7 @@ class MemoryAccount:
                 budget._much_held()
         elif budget._waiting or budget._flooded:
             owner = self.owner
-            if owner.favoured is self and self.held <= LITTLE:
+            if owner.favoured is self and self.held <= self.little:
                 owner.favoured = None
             budget._less_held()
 
@@ -317,7 +318,7 @@ class MemoryAccount:
         One holding of each owner need not wait, or all of them might wait for each other.
         """
         favoured = self.owner.favoured
-        if favoured is None or favoured.held <= LITTLE:  # it has had its turn
+        if favoured is None or favoured.held <= favoured.little:  # it has had its turn
             self.owner.favoured = self
         if self.may_grow:
             return False

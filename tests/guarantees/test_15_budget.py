@@ -66,8 +66,7 @@ async def test_results_that_one_session_does_not_read_are_bounded(homes: Homes, 
     assert spent <= most
 
 
-# A proxy in this process, with 780 MB to pass on, would take a busy machine too long.
-@pytest.mark.parametrize("world", [world for world in POSTS if world.host != HTTP2], ids=str)
+@OnBoth
 async def test_arguments_of_calls_under_way_take_half_the_budget_of_one_address(homes: Homes, world: World) -> None:
     asked = post(modern_request(1, "tools/call", name="watch", arguments={"gate": "never", "filling": "y" * 3_900_000}))
     lost = refused = 0

@@ -657,6 +657,40 @@ async def test_who_holds_most_gives_way_as_one_stream(autojump_clock: MockClock)
         assert (await peer.answer(small)).body == b"small"
 
 
+async def test_what_is_kept_of_large_bodies_counts_for_their_streams_though_their_heads_are_equal(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory() as site:
+        peer = await site.connect_http2()
+        ids = []
+        for body in (b"", bytes(LARGE), bytes(LARGE), b""):
+            ids.append(await peer.ask("/wait", body))
+            await wait_all_tasks_blocked()
+        small, one, other, last = [handler for handler in site.face.handlers if handler.body is not None]
+        accounts = [handler.head.holding for handler in (small, one, other)]
+        assert small.head.holding is last.head.holding
+        assert len(set(map(id, accounts))) == 3
+        assert accounts[1] is not None
+        accounts[1].add(2 * site.face.budget.bound)
+        assert (await peer.answer(ids[1])).reset is Code.ENHANCE_YOUR_CALM
+        assert [handler.gone for handler in (small, one, other, last)] == [0, 1, 0, 0]
+
+
+async def test_many_small_requests_are_served_on_one_connection_while_their_address_holds_much(
+    autojump_clock: MockClock,
+) -> None:
+    budget = Budget(4 * LARGE)
+    holding = budget.holding("address unknown")
+    holding.add(2 * LARGE)
+    async with memory(DummyFace(budget=budget)) as site:
+        peer = await site.connect_http2()
+        for _ in range(90):
+            await peer.ask("/wait", b"x")
+        assert (await peer.fetch("/echo", b"y")).body == b"y"
+        assert len(site.face.handlers) == 91
+    holding.close()
+
+
 async def test_a_connection_that_holds_too_much_gives_way_as_a_whole(autojump_clock: MockClock) -> None:
     """Of many small things: no stream of it has an account of its own."""
     async with memory(DummyFace(budget=Budget(LARGE // 4))) as site:

@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from trimcp.budget import MemoryAccount, MemoryCharge, owner_of
+from trimcp.budget import LITTLE, MemoryAccount, MemoryCharge, owner_of
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting
@@ -223,12 +223,13 @@ class H2Connection:
     # Called by the engine
 
     def request(self, id: int, head: RequestFields, ended: bool) -> Http2Stream | None:
-        weight = STREAM_COST + head.size
-        if not self.holding.fits(weight):
-            self.holding.refuse("streams")
+        weight, holding = STREAM_COST + head.size, self.holding
+        if not holding.fits(weight):
+            holding.refuse("streams")
             return None
         if not self.hosting.streams.admit(self.owner):
             return None
+        holding.little += LITTLE  # a stream may hold as much as a connection of HTTP/1.1
         self.weight += weight
         self._amount.set(self.weight + self._reader.remembered)
         stream = RequestStream(self, head, weight)
@@ -280,6 +281,7 @@ class H2Connection:
     def closed(self, stream: ReplyStream) -> None:
         """Forget a stream that has ended."""
         self.hosting.streams.release(self.owner)
+        self.holding.little -= LITTLE
         self.weight -= stream.weight
         self._amount.set(self.weight + self._reader.remembered)
         self.receives(stream, more=False)

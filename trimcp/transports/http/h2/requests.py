@@ -250,6 +250,8 @@ class RequestStream(ReplyStream):
         budget.parsed()
 
     def _start(self, body: bytes) -> None:
+        if len(body) >= LARGE:
+            self._part_from_equals()
         handler = self.handler
         assert handler is not None
         self._unweigh()
@@ -262,6 +264,16 @@ class RequestStream(ReplyStream):
                 self.abort()
             else:
                 self.send(HttpResponse(500))
+
+    def _part_from_equals(self) -> None:
+        """Let what is kept of a large body count in this stream's own account, not in that of all with its head."""
+        head = self.head
+        if head is not None and head.again is not None:
+            own = self._holding()
+            self.head = head = head.with_headers(head.headers)
+            head.holding = own
+            assert head.again is not None
+            self.handler = head.again(head) or self.handler
 
     def _refuse_body(self, handler: Handler) -> None:
         self.handler, body = None, self._body
