@@ -622,6 +622,25 @@ async def test_results_that_come_all_at_once_and_are_not_read_are_bounded() -> N
         )
 
 
+async def test_results_of_a_session_that_gives_way_are_dropped_before_its_tasks_have_unwound() -> None:
+    async def large(ctx: Any) -> str:
+        return "x" * 10_000
+
+    limits = Limits(running_bytes=100_000, outbox_bytes=20_000, eof_grace=0)
+    memory = SessionMemory(Budget(100 * 1024 * 1024))
+    async with served({"run": large}, limits=limits, memory=memory) as (wire, session):
+        wire.hold()
+        wire.feed(*(call(n) for n in range(10)))
+        await wait_all_tasks_blocked()
+        jobs = list(session.jobs)
+        assert sum(len(job.reply or b"") for job in jobs) > 50_000
+        assert session.memory.holding is not None
+        assert session.memory.holding.holder is not None
+        session.memory.holding.holder.evict("for the test")
+        assert all(job.task is not None for job in jobs)
+        assert sum(len(job.reply or b"") for job in jobs) < 10_000
+
+
 async def test_one_result_may_be_larger_than_the_bound() -> None:
     async def large(ctx: Any) -> str:
         return "x" * 1_000_000

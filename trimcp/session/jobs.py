@@ -244,6 +244,8 @@ class Jobs:
         """Stop every handler, and refuse what waits."""
         for job in list(self):
             self.cancel(job, reason, detail)
+            if reason is CancelReason.LIMIT and job.reply is not None:
+                job.drop_result()  # now: others may use the memory before the job's task has unwound
 
     async def wait_idle(self) -> None:
         """Wait until no job is left; always a checkpoint."""
