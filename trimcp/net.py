@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.exchanges import ClientAuth
     from trimcp.transports.http.client.policy import Mode, Timeouts
     from trimcp.transports.http.client.target import HttpServer
-    from trimcp.transports.http.interfaces import Head, Upgrade
     from trimcp.transports.websocket.client import WebSocketServer
-    from trimcp.transports.websocket.frames import KeepAlive
 
 Software: TypeAlias = Literal["own", "hypercorn"]
 """The HTTP server to use: trimcp's own, the fastest, with HTTP/1.1, HTTP/2 and gRPC, or Hypercorn with HTTP/1.1."""
@@ -196,8 +194,8 @@ async def serve_http(
             )
         else:
             from trimcp.transports.http.h1.listener import serve_http1
+            from trimcp.transports.websocket import served
             from trimcp.transports.websocket.frames import KeepAlive
-            from trimcp.transports.websocket.served import push_websocket
 
             keep_alive = KeepAlive(message_timeout=limits.body_timeout, message_rate=limits.body_rate)
             listen = partial(
@@ -209,8 +207,7 @@ async def serve_http(
                 sockets=sockets,
                 ssl_context=ssl_context or from_files,
                 limits=limits,
-                upgrade_websocket=partial(_serve_upgraded, keep_alive),
-                push_websocket=partial(push_websocket, keep_alive),
+                serve_websocket=partial(served.serve_websocket, keep_alive),
                 stop=closing,
                 drained=drained,
                 grace=_FLUSH,
@@ -235,13 +232,6 @@ def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None, agent_tool
     if settings.auth is not None and settings.authenticate is not None:
         raise LocalError("pass either auth or authenticate; ResourceServer(also=...) takes a check of your own")
     return settings
-
-
-async def _serve_upgraded(keep_alive: KeepAlive, stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> None:
-    """Serve a WebSocket that needs a channel, such as an agent's. Its library is loaded with the first of them."""
-    from trimcp.transports.websocket.channel import serve_upgraded
-
-    await serve_upgraded(stream, head, upgrade, keep_alive=keep_alive)
 
 
 async def _listen(

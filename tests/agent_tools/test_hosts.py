@@ -199,12 +199,12 @@ async def test_a_trace_shows_the_messages_of_a_websocket(host: str) -> None:
     assert '"tool_response"' in lines[1]
 
 
-@pytest.mark.parametrize("host", ["websocket", "websocket on hypercorn"])
-async def test_a_websocket_ends_with_its_token(host: str) -> None:
+@pytest.mark.parametrize(("host", "reason"), [("websocket", "drain"), ("websocket on hypercorn", "deadline exceeded")])
+async def test_a_websocket_ends_with_its_token(host: str, reason: str) -> None:
     world = make_world(authenticate=lambda head: trimcp.Principal("brief", expires_at=time.time() + 0.3))
     async with serving_world(host, world) as face, face.link("any") as agent:
         await agent.send(call_of("wait"))
         with trio.fail_after(PATIENCE):
             assert (await agent.receive()).error["code"] == "draining"
             await world.wait_for(1)
-    assert world.reasons == ["deadline exceeded"]
+    assert world.reasons == [reason]

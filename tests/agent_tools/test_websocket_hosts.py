@@ -29,7 +29,7 @@ from trimcp.principal import Principal
 from trimcp.session.session import Session
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.peers.identity import Refused
-from trimcp.transports.websocket.channel import WebSocketChannel
+from trimcp.transports.websocket.served import ServedWebSocket
 
 OnBoth = pytest.mark.parametrize("host", SOFTWARE)
 
@@ -166,7 +166,7 @@ async def test_nothing_is_left_of_a_connection() -> None:
     """What has arrived of a message would stay in memory until the next collection."""
 
     def left() -> int:
-        return sum(type(each) in (WebSocketChannel, AgentStream, Session) for each in gc.get_objects())
+        return sum(type(each) in (ServedWebSocket, AgentStream, Session) for each in gc.get_objects())
 
     async with listening("own") as at:
         gc.collect()

@@ -14,11 +14,11 @@ from tests.peers.http1 import HttpWire
 from tests.peers.websockets import RawWebSocket, read_head, upgrade
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.framing.frames import FrameGate
-from trimcp.transports.http.h1.wires import PrefixedStream
-from trimcp.transports.http.interfaces import Head, Upgrade
-from trimcp.transports.websocket.channel import serve_upgraded
+from trimcp.transports.http.interfaces import Upgrade
+from trimcp.transports.websocket.channel import WebSocketChannel, running
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
+from trimcp.transports.websocket.handshake import accept
 from trimcp.wire.jsonrpc import encode_request
 
 Serve = Callable[[MessageChannel], Awaitable[None]]
@@ -40,11 +40,14 @@ def ids(arrived: list[Incoming]) -> list[object]:
 
 
 async def host(stream: trio.abc.Stream, upgrade: Upgrade, keep_alive: KeepAlive = KEEP_ALIVE) -> None:
-    """Serve one connection as a listener does."""
-    first, headers, rest = await read_head(stream)
-    method, target, _ = first.split(" ")
-    head = Head(method, target, headers=headers, peer="test", websocket=True)
-    await serve_upgraded(PrefixedStream(rest, stream), head, upgrade, keep_alive=keep_alive)
+    """Serve one connection through the channel of trio-websocket: what our clients and servers are compared with."""
+    _, headers, rest = await read_head(stream)
+    await stream.send_all(accept(headers, upgrade.subprotocol))
+    channel = WebSocketChannel(
+        stream, upgrade.max_message, client=False, keep_alive=keep_alive, early=rest, read=upgrade.read
+    )
+    async with running(channel):
+        await upgrade.serve(channel)
 
 
 @asynccontextmanager
@@ -70,7 +73,6 @@ class Meeting:
     """Lets a test have the channel a server serves."""
 
     max_message: int = 4 * 1024 * 1024
-    principal: str | None = None
     _channels: tuple[trio.MemorySendChannel[MessageChannel], trio.MemoryReceiveChannel[MessageChannel]] = attrs.field(
         factory=lambda: trio.open_memory_channel[MessageChannel](1)
     )
@@ -87,7 +89,7 @@ class Meeting:
 
     def upgrade(self, subprotocol: str | None = "mcp") -> Upgrade:
         """What the face would say."""
-        return Upgrade(self.serve, subprotocol, self.max_message, self.principal)
+        return Upgrade(self.serve, subprotocol, self.max_message)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import trio
 from trimcp.budget import STEP
 from trimcp.channel import NOWHERE, Incoming, LaneCounts, MessageWriter, Outgoing, stall_text
 from trimcp.errors import LocalError
-from trimcp.session.drive import readable_or_left, report_stalled
+from trimcp.session.drive import Receiver, readable_or_left, report_stalled
 from trimcp.session.job import CancelReason
 from trimcp.session.jobs import HandlerTasks
 from trimcp.session.limits import Limits
@@ -223,11 +223,12 @@ class PushedConnection(Pushed):
     session's sink is a `WrittenOutbox`.
     """
 
+    receiver: Receiver = attrs.field(init=False)  # what is read is delivered to it; by default the session
     _outbox: WrittenOutbox = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
-        session = self.session
+        self.receiver = session = self.session
         session.transport.pushed = False
         assert isinstance(session.sink, WrittenOutbox)
         self._outbox = session.sink
@@ -244,7 +245,7 @@ class PushedConnection(Pushed):
 
     @property
     def paused(self) -> bool:
-        return self.session.paused
+        return self.receiver.paused
 
     @property
     def closed(self) -> bool:
@@ -256,7 +257,10 @@ class PushedConnection(Pushed):
 
     async def readable(self, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until the reader may read on; see `readable_or_left`."""
-        return await readable_or_left(self.session, wait_peer_closed)
+        return await readable_or_left(self.receiver, wait_peer_closed)
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        self.receiver.deliver(batch)
 
     def writable(self) -> None:
         """Write what was kept while the peer did not read."""

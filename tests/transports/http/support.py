@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 import attrs
 import trio
@@ -13,7 +14,7 @@ from tests.peers.http1 import HttpWire
 from tests.peers.http2 import FramePeer
 from trimcp.budget import Budget
 from trimcp.transports.http.h1.connection import H1Connection
-from trimcp.transports.http.h1.hosting import Hosting, UpgradeWebSocket
+from trimcp.transports.http.h1.hosting import Hosting, ServeWebSocket
 from trimcp.transports.http.h1.listener import begin_http2
 from trimcp.transports.http.h1.wires import StreamWire, Take, Wire
 from trimcp.transports.http.h2.frames import Setting
@@ -104,7 +105,7 @@ class DummyFace:
         if head.path == "/tunnel" and self.serve is not None:
             return Tunnel(self.serve)
         if head.path == "/ws" and head.websocket:
-            return Upgrade(_never, None, 1024)
+            return Upgrade(_never, None, 1024, open=_no_session)
         head.again = self._take
         return self._handler(head)
 
@@ -121,6 +122,10 @@ class DummyFace:
 
 async def _never(channel: object) -> None:
     raise AssertionError("nobody opens this channel")
+
+
+def _no_session(writer: object) -> NoReturn:
+    raise AssertionError("nobody opens this session")
 
 
 class OfferingWire(StreamWire):
@@ -169,13 +174,13 @@ class Memory:
 async def memory(
     face: DummyFace | None = None,
     limits: HttpLimits | None = None,
-    upgrade_websocket: UpgradeWebSocket | None = None,
+    serve_websocket: ServeWebSocket | None = None,
     wire: Callable[[trio.abc.Stream], Wire] = StreamWire,
 ) -> AsyncIterator[Memory]:
     """Open a face that connections in memory lead to; leaving cuts them off."""
     async with trio.open_nursery() as nursery:
         face = DummyFace() if face is None else face
-        hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, begin_http2, upgrade_websocket)
+        hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, begin_http2, serve_websocket)
         nursery.start_soon(face.deadlines.run)
         yield Memory(face, hosting, wire)
         nursery.cancel_scope.cancel()

@@ -12,14 +12,12 @@ from typing import NoReturn
 import pytest
 import trio
 import trio_websocket
-from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from tests.peers.websockets import CONTINUATION, FIN, HANDSHAKE, PING, PONG, TEXT, RawWebSocket, frame, message
+from tests.peers.websockets import CONTINUATION, FIN, PING, PONG, TEXT, RawWebSocket, frame, message
 from tests.transports.websocket_support import Meeting, connected, ids, listening, outgoing, raw_client, text
-from trimcp.budget import Budget
 from trimcp.framing.frames import FrameGate
-from trimcp.transports.http.interfaces import Head
-from trimcp.transports.websocket.channel import WebSocketChannel, serve_upgraded
+from trimcp.transports.websocket.channel import WebSocketChannel
 from trimcp.transports.websocket.client import WebSocketServer
 from trimcp.transports.websocket.frames import KeepAlive
 
@@ -153,23 +151,6 @@ async def test_a_peer_in_the_middle_of_a_message_answers_pings_too(autojump_cloc
             await server.receive()
         assert trio.current_time() == pytest.approx(60, abs=0.1)
         assert (await raw.hear())[0] == FIN | PING
-        nursery.cancel_scope.cancel()
-
-
-async def test_waiting_for_memory_is_the_messages_time(autojump_clock: MockClock) -> None:
-    budget = Budget(1 << 20)
-    other, holding = budget.holding("somebody"), budget.holding("somebody")
-    other.add(budget.bound // 2)
-    assert not other.when_it_may_grow(lambda: None), "it is the one that goes on"
-    ours, theirs = memory_stream_pair()
-    channel = WebSocketChannel(ours, 4_000_000, client=False, holding=holding)
-    raw = RawWebSocket(theirs)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(channel.run)
-        nursery.start_soon(dribble, raw, frame(TEXT, b"x" * 400_000))
-        with trio.fail_after(60), pytest.raises(trio.BrokenResourceError, match="took too long to end a message"):
-            await channel.receive()
-        assert 40 <= trio.current_time() <= 47  # it began after ten seconds
         nursery.cancel_scope.cancel()
 
 
@@ -316,24 +297,6 @@ async def test_what_the_body_raises_comes_out_as_itself(autojump_clock: MockCloc
         with pytest.raises(KeyError, match="mine"):
             async with WebSocketServer(f"ws://127.0.0.1:{port}").connect():
                 raise KeyError("mine")
-
-
-async def test_an_answer_to_the_handshake_that_nobody_takes_has_its_time(autojump_clock: MockClock) -> None:
-    near, far = memory_stream_pair()
-    pump = far.send_stream.send_all_hook
-
-    async def pump_and_wait() -> None:
-        assert pump is not None
-        await pump()
-        await trio.sleep_forever()
-
-    far.send_stream.send_all_hook = pump_and_wait
-    head = Head("GET", "/ws", headers=HANDSHAKE, websocket=True)
-    began = trio.current_time()
-    await serve_upgraded(far, head, Meeting().upgrade())
-    assert trio.current_time() - began == 10
-    assert (await near.receive_some()).startswith(b"HTTP/1.1 101 ")
-    assert await near.receive_some() == b""
 
 
 async def test_nothing_is_left_of_a_connection(autojump_clock: MockClock) -> None:

@@ -22,6 +22,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 import trimcp
 from tests.peers.http1 import HttpWire
+from tests.peers.http2 import FramePeer, request_fields
 from tests.peers.tls import client_context, server_context
 from tests.peers.websockets import (
     BINARY,
@@ -49,10 +50,10 @@ from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.listener import begin_http2
 from trimcp.transports.http.h1.wires import SocketWire, StreamWire, Wire
+from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
-from trimcp.transports.websocket.channel import serve_upgraded
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
-from trimcp.transports.websocket.served import ServedWebSocket, push_websocket
+from trimcp.transports.websocket.served import ServedWebSocket, serve_websocket
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
 
 INITIALIZE = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
@@ -159,7 +160,7 @@ async def site(
         http_application(running, settings) as face,
         trio.open_nursery() as nursery,
     ):
-        hosting = Hosting(face, HttpLimits(), nursery, begin_http2, serve_upgraded, partial(push_websocket, keep_alive))
+        hosting = Hosting(face, HttpLimits(), nursery, begin_http2, partial(serve_websocket, keep_alive))
         yielded = Site(face, hosting, running.sessions)
         yield yielded
         nursery.cancel_scope.cancel()
@@ -259,13 +260,112 @@ async def test_messages_are_traced(autojump_clock: MockClock) -> None:
         assert [line.split(" ")[1] for line in lines] == ["<--", "-->", "<--", "-->"]
 
 
-async def test_a_handshake_that_is_none(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    ("version", "answer"),
+    [
+        (b"sec-websocket-version: 12\r\n", (426, "13")),
+        (b"", (400, "13")),
+    ],
+)
+async def test_a_handshake_that_is_none(version: bytes, answer: object, autojump_clock: MockClock) -> None:
     async with site() as at:
         wire = HttpWire(at.dial())
-        await wire.send(handshake().replace(b"sec-websocket-version: 13", b"sec-websocket-version: 12"))
+        await wire.send(handshake().replace(b"sec-websocket-version: 13\r\n", version))
         head = await wire.head()
-        assert (head.status, head.headers["sec-websocket-version"]) == (426, "13")
+        assert (head.status, head.headers.get("sec-websocket-version")) == answer
         assert not await wire.stream.receive_some()
+        assert not at.sessions
+
+
+async def test_compression_is_not_agreed_to(autojump_clock: MockClock) -> None:
+    async with site() as at:
+        wire = HttpWire(at.dial())
+        await wire.send(handshake("Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits"))
+        head = await wire.head()
+        assert (head.status, head.headers["sec-websocket-protocol"]) == (101, "mcp")
+        assert "sec-websocket-extensions" not in head.headers
+
+
+# Over HTTP/2 (RFC 8441)
+
+
+@attrs.define(eq=False)
+class OneStream(trio.abc.Stream):
+    """The bytes of one request of HTTP/2, as a client has them."""
+
+    peer: FramePeer
+    id: int
+    read: int = 0
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.peer.send(h2.frame(h2.DATA, 0, self.id, bytes(data)))
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        while not (answer := self.peer.streams.get(self.id)) or len(answer.body) == self.read:
+            if answer is not None and (answer.ended or answer.reset):
+                return b""
+            assert await self.peer.receive() is not None
+        data = bytes(answer.body[self.read :])
+        self.read += len(data)
+        return data
+
+    async def aclose(self) -> None:
+        await self.peer.send(h2.frame(h2.DATA, h2.END_STREAM, self.id))
+
+
+async def open_over_http2(site: Site, *lines: tuple[str, str]) -> RawWebSocket:
+    peer = FramePeer(site.dial())
+    await peer.start()
+    method, *fields = request_fields("/ws", "CONNECT", [("sec-websocket-protocol", "mcp"), *lines])
+    await peer.send(peer.head([method, (":protocol", "websocket"), *fields]))
+    return RawWebSocket(OneStream(peer, peer.last))
+
+
+async def test_a_websocket_over_http2_is_served_as_any_other(autojump_clock: MockClock) -> None:
+    async with site() as at:
+        raw = await open_over_http2(at)
+        await raw.say(message(request(0, "initialize", **INITIALIZE)))
+        assert b"protocolVersion" in (await raw.hear())[1]
+        await raw.say(message(call(1, "large", size=200_000)), frame(FIN | PING, b"me"))
+        answers = [await raw.hear() for _ in range(2)]
+        assert (FIN | PONG, b"me") in answers
+        assert max(len(payload) for _, payload in answers) > 200_000
+        at.session.close()
+        assert await raw.close_code() == 1001
+        await raw.say(close(1001))
+        assert await raw.hear() == (0, b"")
+        await wait_all_tasks_blocked()
+        assert not at.sessions
+        assert len(at.connections) == 1, "others may use the connection"
+        assert at.face.budget.held == 0
+
+
+async def test_whoever_resets_its_websocket_over_http2_is_gone(autojump_clock: MockClock) -> None:
+    tools = Tools()
+    async with site(tools) as at:
+        raw = await open_over_http2(at)
+        stream = raw.stream
+        assert isinstance(stream, OneStream)
+        await raw.say(message(request(0, "initialize", **INITIALIZE)), message(call(1, "wait", name="a")))
+        assert b"protocolVersion" in (await raw.hear())[1]
+        await wait_all_tasks_blocked()
+        assert tools.began == ["a"]
+        await stream.peer.send(h2.frame(h2.RST_STREAM, 0, stream.id, (8).to_bytes(4, "big")))
+        await wait_all_tasks_blocked()
+        assert tools.ended == ["DISCONNECTED"]
+        assert not at.sessions
+
+
+async def test_another_version_is_refused_over_http2(autojump_clock: MockClock) -> None:
+    async with site() as at:
+        raw = await open_over_http2(at, ("sec-websocket-version", "12"))
+        stream = raw.stream
+        assert isinstance(stream, OneStream)
+        answer = await stream.peer.answer(stream.id)
+        assert (answer.status, dict(answer.headers)["sec-websocket-version"]) == (400, "13")
         assert not at.sessions
 
 

@@ -24,10 +24,19 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.http import FORMS, MERGE_PATCH, HttpForm
 from trimcp.agent_tools.service import AgentCall
-from trimcp.channel import MessageChannel
+from trimcp.channel import MessageChannel, MessageWriter
 from trimcp.errors import LocalError
 from trimcp.transports.http.endpoint.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
-from trimcp.transports.http.interfaces import JSON_HEADERS, Admitted, Handler, Head, HttpReply, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import (
+    JSON_HEADERS,
+    Admitted,
+    ConnectedSession,
+    Handler,
+    Head,
+    HttpReply,
+    HttpResponse,
+    Upgrade,
+)
 from trimcp.transports.http.state.streams import EventStream
 from trimcp.transports.trace import traced
 from trimcp.wire.jsonrpc import Malformed, parse_value
@@ -143,7 +152,15 @@ class AgentHttp(AgentPort):
         async def serve(channel: MessageChannel) -> None:
             await self.serve(head, caller, channel if write is None else traced(channel, write))
 
-        return Upgrade(serve, agreed, most, head.principal, head.headers, parse_value)
+        def opened(writer: MessageWriter) -> ConnectedSession:
+            from trimcp.agent_tools.bindings.websocket import open_agent
+
+            return open_agent(self.run, caller, self.shared.sessions, head.holding, writer)
+
+        show = None if write is None else self.shared.show
+        return Upgrade(
+            serve, agreed, most, head.principal, head.headers, parse_value, open=opened, show=show, until=head.until
+        )
 
     def _schemas(self, head: Head) -> HttpResponse:
         from trimcp.agent_tools.messages.messages import published

@@ -27,9 +27,11 @@ from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
+from trimcp.budget import MemoryAccount
+from trimcp.channel import Incoming, Kind, MessageChannel, MessageWriter, Outgoing
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
+from trimcp.session.push import PushedConnection
 from trimcp.session.queues import EACH, SMALL, weight
 from trimcp.session.scopes import guarded
 from trimcp.session.session import Session
@@ -100,7 +102,7 @@ class StreamWatches:
                 watch.fall_behind()
         elif self._late or not self._send(watch):
             self._late[watch] = None
-            if not self._waiting:
+            if not (self._waiting or self._session.closed.is_set()):
                 self._waiting = True
                 self._session.background.start_soon(guarded, self._send_late, ())
 
@@ -146,20 +148,26 @@ _MAX_UNSAVED_BYTES: Final = 256 * 1024
 _MAX_BESIDE: Final = 64  # registrations of one connection that wait for approval
 
 
+def open_agent(
+    run: AgentRun, caller: AgentCaller, via: object, holding: MemoryAccount | None, writer: MessageWriter
+) -> PushedConnection:
+    """Return one connection, whose transport pushes JSON values; `writer` writes its own. `via` is as below."""
+    opened = run.server.open_connected(writer, holding, via)
+    opened.receiver = AgentStream(run, caller, opened.session)
+    return opened
+
+
 async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChannel, via: object = None) -> None:
     """Serve one connection, whose messages are JSON values, until the peer closes it; then close the channel.
 
     `via` is the part of the program whose `drain` ends the connection.
     """
     session = run.server.session()
-    session.engine.modern.required = True
     session.transport.via = via
     stream = AgentStream(run, caller, session)
-    session.watchers.add(stream.lost)
     try:
         await drive(session, channel, stream)
     finally:
-        session.watchers.discard(stream.lost)
         stream.lost(session.lost or ConnectionLost("the connection has ended"))
 
 
@@ -182,7 +190,10 @@ class AgentStream:
     _provider: StreamProvider | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
-        self._watches = StreamWatches(self.session)
+        session = self.session
+        self._watches = StreamWatches(session)
+        session.engine.modern.required = True
+        session.watchers.add(self.lost)
 
     # Called by the driver, as a session's
 
@@ -225,6 +236,7 @@ class AgentStream:
 
     def lost(self, why: ConnectionLost) -> None:
         """Note that the peer is gone: the tools that it provided vanish, and calls of them fail now."""
+        self.session.watchers.discard(self.lost)
         provider, self._provider = self._provider, None
         if provider is not None:
             provider.lose(str(why))

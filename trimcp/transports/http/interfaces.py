@@ -5,7 +5,7 @@ application handles routes, headers, revisions and streams. For each request the
 
     found = await application.admit(head)          before it reads the body; the result is one of
         HttpResponse   send it; the body need not be read
-        Upgrade        make it a WebSocket and run `found.serve(channel)`
+        Upgrade        make it a WebSocket: `found.open(writer)`, or `found.serve(channel)`
         Tunnel         run `found.serve(stream)`; only for heads with `http2`
         Handler        read at most `found.max_body` bytes of body, then `found.start(body, reply)`
 
@@ -256,8 +256,8 @@ class Upgrade:
         max_message: bytes of the largest accepted message.
         principal, headers: the caller, and the request's headers by lower-case name; set on every `Incoming`.
         read: returns a message from its text, see `WebSocketChannel`.
-        open: opens a session into which a host pushes the messages, if it can do that; then `serve` is not called.
-            None where a channel is needed.
+        open: opens a session into which a host pushes the messages. Our own listener calls this, and never `serve`;
+            without it, it refuses the request.
         show: called with each message (see `Tracer.note`) by a host that pushes; None for no trace.
         until: seconds since 1970 until which the caller is authorized; see `serve`, which ends then by itself.
     """

@@ -1,15 +1,15 @@
 """Messages over WebSocket: one text message is one JSON-RPC message. docs/design/websocket.md describes the binding.
 
-The channel of both sides, and the server's function that accepts one. trio-websocket reads, answers pings and does the
-closing handshake. This module adds time limits for every wait, pings to silent peers, and a Close frame for peers that
-break the protocol.
+The channel of clients; what a server has is a `served.ServedWebSocket`. trio-websocket reads, answers pings and does
+the closing handshake. This module adds time limits for every wait, pings to silent peers, and a Close frame for peers
+that break the protocol.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -21,14 +21,11 @@ from wsproto.connection import Connection
 from wsproto.frame_protocol import FrameProtocol
 from wsproto.utilities import ProtocolError
 
-from trimcp.budget import MemoryAccount
 from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing
 from trimcp.framing.frames import FrameFault, FrameGate, text_frame
-from trimcp.principal import Principal
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import READ_SIZE, over_or_peer_closed, socket_under
-from trimcp.transports.http.interfaces import Head, Upgrade
 from trimcp.transports.websocket.frames import (
     CLOSED,
     GONE,
@@ -46,13 +43,11 @@ from trimcp.transports.websocket.frames import (
     fault_text,
     silence_text,
 )
-from trimcp.transports.websocket.handshake import HandshakeFailed, accept
 from trimcp.wire.jsonrpc import Message, parse
 
 _BATCH: Final = 256  # messages that one `receive` returns at most
 _WRITE: Final = 64 * 1024  # bytes that are gathered for one write
 _QUEUE: Final = 32_768  # messages; never reached, because the gate stops reading before
-_HANDSHAKE: Final = 10.0  # seconds
 _CLOSING: Final = 1.0  # seconds for the closing handshake, or for the Close frame of `_send_fault`
 _DRAINED: Final = 16  # reads after that Close frame
 
@@ -69,11 +64,9 @@ class WebSocketChannel(MessageChannel):
     Args:
         stream: the stream to the peer; closed when the connection has ended.
         max_message: bytes of the largest message that is accepted.
-        client: whether this is the client's side.
+        client: False for a server's side, with which the tests compare our own.
         keep_alive: pings and time limits for a silent peer.
         early: bytes that arrived with the handshake.
-        holding: counts the bytes kept of an incomplete message.
-        principal, headers: set on every received message.
         read: returns a message from its text; by default one of JSON-RPC. It must not raise.
     """
 
@@ -87,9 +80,6 @@ class WebSocketChannel(MessageChannel):
         client: bool,
         keep_alive: KeepAlive = KEEP_ALIVE,
         early: bytes = b"",
-        holding: MemoryAccount | None = None,
-        principal: Principal | None = None,
-        headers: Mapping[str, str] | None = None,
         read: Callable[[bytes], Any] = parse,
     ) -> None:
         # Upper bound of unread input: one batch and two windows. Each window may be exceeded by one read and by the
@@ -98,12 +88,9 @@ class WebSocketChannel(MessageChannel):
         self._stream = stream
         self._client = client
         self._keep_alive = keep_alive
-        self._principal = principal
-        self._headers = headers
         self._read = read
         self._gate = FrameGate(max_message, masked=not client)
         self._gated = GatedStream(stream, self._gate, keep_alive, early)
-        self._gated.signs.amount.holding = holding
         self._library = self._gated.connection = _opened(self._gated, client)
         self._arrived: list[Incoming] = []
         self._sending, self._receiving = OneTask("sending on"), OneTask("receiving from")
@@ -149,7 +136,6 @@ class WebSocketChannel(MessageChannel):
     async def receive(self) -> Sequence[Incoming]:
         with self._receiving:
             self._check_open()
-            self.count_received()
             try:
                 if self._arrived:
                     await trio.lowlevel.checkpoint()
@@ -176,11 +162,7 @@ class WebSocketChannel(MessageChannel):
         data = _encoded(await self._library.get_message())
         self._gated.consumed(len(data))
         message: Message = self._gate.oversized.pop(0) if not data and self._gate.oversized else self._read(data)
-        return Incoming(message, len(data), None, self._headers, self._principal)
-
-    def count_received(self) -> None:
-        if self._gated.signs.amount.counted:
-            self._gated.signs.count()
+        return Incoming(message, len(data))
 
     async def wait_peer_closed(self) -> None:
         await over_or_peer_closed(self._gated.over, socket_under(self._stream))
@@ -344,49 +326,6 @@ async def running(channel: WebSocketChannel) -> AsyncIterator[WebSocketChannel]:
         nursery.start_soon(channel.run)
         async with channel:
             yield channel
-
-
-async def serve_upgraded(
-    stream: trio.abc.Stream, head: Head, upgrade: Upgrade, *, keep_alive: KeepAlive = KEEP_ALIVE
-) -> None:
-    """Answer a request for a WebSocket and serve it until either side closes it. The stream is closed in the end.
-
-    A request that is no valid handshake (no key, another version) is refused.
-
-    `stream`: begins after the head of the request; over HTTP/2, after our answer too.
-    """
-    try:
-        if head.http2 or await _answered(stream, head, upgrade):
-            channel = WebSocketChannel(
-                stream,
-                upgrade.max_message,
-                client=False,
-                keep_alive=keep_alive,
-                holding=head.holding,
-                principal=upgrade.principal,
-                headers=upgrade.headers,
-                read=upgrade.read,
-            )
-            async with running(channel):
-                await upgrade.serve(channel)
-    finally:
-        await trio.aclose_forcefully(stream)
-
-
-async def _answered(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> bool:
-    """Answer the handshake; return whether the WebSocket was opened."""
-    try:
-        answer, refused = accept(head.headers, upgrade.subprotocol), None
-    except HandshakeFailed as failure:
-        answer, refused = failure.answer, str(failure)
-    try:
-        with trio.fail_after(_HANDSHAKE):
-            await stream.send_all(answer)
-    except (trio.TooSlowError, trio.BrokenResourceError, trio.ClosedResourceError):
-        refused = refused or "the client is gone"
-    if refused is not None:
-        _log.debug("no WebSocket for %s: %s", head.peer, refused)
-    return refused is None
 
 
 def _first(error: BaseException) -> Exception | None:

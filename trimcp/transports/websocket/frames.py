@@ -234,7 +234,7 @@ class GatedStream(trio.abc.Stream):
         self.writing: bool = False  # a write is in progress, or one was cut short
         self.sent_close: bool = False  # a Close frame was written
         self.unlimited: bool = False  # read on however many messages wait, because they will be dropped
-        # the peer's signs of life. Without room for the bytes that it counts nothing more is read.
+        # the peer's signs of life
         self.signs: PeerSigns = PeerSigns(gate, keep_alive)
         self.held: int = 0  # bytes that wait to be flushed
         self.connection: WebSocketConnection | None = None  # trio-websocket's connection, once it exists
@@ -250,7 +250,7 @@ class GatedStream(trio.abc.Stream):
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Return bytes of checked frames, b"" after the last one. Waits while too many messages wait to be received."""
-        gate, amount = self._gate, self.signs.amount
+        gate = self._gate
         data = gate.take(_PIECE)
         while not data:
             if gate.fault is not None or gate.closing or self._given_up:
@@ -262,9 +262,6 @@ class GatedStream(trio.abc.Stream):
             if gate.behind:
                 await trio.lowlevel.checkpoint()
                 self.signs.feed(b"")
-            elif amount.counted and amount.holding is not None and not amount.holding.may_grow:
-                self.signs.wait_for_room()
-                await amount.holding.room()
             elif chunk := await self._receive():
                 self.signs.feed(chunk)
             else:
@@ -340,9 +337,6 @@ class GatedStream(trio.abc.Stream):
         return closed and not self.sent_close and not self.unlimited
 
     async def _receive(self) -> bytes:
-        amount = self.signs.amount
-        if amount.counted and amount.holding is not None:
-            await amount.holding.budget.reads.wait()
         self.signs.begin_read()
         try:
             chunk = await self._stream.receive_some(READ_SIZE)

@@ -53,7 +53,7 @@ _INTERNAL_ERROR: Final = 1011
 _log = logging.getLogger("trimcp.websocket")
 
 
-async def push_websocket(
+async def serve_websocket(
     keep_alive: KeepAlive,
     early: bytes,
     wire: Wire,
@@ -64,17 +64,18 @@ async def push_websocket(
 ) -> bool:
     """Answer a request for a WebSocket, and serve it until either side closes it. The caller closes the wire.
 
-    `early`: bytes that arrived after the head.
+    `early`: bytes that arrived after the head. Over HTTP/2 the request was answered before.
 
     Returns:
         Whether there was a WebSocket. Else the refusal was written.
     """
-    try:
-        writer.write(accept(head.headers, upgrade.subprotocol))
-    except HandshakeFailed as failure:
-        writer.write(failure.answer)
-        _log.debug("no WebSocket for %s: %s", head.peer, failure)
-        return False
+    if not head.http2:
+        try:
+            writer.write(accept(head.headers, upgrade.subprotocol))
+        except HandshakeFailed as failure:
+            writer.write(failure.answer)
+            _log.debug("no WebSocket for %s: %s", head.peer, failure)
+            return False
     wire.lift_timeout()
     await ServedWebSocket(keep_alive, wire, writer, deadlines, head, upgrade).run(early)
     return True

@@ -16,10 +16,11 @@ from tests.transports.http.support import DummyFace, OfferingWire
 from trimcp.budget import Budget
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.parser import RequestParser
-from trimcp.transports.http.h1.wires import StreamWire
+from trimcp.transports.http.h1.wires import StreamWire, Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import Admitted, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.state.deadlines import Deadlines
 
 LIMITS = HttpLimits()
 HELLO = b'{"hello": 1}'
@@ -782,15 +783,19 @@ async def test_nothing_refers_to_a_connection_that_has_ended(autojump_clock: Moc
 async def test_an_upgrade_gets_the_head_as_it_was_read_and_all_that_follows(autojump_clock: MockClock) -> None:
     upgrades: list[tuple[Head, Upgrade]] = []
 
-    async def serve(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> None:
+    async def serve(
+        seen: bytes, wire: Wire, writer: H1Writer, deadlines: Deadlines, head: Head, upgrade: Upgrade
+    ) -> bool:
         upgrades.append((head, upgrade))
-        seen = b""
         while not seen.endswith(b"end"):
-            seen += await stream.receive_some(7)
-        await stream.send_all(b"seen: " + seen)
+            seen += await wire.read(7) or b""
+        writer.write(b"seen: " + seen)
+        while writer.waiting:
+            await trio.lowlevel.checkpoint()
+        return False
 
     ask = http_request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket")
-    async with memory(upgrade_websocket=serve) as site:
+    async with memory(serve_websocket=serve) as site:
         client = site.connect()
         await client.fetch("POST", body=HELLO)
         await client.send(ask + b"frame")
@@ -817,10 +822,10 @@ async def test_an_upgrade_that_cannot_be(autojump_clock: MockClock) -> None:
 async def test_a_crash_in_an_upgrade_ends_one_connection(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def crash(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> None:
+    async def crash(*args: object) -> bool:
         raise ExceptionGroup("bugs", [RuntimeError("a bug")])
 
-    async with memory(upgrade_websocket=crash) as site:
+    async with memory(serve_websocket=crash) as site:
         client = site.connect()
         await client.send(http_request("GET", "/ws", "Connection: Upgrade", "Upgrade: websocket"))
         await client.closed()

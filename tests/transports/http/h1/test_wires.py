@@ -15,7 +15,7 @@ from trio.testing import MockClock, lockstep_stream_pair, memory_stream_pair, wa
 
 from tests.peers.tls import client_context, server_context
 from trimcp.transports.http.h1 import wires
-from trimcp.transports.http.h1.wires import PolledWire, Poller, PrefixedStream, SocketWire, StreamWire, Wire
+from trimcp.transports.http.h1.wires import PolledWire, Poller, SocketWire, StreamWire, Wire
 
 
 def unix_socket() -> tuple[Wire, trio.socket.SocketType]:
@@ -371,23 +371,6 @@ async def test_a_response_does_not_wait_for_the_one_before_to_be_acknowledged() 
         assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
         assert not ours.getblocking()
         await wire.close()
-
-
-@EVERY
-async def test_a_stream_can_take_over(make: Make) -> None:
-    wire, peer = make()
-    stream = PrefixedStream(b"prefix", wire.into_stream())
-    await wire.close()  # is not ours to close any more
-    await peer.send(b" and the rest")
-    assert await stream.receive_some(3) == b"pre"
-    assert await stream.receive_some() == b"fix"
-    assert await stream.receive_some() == b" and the rest"
-    await stream.wait_send_all_might_not_block()
-    await stream.send_all(b"answer")
-    assert await peer.recv(100) == b"answer"
-    await stream.aclose()
-    assert await peer.recv(1) == b""
-    peer.close()
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -18,11 +18,13 @@ from tests.peers.http2 import FramePeer, preface, request_fields
 from tests.transports.http import support
 from tests.transports.http.support import JSON, DummyFace, OfferingWire
 from trimcp.budget import LITTLE, Budget
-from trimcp.transports.http.h1.wires import StreamWire
+from trimcp.transports.http.h1.wires import StreamWire, Wire
+from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.frames import Code, Setting
 from trimcp.transports.http.interfaces import ByteStream, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
+from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.transports.websocket.frames import KEEP_ALIVE
 
 LIMITS = HttpLimits()
@@ -956,13 +958,17 @@ async def test_how_a_tunnel_ends(how: str, autojump_clock: MockClock, caplog: py
 async def test_a_websocket_over_a_stream(autojump_clock: MockClock) -> None:
     """RFC 8441."""
 
-    async def serve(stream: trio.abc.Stream, head: Head, upgrade: Upgrade) -> None:
+    async def serve(
+        early: bytes, wire: Wire, writer: H1Writer, deadlines: Deadlines, head: Head, upgrade: Upgrade
+    ) -> bool:
         assert head.websocket
-        async with stream:
-            while data := await stream.receive_some():
-                await stream.send_all(data + b"!")
+        assert not early
+        while data := await wire.read(100):
+            writer.write(data + b"!")
+        await wire.close()
+        return True
 
-    async with memory(upgrade_websocket=serve) as site:
+    async with memory(serve_websocket=serve) as site:
         peer = await site.connect_http2()
         await peer.receive()
         assert (h2.Setting.ENABLE_CONNECT_PROTOCOL, 1) in h2.settings_in(peer.frames[0].payload)

@@ -18,7 +18,7 @@ from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.hosting import Hosting, Http2Connection
 from trimcp.transports.http.h1.parser import H1Request, Http2Begins, RequestParser, RequestRefused
-from trimcp.transports.http.h1.wires import PrefixedStream, Wire
+from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
 from trimcp.transports.http.interfaces import Handler, HttpResponse, Tunnel, Upgrade, stalled
 
@@ -347,27 +347,20 @@ class H1Connection:
             self._deadline.set(self._limits.idle_timeout)
 
     async def _upgrade(self, request: H1Request, upgrade: Upgrade) -> None:
-        serve = self._hosting.upgrade_websocket
-        if serve is None or request.length != 0:
+        serve = self._hosting.serve_websocket
+        if serve is None or upgrade.open is None or request.length != 0:
             await self._respond_unread(request, HttpResponse(400))
             return
         self._deadline.close()
-        push, head, rest = self._hosting.push_websocket, request.head, self._parser.rest()
+        head, rest = request.head, self._parser.rest()
         del request
         self._parser = RequestParser(self._limits)  # the old one remembers the request
         self._lost = True
         try:
             with trio.CancelScope() as self._upgraded:
-                if upgrade.open is not None and push is not None:
-                    deadlines = self._application.deadlines
-                    self._lost = await push(rest, self._wire, self.writer, deadlines, head, upgrade)
-                    self._closing = True
-                    return
-                stream = PrefixedStream(rest, self._wire.into_stream())
-                try:
-                    await serve(stream, head, upgrade)
-                finally:
-                    await trio.aclose_forcefully(stream)
+                deadlines = self._application.deadlines
+                self._lost = await serve(rest, self._wire, self.writer, deadlines, head, upgrade)
+                self._closing = True
         finally:
             self._application.done(head, 101, 0)
 

@@ -16,11 +16,8 @@ from trimcp.transports.http.peers.shares import OwnerCounts
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
 
-UpgradeWebSocket: TypeAlias = Callable[[trio.abc.Stream, Head, Upgrade], Awaitable[None]]
-"""Serves a WebSocket on a stream, after the request's head, until the peer leaves."""
-
-PushWebSocket: TypeAlias = Callable[[bytes, Wire, H1Writer, Deadlines, Head, Upgrade], Awaitable[bool]]
-"""Serves a WebSocket whose session takes pushed messages, until the peer leaves. Returns whether there was one.
+ServeWebSocket: TypeAlias = Callable[[bytes, Wire, H1Writer, Deadlines, Head, Upgrade], Awaitable[bool]]
+"""Serves a WebSocket, after the request's head, until the peer leaves. Returns whether there was one.
 
 Its arguments: bytes that arrived after the head, the connection's bytes, its writer, the clock, the head, the upgrade.
 """
@@ -59,8 +56,7 @@ class Hosting:
     limits: HttpLimits
     nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
     begin_http2: BeginHttp2
-    upgrade_websocket: UpgradeWebSocket | None = None  # None refuses WebSockets
-    push_websocket: PushWebSocket | None = None  # in place of it where `Upgrade.open` is given
+    serve_websocket: ServeWebSocket | None = None  # None refuses WebSockets
     draining: bool = False  # whether connections end with the current response
     streams: OwnerCounts = attrs.field(init=False)  # those of HTTP/2, over all connections
 

@@ -18,7 +18,7 @@ import trio
 
 from trimcp.budget import owner_of
 from trimcp.transports.http.h1.connection import H1Connection
-from trimcp.transports.http.h1.hosting import Hosting, Http2Connection, PushWebSocket, UpgradeWebSocket
+from trimcp.transports.http.h1.hosting import Hosting, Http2Connection, ServeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
 from trimcp.transports.http.h1.wires import PolledWire, Poller, SocketWire, StreamWire, Wire
 from trimcp.transports.http.interfaces import Application
@@ -45,8 +45,7 @@ async def serve_http1(
     sockets: Sequence[socket.socket] = (),
     ssl_context: ssl.SSLContext | None = None,
     limits: HttpLimits | None = None,
-    upgrade_websocket: UpgradeWebSocket | None = None,
-    push_websocket: PushWebSocket | None = None,
+    serve_websocket: ServeWebSocket | None = None,
     stop: trio.Event | None = None,
     drained: trio.Event | None = None,
     grace: float = 5.0,
@@ -60,8 +59,7 @@ async def serve_http1(
     Args:
         sockets: listening sockets that the caller has opened. They are closed when accepting ends.
         ssl_context: enables TLS; `sockets.tls_context` makes one.
-        upgrade_websocket: serves a WebSocket; None refuses them.
-        push_websocket: in place of it, serves one whose session takes pushed messages.
+        serve_websocket: serves a WebSocket; None refuses them.
         stop: once it is set, no connection is accepted, connections without a request are closed, and others end with
             the current response.
         drained: after `stop`, connections stay open until this is set, so that clients can still send what running
@@ -94,7 +92,7 @@ async def serve_http1(
         async with trio.open_nursery() as nursery:
             if poller is not None:
                 nursery.start_soon(poller.run)
-            hosting = Hosting(application, limits, nursery, begin_http2, upgrade_websocket, push_websocket)
+            hosting = Hosting(application, limits, nursery, begin_http2, serve_websocket)
             listener = _Listener(hosting, ssl_context, poller)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:

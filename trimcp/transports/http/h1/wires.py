@@ -179,10 +179,6 @@ class Wire(ABC):
         """Remove the system's time limit for unacknowledged data: the protocol after HTTP pings its peer."""
 
     @abstractmethod
-    def into_stream(self) -> trio.abc.Stream:
-        """Return a Trio stream for another protocol, whose user closes it. The wire cannot be used afterwards."""
-
-    @abstractmethod
     async def close(self, *, reset: bool = False) -> None:
         """Close, within a second even if the peer does not respond. Safe to call twice.
 
@@ -276,11 +272,6 @@ class SocketWire(Wire):
     def lift_timeout(self) -> None:
         _lift_timeout(self._sock)
 
-    def into_stream(self) -> trio.abc.Stream:
-        self._open = False
-        self.lift_timeout()
-        return trio.SocketStream(trio.socket.from_stdlib_socket(self._sock))
-
     async def close(self, *, reset: bool = False) -> None:
         """Close without waiting."""
         if not self._open:
@@ -364,10 +355,6 @@ class PolledWire(SocketWire):
     def wake(self) -> None:
         self._resume()
         super().wake()
-
-    def into_stream(self) -> trio.abc.Stream:
-        self._poller.remove(self._fd)
-        return super().into_stream()
 
     async def close(self, *, reset: bool = False) -> None:
         """Close without waiting."""
@@ -466,11 +453,6 @@ class StreamWire(Wire):
         if (sock := self.socket) is not None:
             _lift_timeout(sock)
 
-    def into_stream(self) -> trio.abc.Stream:
-        self._open = False
-        self.lift_timeout()
-        return self._stream
-
     async def close(self, *, reset: bool = False) -> None:
         if not self._open:
             return
@@ -508,33 +490,3 @@ def _lift_timeout(sock: socket.socket | trio.socket.SocketType) -> None:
     if sys.platform == "linux":
         with suppress(OSError):  # a Unix socket, or closed
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-
-
-class PrefixedStream(trio.abc.Stream):
-    """A stream whose first bytes, `prefix`, were read already and are read again. Closes the stream it wraps."""
-
-    def __init__(self, prefix: bytes, stream: trio.abc.Stream) -> None:
-        self._prefix = prefix
-        self._stream = stream
-        self.transport_stream: trio.abc.Stream = stream
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        if not self._prefix:
-            return await self._stream.receive_some(max_bytes)
-        await trio.lowlevel.checkpoint()
-        taken = self._prefix[:max_bytes]
-        self._prefix = self._prefix[len(taken) :]
-        return taken
-
-    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
-        await self._stream.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    def write_progress(self) -> Hashable:
-        """Return a value that changes while the peer reads what was written."""
-        return progress_of(self._stream)
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()

@@ -13,6 +13,8 @@ import trio
 
 from trimcp.budget import MemoryCharge
 from trimcp.support.cleaning import log_crash
+from trimcp.transports.http.h1.wires import StreamWire
+from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
 from trimcp.transports.http.h2.replies import StreamOwner
 from trimcp.transports.http.h2.requests import RequestStream
@@ -31,14 +33,18 @@ async def serve_tunnel(stream: RequestStream, connection: StreamOwner, head: Hea
         if isinstance(found, Tunnel):
             await found.serve(tunnel)
             return
-        serve = connection.hosting.upgrade_websocket
+        hosting = connection.hosting
+        serve = hosting.serve_websocket
         version = head.headers.get("sec-websocket-version", _VERSION)
-        if serve is None or version != _VERSION:
+        if serve is None or found.open is None or version != _VERSION:
             tunnel.refuse(HttpResponse(400, (("Sec-WebSocket-Version", _VERSION),)))
             return
         agreed = found.subprotocol
         tunnel.start(() if agreed is None else (("Sec-WebSocket-Protocol", agreed),))
-        await serve(TunnelAsStream(tunnel), head, found)
+        wire, deadlines = StreamWire(TunnelAsStream(tunnel)), hosting.application.deadlines
+        amount = MemoryCharge(head.holding)
+        writer = H1Writer(None, wire, hosting.nursery, deadlines, hosting.limits, amount)
+        await serve(b"", wire, writer, deadlines, head, found)
     except Exception as error:  # a bug here or in a library, which must not end other connections
         log_crash(log, error, "serving a stream of %s crashed", head.peer)
     finally:
