@@ -58,7 +58,10 @@ SampledApprovalT = TypeVar(
 
 
 class ClientProgram:
-    """Everything of a `Client` except `connect`: settings, handlers and approvals. `Client` documents the arguments."""
+    """Everything of a `Client` except `connect`: settings, handlers and approvals. `Client` documents the arguments.
+
+    It has more than 20 fields because each is a setting or a handler of one client.
+    """
 
     def __init__(
         self,

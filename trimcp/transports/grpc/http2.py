@@ -26,7 +26,6 @@ from trimcp.transports.http.h2.heads import BlockReader, ResponseFields, read_re
 from trimcp.transports.http.h2.interface import Http2Stream
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
-from trimcp.transports.quiet import quiet_headers
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
 _READ_SIZE: Final = 64 * 1024
@@ -202,20 +201,19 @@ class Http2Client:
         """Read and write until the connection has ended. Raises nothing. It has to be started before it is used."""
         self._wire = wire_over(self._stream)
         try:
-            with quiet_headers():
-                async with trio.open_nursery() as nursery:
-                    deadlines = Deadlines()
-                    self.writer = H1Writer(self, self._wire, nursery, deadlines, _LIMITS)
-                    self.writer.stall_timeout = math.inf  # a server that is silent for long is given up, see `_watch`
-                    nursery.start_soon(deadlines.run)
-                    nursery.start_soon(self._watch)
-                    self.flush()
-                    task_status.started()
-                    try:
-                        await self._read_on()
-                    finally:
-                        self._lose("the connection was closed")  # first, so that nobody writes without the nursery
-                    nursery.cancel_scope.cancel(reason="the connection has ended")
+            async with trio.open_nursery() as nursery:
+                deadlines = Deadlines()
+                self.writer = H1Writer(self, self._wire, nursery, deadlines, _LIMITS)
+                self.writer.stall_timeout = math.inf  # a server that is silent for long is given up, see `_watch`
+                nursery.start_soon(deadlines.run)
+                nursery.start_soon(self._watch)
+                self.flush()
+                task_status.started()
+                try:
+                    await self._read_on()
+                finally:
+                    self._lose("the connection was closed")  # first, so that nobody writes without the nursery
+                nursery.cancel_scope.cancel(reason="the connection has ended")
         finally:
             self.writer.close()
             self.engine.forget()

@@ -437,8 +437,11 @@ class PushedSession(Protocol):
         """End it after the handlers of its notifications have finished."""
 
 
-class ConnectedSession(Protocol):
-    """A pushed session that is one connection: what is too much for it pauses its reader, and they end together."""
+class ConnectedSession(PushedSession, Protocol):
+    """A pushed session that is one connection: what is too much for it pauses its reader, and they end together.
+
+    Closed, it cancels what runs: handlers are answered for with an error.
+    """
 
     @property
     def stall_timeout(self) -> float:
@@ -461,17 +464,9 @@ class ConnectedSession(Protocol):
         ...
 
     @property
-    def at_rest(self) -> bool:
-        """Whether no handler is running; see `Evictable`."""
-        ...
-
-    @property
     def unsent(self) -> bool:
         """Whether messages wait until the peer reads."""
         ...
-
-    def deliver(self, batch: Sequence[Incoming]) -> None:
-        """Accept received messages. Never waits, and never raises because of a message's contents."""
 
     async def readable(self, wait_peer_closed: Callable[[], Awaitable[bool]]) -> bool:
         """Wait until the transport may read on, or has something else to do. Returns True once the peer has left.
@@ -482,12 +477,6 @@ class ConnectedSession(Protocol):
 
     def writable(self) -> None:
         """Write what was kept while the peer did not read."""
-
-    def close(self) -> None:
-        """End it, and cancel what runs: handlers are answered for with an error."""
-
-    def disconnect(self, why: str, *, slow: bool = False) -> None:
-        """End it because its peer is gone: handlers are cancelled. `slow`: it was dropped because it did not read."""
 
     def stalled(self) -> None:
         """End it because its peer took nothing for `stall_timeout`, and log that."""

@@ -6,8 +6,10 @@ are remembered with what they say. Our own are written without that table: then 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
@@ -17,7 +19,6 @@ from hpack.table import HeaderTable
 
 from trimcp.support.bounds import TOKEN
 from trimcp.transports.http.h2.frames import Code, Http2Error
-from trimcp.transports.quiet import quiet_headers
 
 Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
 """Names and values, in their order, as they were sent."""
@@ -39,6 +40,20 @@ _LIMIT: Final = bytes((0, len(TIME_LIMIT))) + TIME_LIMIT  # how it begins where 
 _LONGEST_LIMIT: Final = len(_LIMIT) + 1 + 9
 _PLENTY: Final = 4  # times the largest head that is answered; what is larger ends the connection
 _MAX_LENGTH_DIGITS: Final = 15
+
+
+_reading: ContextVar[bool] = ContextVar("_reading", default=False)  # whether hpack reads a block for us now
+
+
+class _QuietHeaders(logging.Filter):
+    """Drops what hpack logs about our headers: tokens are among them. Others in this process may want theirs."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not _reading.get()
+
+
+for _name in ("hpack.hpack", "hpack.table"):
+    logging.getLogger(_name).addFilter(_QuietHeaders())
 
 
 class _CountedTable(HeaderTable):
@@ -159,13 +174,15 @@ class BlockReader(Generic[HeadT]):
         before = self._table.changes
         if block[:1] and block[0] & 0xE0 == 0x20:  # the table gets another size
             self._table.changes += 1
+        ours = _reading.set(True)
         try:
-            with quiet_headers():
-                fields: Any = self._decoder.decode(block, raw=True)
+            fields: Any = self._decoder.decode(block, raw=True)
         except hpack.OversizedHeaderListError:
             raise Http2Error(Code.ENHANCE_YOUR_CALM, "the headers are too large") from None
         except (hpack.HPACKError, IndexError, ValueError):
             raise Http2Error(Code.COMPRESSION_ERROR, "the headers cannot be decompressed") from None
+        finally:
+            _reading.reset(ours)
         same = self._table.changes == before
         if self._at != self._table.changes:
             self._heads.clear()
