@@ -8,17 +8,21 @@ from __future__ import annotations
 import base64
 import os
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from http import HTTPStatus
 from socket import gaierror
-from typing import Final
+from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsplit
 
+import attrs
 import trio
 
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.addresses import bracketed
-from trimcp.support.bounds import is_token
+from trimcp.support.bounds import checked, is_token
+
+if TYPE_CHECKING:
+    from trimcp.transports.trace import Write
 
 PORTS: Final = {"http": 80, "https": 443}
 _LONGEST: Final = 65_536
@@ -183,6 +187,55 @@ async def dial(
         if isinstance(error, trio.BrokenResourceError | OSError):
             raise ConnectionLost(unreachable(error, trusting) or "the connection broke while TLS began") from error
         raise
+
+
+@attrs.frozen(field_transformer=checked())
+class StreamServer:
+    """A server that is reached on a stream of bytes. A subclass says what is spoken on it, and explains the fields."""
+
+    _ports: ClassVar[Mapping[str, int]]  # of each scheme
+    _secure: ClassVar[str]  # the scheme with TLS
+
+    url: str = attrs.field(validator=lambda self, _, url: self._check_url(url), repr=lambda url: repr(masked_url(url)))
+    headers: Mapping[str, str] = attrs.field(
+        default=None,
+        converter=checked_headers,
+        validator=lambda self, _, headers: self._check_headers(headers),
+        repr=False,
+    )
+    uds: str | None = None
+    ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
+    timeout: float = attrs.field(default=30.0, kw_only=True)
+    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
+
+    def _check_url(self, url: str) -> None:
+        """Raise LocalError if it is none of such a server."""
+
+    def _check_headers(self, headers: Mapping[str, str]) -> None:
+        """Raise LocalError if one cannot be set."""
+
+    @property
+    def key(self) -> object:
+        """A key that is equal for the same server, under which its era is remembered."""
+        return (self._secure, self.url, self.uds)
+
+    @property
+    def socket(self) -> str | None:
+        """The path of the Unix socket to connect to, or None for TCP."""
+        return socket_path(self.url, self.uds)
+
+    async def dialed(self, protocols: Sequence[str] = ()) -> trio.SocketStream | trio.SSLStream[trio.SocketStream]:
+        """Connect. `protocols` are offered with TLS (ALPN). Raises ConnectionLost: the text says why and what to do."""
+        parts = urlsplit(self.url)
+        tls = (self.ssl_context or ssl.create_default_context()) if parts.scheme == self._secure else None
+        if tls is not None and protocols:
+            tls.set_alpn_protocols(protocols)
+        host, port = str(parts.hostname), parts.port or self._ports[parts.scheme]
+        trusting = "pass ssl_context= with what to trust"
+        try:
+            return await dial(host, port, path=self.socket, tls=tls, timeout=self.timeout, trusting=trusting)
+        except ConnectionLost as error:
+            raise ConnectionLost(f"cannot connect to {shown_url(self.url)}: {error}") from error.__cause__
 
 
 def unreachable(error: BaseException, trusting: str) -> str | None:

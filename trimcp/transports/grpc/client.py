@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import ClassVar, Final
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
@@ -19,14 +18,12 @@ from trimcp.support.bounds import checked
 from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
-from trimcp.transports.targets import checked_headers, checked_url, dial, masked_url, shown_url, socket_path
-from trimcp.transports.trace import Write, traced
+from trimcp.transports.targets import StreamServer, checked_url, shown_url
+from trimcp.transports.trace import traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
 _UNIX: Final = "grpc+unix"
-_SCHEMES: Final = ("grpc", "grpcs", _UNIX)
 _PORTS: Final = {"grpc": 80, "grpcs": 443, _UNIX: 0}
-_TRUSTING: Final = "pass ssl_context= with what to trust"
 
 _ADVICE: Final = {
     GrpcStatus.UNAUTHENTICATED: "it wants credentials that were not sent or are not valid; "
@@ -38,22 +35,6 @@ _ADVICE: Final = {
 }
 
 
-def _checked_metadata(headers: Mapping[str, str] | None) -> dict[str, str]:
-    checked = checked_headers(headers)
-    for name in checked:
-        if name.startswith("grpc-") or name in ("te", "host", "content-type", "user-agent", "connection"):
-            raise LocalError(f"the header {name} belongs to gRPC and cannot be set")
-    return checked
-
-
-def _check_url(instance: object, attribute: Any, url: str) -> None:
-    parts = checked_url(url, _SCHEMES, "a gRPC server's URL begins with grpc:// or grpcs:// and names a host")
-    if "@" in parts.netloc and parts.scheme != _UNIX:
-        raise LocalError("credentials in the URL are not sent; pass headers={'authorization': ...}")
-    if parts.path not in ("", "/") or parts.query:
-        raise LocalError("a gRPC server has no path: write grpc://host:port")
-
-
 def _authority(parts: SplitResult) -> str:
     if parts.scheme == _UNIX:
         return "localhost"
@@ -61,7 +42,7 @@ def _authority(parts: SplitResult) -> str:
 
 
 @attrs.frozen(field_transformer=checked())
-class GrpcServer:
+class GrpcServer(StreamServer):
     """A server that is reached through gRPC, in any revision.
 
     Attributes:
@@ -74,23 +55,22 @@ class GrpcServer:
         trace: called with a line for every message, secrets masked; None for no trace.
     """
 
-    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
-    headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_metadata, repr=False)
-    uds: str | None = None
-    ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
-    timeout: float = attrs.field(default=30.0, kw_only=True)
+    _ports: ClassVar[Mapping[str, int]] = _PORTS
+    _secure: ClassVar[str] = "grpcs"
+
     keep_alive: KeepAlive = attrs.field(default=KEEP_ALIVE, kw_only=True)
-    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
 
-    @property
-    def key(self) -> object:
-        """A key that is equal for the same server, under which its era is remembered."""
-        return ("grpc", self.url, self.uds)
+    def _check_url(self, url: str) -> None:
+        parts = checked_url(url, _PORTS, "a gRPC server's URL begins with grpc:// or grpcs:// and names a host")
+        if "@" in parts.netloc and parts.scheme != _UNIX:
+            raise LocalError("credentials in the URL are not sent; pass headers={'authorization': ...}")
+        if parts.path not in ("", "/") or parts.query:
+            raise LocalError("a gRPC server has no path: write grpc://host:port")
 
-    @property
-    def socket(self) -> str | None:
-        """The path of the Unix socket to connect to, or None for TCP."""
-        return socket_path(self.url, self.uds)
+    def _check_headers(self, headers: Mapping[str, str]) -> None:
+        for name in headers:
+            if name.startswith("grpc-") or name in ("te", "host", "content-type", "user-agent", "connection"):
+                raise LocalError(f"the header {name} belongs to gRPC and cannot be set")
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
@@ -120,20 +100,12 @@ class GrpcServer:
         Raises:
             ConnectionLost: connecting failed; the text says why and what to do.
         """
-        parts = urlsplit(self.url)
-        secure = parts.scheme == "grpcs"
-        tls = (self.ssl_context or ssl.create_default_context()) if secure else None
-        if tls is not None:
-            tls.set_alpn_protocols(["h2"])
-        host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
-        try:
-            stream = await dial(host, port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING)
-        except ConnectionLost as error:
-            raise ConnectionLost(f"cannot connect to {shown_url(self.url)}: {error}") from error.__cause__
+        stream = await self.dialed(["h2"])
+        secure = isinstance(stream, trio.SSLStream)
         if isinstance(stream, trio.SSLStream) and stream.selected_alpn_protocol() != "h2":
             await trio.aclose_forcefully(stream)
             raise ConnectionLost(f"{shown_url(self.url)} does not speak HTTP/2 on this port; check the URL")
-        client = Http2Client(stream, _authority(parts), secure, self.keep_alive)
+        client = Http2Client(stream, _authority(urlsplit(self.url)), secure, self.keep_alive)
         async with running_http2(client):
             yield client
 

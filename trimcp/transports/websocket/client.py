@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import ClassVar, Final
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
@@ -15,16 +14,8 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.addresses import bracketed
 from trimcp.support.bounds import checked
-from trimcp.transports.targets import (
-    checked_headers,
-    checked_url,
-    dial,
-    masked_url,
-    shown_url,
-    socket_path,
-    status_text,
-)
-from trimcp.transports.trace import Write, traced
+from trimcp.transports.targets import StreamServer, checked_url, shown_url, status_text
+from trimcp.transports.trace import traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 from trimcp.transports.websocket.handshake import SUBPROTOCOL, HandshakeFailed, open_websocket
 from trimcp.wire.jsonrpc import ErrorResponse, parse
@@ -32,7 +23,6 @@ from trimcp.wire.jsonrpc import ErrorResponse, parse
 _UNIX: Final = "ws+unix"
 _PORTS: Final = {"ws": 80, "wss": 443, _UNIX: 0}
 _LONGEST: Final = 200
-_TRUSTING: Final = "pass ssl_context= with what to trust"
 
 _CHECK: Final = "check the URL (servers made with trimcp have their WebSocket at /ws)"
 _ADVICE: Final = {
@@ -47,14 +37,6 @@ _ADVICE: Final = {
 }
 
 
-def _checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    checked = checked_headers(headers)
-    for name in checked:
-        if name == "host" or name.startswith("sec-websocket-"):
-            raise LocalError(f"the header {name} belongs to the handshake and cannot be set")
-    return checked
-
-
 def _host(parts: SplitResult) -> str:
     """Return the value of the header Host."""
     if parts.scheme == _UNIX:
@@ -63,16 +45,8 @@ def _host(parts: SplitResult) -> str:
     return f"{host}:{parts.port}" if parts.port not in (None, _PORTS[parts.scheme]) else host
 
 
-def _check_url(instance: object, attribute: Any, url: str) -> None:
-    parts = checked_url(url, _PORTS, "a WebSocket server's URL begins with ws:// or wss:// and names a host")
-    if not (url.isascii() and url.isprintable() and " " not in url):
-        raise LocalError("a URL has ASCII characters only; write others as %XX")
-    if "@" in parts.netloc:
-        raise LocalError("credentials in the URL are not sent; pass headers={'Authorization': ...}")
-
-
 @attrs.frozen(field_transformer=checked())
-class WebSocketServer:
+class WebSocketServer(StreamServer):
     """A server that is reached over WebSocket, in any revision.
 
     Attributes:
@@ -85,23 +59,22 @@ class WebSocketServer:
         trace: called with a line for every message, secrets masked; None for no trace.
     """
 
-    url: str = attrs.field(validator=_check_url, repr=lambda url: repr(masked_url(url)))
-    headers: Mapping[str, str] = attrs.field(default=None, converter=_checked_headers, repr=False)
-    uds: str | None = None
-    ssl_context: ssl.SSLContext | None = attrs.field(default=None, repr=False)
-    timeout: float = attrs.field(default=30.0, kw_only=True)
+    _ports: ClassVar[Mapping[str, int]] = _PORTS
+    _secure: ClassVar[str] = "wss"
+
     keep_alive: KeepAlive = attrs.field(default=KEEP_ALIVE, kw_only=True)
-    trace: Write | None = attrs.field(default=None, kw_only=True, repr=False)
 
-    @property
-    def key(self) -> object:
-        """A key that is equal for the same server, under which its era is remembered."""
-        return ("websocket", self.url, self.uds)
+    def _check_url(self, url: str) -> None:
+        parts = checked_url(url, _PORTS, "a WebSocket server's URL begins with ws:// or wss:// and names a host")
+        if not (url.isascii() and url.isprintable() and " " not in url):
+            raise LocalError("a URL has ASCII characters only; write others as %XX")
+        if "@" in parts.netloc:
+            raise LocalError("credentials in the URL are not sent; pass headers={'Authorization': ...}")
 
-    @property
-    def socket(self) -> str | None:
-        """The path of the Unix socket to connect to, or None for TCP."""
-        return socket_path(self.url, self.uds)
+    def _check_headers(self, headers: Mapping[str, str]) -> None:
+        for name in headers:
+            if name == "host" or name.startswith("sec-websocket-"):
+                raise LocalError(f"the header {name} belongs to the handshake and cannot be set")
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[MessageChannel]:
@@ -132,12 +105,7 @@ class WebSocketServer:
         parts = urlsplit(self.url)
         resource = parts._replace(scheme="", netloc="", path=parts.path or "/", fragment="").geturl()
         deadline = trio.current_time() + self.timeout
-        tls = (self.ssl_context or ssl.create_default_context()) if parts.scheme == "wss" else None
-        host, port = str(parts.hostname), parts.port or _PORTS[parts.scheme]
-        try:
-            stream = await dial(host, port, path=self.socket, tls=tls, timeout=self.timeout, trusting=_TRUSTING)
-        except ConnectionLost as error:
-            raise ConnectionLost(f"cannot connect to {shown_url(self.url)}: {error}") from error.__cause__
+        stream = await self.dialed()
         try:
             with trio.move_on_at(deadline):
                 return stream, await open_websocket(stream, _host(parts), resource, self.headers, subprotocol)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import hpack
 import pytest
 from hypothesis import given
@@ -45,6 +47,17 @@ def test_blocks_that_change_nothing_are_remembered_until_something_does() -> Non
     assert blocks.head(again) is second
     assert blocks.head(encoder.encode([*REQUEST, ("x-new", "1")])).headers["x-new"] == "1"
     assert blocks.head(encoder.encode(REQUEST)) is second  # what means the same is the same, however it is written
+
+
+def test_the_codec_logs_nothing_of_our_headers_and_all_of_those_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    block = hpack.Encoder().encode([*REQUEST, ("authorization", "Bearer 7bd1")])
+    caplog.set_level(logging.DEBUG, "hpack")
+    assert reader().head(block).headers["authorization"] == "Bearer 7bd1"
+    with pytest.raises(Http2Error):
+        reader().head(b"\xff")
+    assert not caplog.records
+    hpack.Decoder().decode(block)
+    assert "7bd1" in caplog.text
 
 
 def test_a_table_that_was_emptied_makes_old_indices_invalid() -> None:
