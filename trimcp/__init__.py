@@ -17,9 +17,11 @@ _NAMES = {
     "trimcp.client.handlers": "fill_defaults",
     "trimcp.client.hosts": "read_servers",
     "trimcp.client.session": "ClientSession",
+    "trimcp.client.skills": "ActiveSkill ServerSkills",
     "trimcp.client.tools": "Listing fingerprint",
     "trimcp.errors": "AskRefused CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
     "NotStarted Overloaded RemoteError ResourceNotFound Stopped ToolError UpstreamDown",
+    "trimcp.extensions.skills": "Skill",
     "trimcp.faces.asyncio": "asyncio=.",
     "trimcp.faces.blocking": "blocking=.",
     "trimcp.fleet": "fleet=.",

@@ -16,6 +16,8 @@ from trimcp.client.client import Target as Target
 from trimcp.client.handlers import fill_defaults as fill_defaults
 from trimcp.client.hosts import read_servers as read_servers
 from trimcp.client.session import ClientSession as ClientSession
+from trimcp.client.skills import ActiveSkill as ActiveSkill
+from trimcp.client.skills import ServerSkills as ServerSkills
 from trimcp.client.tools import Listing as Listing
 from trimcp.client.tools import fingerprint as fingerprint
 from trimcp.errors import AskRefused as AskRefused
@@ -33,6 +35,7 @@ from trimcp.errors import ResourceNotFound as ResourceNotFound
 from trimcp.errors import Stopped as Stopped
 from trimcp.errors import ToolError as ToolError
 from trimcp.errors import UpstreamDown as UpstreamDown
+from trimcp.extensions.skills import Skill as Skill
 from trimcp.faces import asyncio as asyncio
 from trimcp.faces import blocking as blocking
 from trimcp.fleet.group import Group as Group
@@ -117,6 +120,7 @@ from trimcp.workers.commands import Command as Command
 
 __all__ = [
     "AccessLog",
+    "ActiveSkill",
     "Answer",
     "Arg",
     "AskRefused",
@@ -175,6 +179,8 @@ __all__ = [
     "Revision",
     "Running",
     "Server",
+    "ServerSkills",
+    "Skill",
     "SqliteEvents",
     "StdioServer",
     "Stopped",

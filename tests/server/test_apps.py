@@ -138,7 +138,7 @@ WRONG: list[tuple[type[Exception], str, Callable[[trimcp.Server[None]], object]]
     (TypeError, "in a dict it is 'connectDomains'", lambda s: s.ui("ui://x", HTML, csp={"connect_domains": []})),
     (TypeError, "csp", lambda s: s.ui("ui://x", HTML, csp={"connectDomains": "https://x"})),
     (ValueError, "permissions are some of", lambda s: s.ui("ui://x", HTML, permissions=["usb"])),  # type: ignore[list-item]
-    (TypeError, "prefersBorder", lambda s: s.ui("ui://x", HTML, prefers_border="yes")),  # type: ignore[arg-type]
+    (TypeError, "prefers_border", lambda s: s.ui("ui://x", HTML, prefers_border="yes")),  # type: ignore[arg-type]
     (TypeError, "no option 'tittle'", lambda s: s.ui("ui://x", HTML, tittle="x")),  # type: ignore[call-arg]
     (trimcp.LocalError, "already", lambda s: s.ui(PAGE, HTML)),
     (trimcp.LocalError, "add it with server.ui", lambda s: s.add_tool(lambda: 1, name="x", ui="ui://nowhere")),

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from trimcp.extensions.apps import AppMeta, AppSources
+from trimcp.extensions.apps import AppSources
+from trimcp.support.bounds import check_truth
 from trimcp.wire.capabilities import APP_TYPE
 from trimcp.wire.content import TextResourceContents
 from trimcp.wire.converter import converter_for
@@ -43,13 +44,16 @@ def app_page(
     wanted = [permissions] if isinstance(permissions, str) else list(permissions)
     if unknown := [each for each in wanted if each not in get_args(AppPermission)]:
         raise ValueError(f"permissions are some of {', '.join(get_args(AppPermission))}, not {unknown[0]!r:.60}")
-    given = AppMeta(
-        csp=None if csp is None else given_payload("csp", csp, AppSources),
-        permissions={each: {} for each in wanted} or None,
-        domain=domain,
-        prefers_border=prefers_border,
-    )
-    ui = converter_for(LATEST).dump(given_payload("ui", given, AppMeta))
+    ui: dict[str, Any] = {}
+    if csp is not None:
+        ui["csp"] = converter_for(LATEST).dump(given_payload("csp", csp, AppSources))
+    if wanted:
+        ui["permissions"] = {each: {} for each in wanted}
+    if domain is not None:
+        ui["domain"] = given_name("domain", domain)
+    if prefers_border is not None:
+        check_truth("prefers_border", prefers_border)
+        ui["prefersBorder"] = prefers_border
     meta = {"ui": ui} if ui else {}
 
     def page() -> TextResourceContents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
@@ -10,19 +11,22 @@ from trimcp.errors import LocalError
 from trimcp.server.calling import at_users_line
 from trimcp.server.offering import Offering, check_method
 from trimcp.support.bounds import check_callable
-from trimcp.wire.capabilities import APP_TYPE, APPS
+from trimcp.wire.capabilities import APP_TYPE, APPS, SKILLS
 from trimcp.wire.methods import METHODS
 
 if TYPE_CHECKING:
     from trimcp.extensions.apps import AppSources
     from trimcp.server.apps import AppPermission
     from trimcp.server.resources import ResourceOptions
+    from trimcp.server.skills import ServedSkills
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class Extending(Offering):
     """What a server offers by extensions. What is not used is neither loaded nor declared."""
+
+    _skills: ServedSkills | None = None
 
     def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Serve a request method of an extension: `async def function(ctx, params)`; both params and result are JSON.
@@ -78,3 +82,39 @@ class Extending(Offering):
         given: Any = {"mime_type": APP_TYPE, **options, "meta": {**(options.get("meta") or {}), **meta}}
         self.resource(uri, run="inline" if isinstance(html, str) else "thread", **given)(page)
         self.extend(APPS)
+
+    @at_users_line
+    def skills(self, source: str | os.PathLike[str] | Mapping[str, str | bytes], *, prefix: str = "") -> None:
+        """Offer skills to hosts (the extension "Skills"; needs the extra `skills`): folders with a SKILL.md each.
+
+        A skill that is not valid, such as one without name, is left out with a warning. What is hidden (its name begins
+        with a dot) or a link is no part of a skill. A change of the folder is seen by the next request.
+
+        Args:
+            source: a folder that has the folders of skills, at any depth; or the files themselves by their path, as in
+                `{"git-workflow/SKILL.md": "---\\nname: git-workflow\\n..."}`.
+            prefix: comes before their names in their addresses: "acme" makes `skill://acme/git-workflow/SKILL.md`.
+
+        Raises:
+            ValueError: it is no such folder, or a given file is in no skill that can be served.
+            LocalError: the extra is not installed, there are skills with this prefix, or the server runs.
+        """
+        from trimcp.server.skills import ServedSkills  # few servers need it
+
+        served = self._skills
+        if served is None:
+            served = ServedSkills(self.page_size, self.list_ttl_ms, self.list_cache_scope)
+            served.add(source, prefix)
+            self.method("skills/list")(served.listing)
+            self.method("skills/get")(served.get)
+            self.method("resources/directory/read")(served.folder)
+
+            async def skill_file(path: str) -> Any:
+                """A file of a skill."""
+                return await served.read(path)
+
+            self.resource("skill://{+path}")(skill_file)
+            self._skills = served
+            self.extend(SKILLS, directoryRead=True)
+        else:
+            served.add(source, prefix)
