@@ -164,8 +164,10 @@ class Links:
         settings = HttpSettings(reply="sse" if self.transport == "http as events" else "auto", retry=50)
         async with served(server, self.transport, settings=settings, grace=self.grace) as self._place:
             if self.mortal:
+                # A stream that has begun to be resumable is asked for again: how long is not what such a test measures.
+                once = {"retries": 0} if self.transport.startswith("http") else {}
                 async with relayed(self._place) as self._relay:
-                    yield target_of(self._relay.url, self.transport)
+                    yield target_of(self._relay.url, self.transport, **once)
             elif self.transport == "http by httpx2":
                 limits = httpx2.Limits(max_connections=None)
                 async with httpx2.AsyncClient(limits=limits, trust_env=False) as client:
