@@ -34,7 +34,7 @@ async def result_of(server: trimcp.Server[Any], tool: str) -> Any:
             over.set()
 
         request = ToolRequest(tool_name=tool, request_id="1")
-        run.begin(request, run.caller(None, None, loopback=True), None, NOWHERE, answered)
+        run.start_call(request, run.caller(None, None, loopback=True), None, NOWHERE, answered)
         await over.wait()
     return json.loads(answers[0])
 

@@ -47,7 +47,9 @@ async def call(run: AgentRun, caller: AgentCaller, tool: str = "guarded") -> Non
         found.append(answer)
         over.set()
 
-    run.begin(ToolRequest(tool_name=tool, request_id="r", arguments={"wrong": 1}), caller, None, NOWHERE, on_answer)
+    run.start_call(
+        ToolRequest(tool_name=tool, request_id="r", arguments={"wrong": 1}), caller, None, NOWHERE, on_answer
+    )
     await over.wait()
     if found[0].error is not None:
         raise found[0].error
@@ -117,7 +119,7 @@ async def running() -> AsyncIterator[tuple[World, AgentRun]]:
         await answered(run, ContextCreate(context_id="ctx", state={"notes": "mine"}), OWNER)
         context = run.contexts.get(OWNER.owner, "ctx")
         call = ToolRequest(tool_name="wait", request_id="under way", arguments={})
-        run.begin(call, OWNER, context, NOWHERE, lambda *_: None)
+        run.start_call(call, OWNER, context, NOWHERE, lambda *_: None)
         await world.began.wait()
         yield world, run
         world.release.set()

@@ -272,7 +272,9 @@ async def test_agents_do_not_see_it_either() -> None:
             assert bool(listed.tools) is sees
             if not sees:
                 with pytest.raises(UnknownTool):
-                    run.begin(ToolRequest(tool_name="tool", request_id="r"), caller, None, NOWHERE, lambda *_: None)
+                    run.start_call(
+                        ToolRequest(tool_name="tool", request_id="r"), caller, None, NOWHERE, lambda *_: None
+                    )
 
 
 @pytest.mark.parametrize("wrong", ["staff", True, lambda_like])

@@ -30,7 +30,7 @@ class Took:
     async def _take(self, name: str, hold: float, deadline: float) -> None:
         with trio.CancelScope() as self.scopes[name]:
             try:
-                since = await self.turns.take(name[0], deadline)
+                since = await self.turns.acquire(name[0], deadline)
             except ErrorReply as error:
                 self.errors.append(error)
                 return
@@ -109,12 +109,12 @@ async def test_nobody_overtakes_one_who_was_woken() -> None:
     turns = Turns(Quota(running=1), "tool")
 
     async def want(name: str) -> None:
-        since = await turns.take(name)
+        since = await turns.acquire(name)
         order.append(name)
         turns.give_back(since)
 
     async with trio.open_nursery() as nursery:
-        since = await turns.take("a")
+        since = await turns.acquire("a")
         nursery.start_soon(want, "b")
         await wait_all_tasks_blocked()
         turns.give_back(since)  # it is b's turn, though b has not run yet
@@ -214,9 +214,9 @@ async def test_too_many_waiters_are_refused_and_told_when_to_come_again(autojump
 
 async def test_with_no_room_to_wait_what_is_too_much_is_refused_at_once() -> None:
     turns = Turns(Quota(running=1, waiting=0), "tool")
-    await turns.take("a")
+    await turns.acquire("a")
     with pytest.raises(ErrorReply):
-        await turns.take("b")
+        await turns.acquire("b")
 
 
 async def test_who_could_not_begin_in_time_is_refused_at_once(autojump_clock: MockClock) -> None:

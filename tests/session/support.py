@@ -137,7 +137,7 @@ class Pair:
 
     async def begin(self, name: str = "run", *, wants_progress: bool = False, **arguments: Any) -> Pending:
         params = CallToolParams(name, arguments)
-        return await self.client.begin(
+        return await self.client.start_call(
             "tools/call", params, on_progress=(lambda progress: None) if wants_progress else None
         )
 

@@ -212,7 +212,7 @@ async def test_a_channel_that_reads_far_ahead_leaves_half_of_a_small_window() ->
 async def test_the_peers_leaving_fails_calls_and_cancels_no_body() -> None:
     wire = Wire()
     async with _client(wire) as session:
-        pending = await session.begin("tools/call", CallToolParams("run", {}))
+        pending = await session.start_call("tools/call", CallToolParams("run", {}))
         wire.leave()
         with pytest.raises(ConnectionLost):
             await pending.payload()
@@ -228,7 +228,7 @@ async def test_the_peers_leaving_fails_calls_and_cancels_no_body() -> None:
 async def test_a_broken_connection_is_a_lost_one(error: Exception) -> None:
     wire = Wire()
     async with _client(wire) as session:
-        pending = await session.begin("tools/call", CallToolParams("run", {}))
+        pending = await session.start_call("tools/call", CallToolParams("run", {}))
         wire.receive_error = error
         wire.feed(b"{}")
         with pytest.raises(ConnectionLost, match="broke"):
@@ -343,7 +343,7 @@ async def test_the_end_comes_in_order() -> None:
         wire.feed(call(1))
         await wait_all_tasks_blocked()
         session.engine.legacy.capabilities = client_engine().profile.capabilities
-        pending = await session.begin("roots/list")
+        pending = await session.start_call("roots/list")
         await wait_all_tasks_blocked()
         order.append("body")
     assert order == ["body", "unwound: DRAIN", "forgotten"]
@@ -370,9 +370,9 @@ async def test_a_writer_that_is_stuck_holds_the_end_for_its_time_only(autojump_c
     start = trio.current_time()
     async with _client(wire, drain_timeout=3) as session:
         wire.hold()
-        await session.begin("tools/call", CallToolParams("run", {}))
+        await session.start_call("tools/call", CallToolParams("run", {}))
         await wait_all_tasks_blocked()
-        await session.begin("tools/call", CallToolParams("run", {}))
+        await session.start_call("tools/call", CallToolParams("run", {}))
     assert trio.current_time() - start == pytest.approx(3)
     assert session.statistics().outbox == 0
     assert wire.closed

@@ -316,9 +316,9 @@ async def test_a_request_that_was_not_written_is_withdrawn_and_a_cancel_never_wa
     agree(server_engine(), session.engine, LATEST_LEGACY)
     async with driving(session, wire):
         wire.hold()
-        written = await session.begin("tools/call", CallToolParams("run", {}))
+        written = await session.start_call("tools/call", CallToolParams("run", {}))
         await wait_all_tasks_blocked()
-        waiting = [await session.begin("tools/call", CallToolParams("run", {})) for _ in range(4)]
+        waiting = [await session.start_call("tools/call", CallToolParams("run", {})) for _ in range(4)]
         assert session.statistics().lanes.requests.messages == 4
         session.abandon(waiting[0], "given up")
         session.abandon(written, "given up")

@@ -62,7 +62,7 @@ async def test_the_channel_decides_whether_requests_are_repeated(mirrors: bool) 
     session.engine.modern.revision = LATEST
     _, channel = header_channels(mirrors=mirrors)
     async with driving(session, channel):
-        await session.begin("tools/list")
+        await session.start_call("tools/list")
         await trio.testing.wait_all_tasks_blocked()
         [sent] = channel.headers_of("tools/list")
     assert (sent is not None) == mirrors

@@ -207,7 +207,7 @@ async def test_a_transport_can_say_that_one_answer_will_not_come(autojump_clock:
         pushed = running.open(Road())
         pushed.assume(LATEST_LEGACY)
         session = pushed.session
-        one, two = await session.begin("ping"), await session.begin("ping")
+        one, two = await session.start_call("ping"), await session.start_call("ping")
         pushed.deliver((Incoming(Lost(one.id, "the response was cut")),))
         with pytest.raises(ConnectionLost, match="the response was cut"):
             await one.raw()

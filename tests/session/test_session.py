@@ -108,8 +108,8 @@ async def test_nothing_is_lost_of_ten_thousand_pipelined() -> None:
 async def test_a_bad_answer_fails_its_call_only(reply: bytes, error: type[Exception]) -> None:
     wire, session = Wire(), _client()
     async with driving(session, wire):
-        bad = await session.begin("tools/call", _run())
-        good = await session.begin("tools/call", _run())
+        bad = await session.start_call("tools/call", _run())
+        good = await session.start_call("tools/call", _run())
         assert (bad.id, good.id) == (2, 3)
         wire.feed(reply, encode_result(3, {"content": []}))
         with pytest.raises(error):
@@ -123,7 +123,7 @@ async def test_a_bad_answer_fails_its_call_only(reply: bytes, error: type[Except
 async def test_late_unknown_and_doubled_replies_are_ignored() -> None:
     wire, session = Wire(), _client()
     async with driving(session, wire):
-        pending = await session.begin("tools/call", _run())
+        pending = await session.start_call("tools/call", _run())
         await wait_all_tasks_blocked()
         wire.take()
         session.abandon(pending, "enough")
@@ -178,7 +178,7 @@ async def test_a_request_not_yet_written_is_withdrawn_and_nothing_is_said() -> N
     wire, session = Wire(), _client()
     async with driving(session, wire):
         wire.hold()
-        first = await session.begin("tools/call", _run(n=1))
+        first = await session.start_call("tools/call", _run(n=1))
         await wait_all_tasks_blocked()  # the writer holds the first
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
@@ -397,7 +397,7 @@ async def test_a_peer_that_only_asks_and_never_reads_is_not_read_and_loses_nothi
 async def test_our_own_backlog_never_keeps_us_from_reading(steady_clock: trio.abc.Clock) -> None:
     wire, session = Wire(), _client(limits=Limits(outbox_messages=2, drain_timeout=0.01))
     async with driving(session, wire):
-        pendings = [await session.begin("tools/call", _run()) for _ in range(2)]
+        pendings = [await session.start_call("tools/call", _run()) for _ in range(2)]
         await wait_all_tasks_blocked()
         wire.hold()
         wire.feed(encode_request("p", "ping", None))
@@ -580,7 +580,7 @@ async def test_what_waits_is_a_checkpoint() -> None:
             await session.jobs.wait_idle()
         with assert_checkpoints():
             await session.drain(0)
-        pending = await session.begin("tools/call", _run())
+        pending = await session.start_call("tools/call", _run())
         wire.feed(encode_result(pending.id, {"content": []}))
         await wait_all_tasks_blocked()
         with assert_checkpoints():

@@ -182,7 +182,7 @@ class ProviderCalls:
         # Nobody at the service could answer a tool's questions.
         request = evolved(request, context_id=None, statuses=None)
         try:
-            self._run.begin(
+            self._run.start_call(
                 request,
                 self._caller,
                 None,

@@ -130,7 +130,7 @@ class AgentRun:
             return self.answers.in_context(message, caller, asker.watch, received)
         return self.answers.receive(message, caller)
 
-    def begin(
+    def start_call(
         self,
         request: messages.ToolRequest,
         caller: AgentCaller,

@@ -113,7 +113,7 @@ class Pools:
     ) -> Awaitable[_T]:
         """Return `function(self, ctx, *args)`; under a quota, an awaitable that first waits for a turn.
 
-        Waiting raises as `Turns.take` does.
+        Waiting raises as `Turns.acquire` does.
 
         `kind`, `name`: the tool, resource, prompt or completion that it uses.
         """
@@ -180,7 +180,7 @@ def _turns(quota: Quota, name: str) -> Turns:
 async def _turn(ctx: Context[Any], turns: Turns) -> AsyncIterator[None]:
     _, job = ctx.internals
     began_waiting = trio.current_time()
-    since = await turns.take(client_key(ctx), ctx.deadline)
+    since = await turns.acquire(client_key(ctx), ctx.deadline)
     job.with_extras().waited += since - began_waiting
     try:
         yield

@@ -95,7 +95,7 @@ class _ThreadPlace:
     _since: float = 0.0
 
     async def acquire_on_behalf_of(self, borrower: object) -> None:
-        self._since = await self._turns.take(client_key(self._ctx), self._ctx.deadline)
+        self._since = await self._turns.acquire(client_key(self._ctx), self._ctx.deadline)
         self._taken = True
 
     def release_on_behalf_of(self, borrower: object) -> None:

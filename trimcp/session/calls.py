@@ -77,7 +77,7 @@ class Rounds:
             # its error instead of being cancelled. The last digits are those of the clock's arithmetic.
             left = math.ceil(max(0.0, self.deadline - trio.current_time()) * 1_000 - 1e-4) / 1_000
             meta = {META_TIMEOUT: left} if meta is None else {META_TIMEOUT: left, **meta}
-        pending = self._pending = await self.session.begin(
+        pending = self._pending = await self.session.start_call(
             self.name,
             self.params,
             meta=meta,

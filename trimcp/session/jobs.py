@@ -48,7 +48,7 @@ class HandlerTasks:
     _coming: bool = attrs.field(init=False, default=False)
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
 
-    def take(self, job: Job) -> None:
+    def run_soon(self, job: Job) -> None:
         """Have a worker task run a job, from the next turn of the event loop on. Never blocks."""
         self._jobs.append(job)
         if not self._coming:
@@ -166,7 +166,7 @@ class Jobs:
         self.bytes_running = held + job.size
         job.started = True
         job.since = now
-        self.crew.take(job)
+        self.crew.run_soon(job)
         return True
 
     def start_waiting(self) -> None:

@@ -166,7 +166,7 @@ class Subscriptions:
     async def _by_request(self, subscription: Subscription) -> AsyncIterator[None]:
         session = self.session
         params = SubscriptionsListenParams(notifications=subscription._wanted)
-        pending = await session.begin(_LISTEN, params, on_reply=subscription._replied)
+        pending = await session.start_call(_LISTEN, params, on_reply=subscription._replied)
         self._by_id[pending.id] = subscription
         why = "the subscription was closed"
         try:
@@ -224,7 +224,7 @@ class Subscriptions:
                 self._leaving = {uri: pending for uri, pending in self._leaving.items() if pending.reply is None}
                 with suppress(McpError):
                     # No wait for the answer, so that a cancelled block can send it too.
-                    pending = await session.begin("resources/unsubscribe", SubscribeParams(uri=uri))
+                    pending = await session.start_call("resources/unsubscribe", SubscribeParams(uri=uri))
                     self._leaving[uri] = pending
 
 

@@ -350,7 +350,7 @@ class Session:
 
         Raises RemoteError, InvalidReply (it is no answer), ConnectionLost, or LocalError: nothing was sent.
         """
-        pending = await self.begin(name, params, meta=meta, origin=origin)
+        pending = await self.start_call(name, params, meta=meta, origin=origin)
         try:
             return await pending.payload()
         except BaseException as error:
@@ -358,7 +358,7 @@ class Session:
             self.abandon(pending, cancellation_text(error))
             raise
 
-    async def begin(
+    async def start_call(
         self,
         name: str,
         params: Any = None,

@@ -78,7 +78,7 @@ class Turns:
         quota = self.quota
         return TurnStatistics(self.running, self.waiting, self.begun, self.refused, quota.running, quota.per_second)
 
-    async def take(self, whose: object, deadline: float = math.inf) -> float:
+    async def acquire(self, whose: object, deadline: float = math.inf) -> float:
         """Wait for a turn, to be ended with `give_back`, and return when it began, on Trio's clock.
 
         Calls of one session (`whose`) wait behind each other, and sessions alternate. Cancelling this leaves the queue.

@@ -377,7 +377,7 @@ class WorkerPool:
     async def _take(
         self, memory: int | None, sandbox: Sandbox | None, whose: Hashable, deadline: float, tool: str
     ) -> WorkerProcess:
-        turn = _Turn(self.turns, await self.turns.take(whose, deadline))
+        turn = _Turn(self.turns, await self.turns.acquire(whose, deadline))
         try:
             worker = self._fitting(memory) if sandbox is None else None
             if worker is None:

@@ -262,7 +262,7 @@ class AgentExchange(Handler, StreamSink):
         if self.progress:
             port.shared.silent.add(self)
         try:
-            call = port.run.begin(
+            call = port.run.start_call(
                 request,
                 caller,
                 context,

@@ -274,7 +274,7 @@ class AgentStream:
     def call(self, request: messages.ToolRequest, context: ContextActor | None, received: Incoming) -> None:
         """Start a call, unless nobody would end it or read its answer."""
         if self.session.lost is None:
-            self.run.begin(
+            self.run.start_call(
                 request,
                 self.caller,
                 context,
