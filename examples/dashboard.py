@@ -263,7 +263,7 @@ async def batch(
     return Batch(job.number, items, digest.hexdigest())
 
 
-@server.tool(ui=JOBS_PAGE, visibility=["app"], annotations=trimcp.ToolAnnotations(read_only_hint=True))
+@server.tool(visibility=["app"], annotations=trimcp.ToolAnnotations(read_only_hint=True))
 async def job_progress(ctx: trimcp.Context[Board]) -> list[Job]:
     """Return the last batch jobs, oldest first. For the page of `batch`."""
     return list(ctx.state.jobs)
