@@ -96,6 +96,17 @@ async def test_it_shows_what_runs_and_where_it_waits() -> None:
     assert "waits at" in told
 
 
+async def test_in_80_columns_the_line_where_a_call_waits_and_all_keys_are_there() -> None:
+    shown = await pictures("draw", "list")
+    told = text_of(view(shown, (80, 24), Shown()))
+    assert "test_top.py:" in told
+    assert KEYS in told
+    ended = {"target": "draw", "method": "x", "seconds": 1, "outcome": "cancelled", "reason": "no room", "at": 1}
+    told = text_of(view([{**shown[0], "ended": [ended]}], (80, 24), Shown(opened=True, selected=("", "gone"))))
+    assert "it has ended" in told
+    assert "cancelled: no room" in told
+
+
 async def test_it_sorts_and_filters() -> None:
     shown = await pictures("draw", "list", "find")
     assert [row.tool for row in rows_of(shown, Shown(sort="tool"))] == ["draw", "find", "list"]

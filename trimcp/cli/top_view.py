@@ -13,9 +13,11 @@ from trimcp.cli.text import number_text, theirs
 
 Json: TypeAlias = Mapping[str, Any]
 
-KEYS: Final = "q quit  ↑↓ select  enter open  c cancel  x close session  d drain  s sort  / filter"
+KEYS: Final = "q quit  ↑↓ select  enter open  c cancel  x close  d drain  s sort  / filter"
 SORTS: Final = ("age", "progress", "tool", "who")
 _BAR: Final = 12
+_WIDE: Final = 100  # columns from which on there is room for the bar
+_TITLES: Final = ("AGE", "LEFT", "PROGRESS", "TOOL", "WHO", "WHERE")
 _YEAR: Final = 365 * 86_400  # seconds
 _STATES: Final = {"running": "", "waiting": "waiting", "asking": "asks the client", "cancelled": "being cancelled"}
 
@@ -86,7 +88,7 @@ def view(pictures: Sequence[Json], size: tuple[int, int], choice: Shown) -> list
     foot = _foot(choice)
     room = max(1, lines - len(top) - len(foot))
     body = list(_opened(rows, choice)) if choice.opened else list(_table(rows, room, columns, choice))
-    if not choice.opened:
+    if not choice.opened or choice.selected not in [row.key for row in rows]:
         body += list(_beside(pictures, room - len(body)))
         body += list(_ended(pictures, room - len(body)))
     shown = [*top, *body[:room]]
@@ -120,22 +122,30 @@ def _server(picture: Json) -> Text:
 
 
 def _table(rows: Sequence[RequestRow], room: int, columns: int, choice: Shown) -> Iterator[Text]:
-    yield Text(f"  {'AGE':>7} {'LEFT':>7} {'PROGRESS':<24} {'TOOL':<20} {'WHO':<18} WHERE", style="bold cyan")
-    if not rows:
-        yield Text("  nothing runs" if not choice.filter else "  nothing that runs has this", style="dim")
     keys = [row.key for row in rows]
     chosen = keys.index(choice.selected) if choice.selected in keys else -1
     first = max(0, min(chosen - (room - 2) // 2, len(rows) - (room - 1)))
-    for row in rows[first : first + room - 1]:
-        yield Text(_line(row), style="reverse" if row.key == choice.selected else "")
+    lines = [_cells(row, _BAR if columns >= _WIDE else 0) for row in rows[first : first + room - 1]]
+    # None is wider than what is in it, so that there is room for where a call waits; without a deadline LEFT is empty.
+    widths = [max(len(cell) for cell in column) for column in zip(_TITLES, *lines, strict=True)]
+    widths[1] *= any(line[1] for line in lines)
+    for number, line in enumerate((_TITLES, *lines)):
+        cells = [
+            f"{cell:{'>' if at < 2 else '<'}{width}}"
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+            if width
+        ]
+        style = "reverse" if number and keys[first + number - 1] == choice.selected else ""
+        yield Text("  " + " ".join(cells), style=style if number else "bold cyan")
+    if not rows:
+        yield Text("  nothing runs" if not choice.filter else "  nothing that runs has this", style="dim")
 
 
-def _line(row: RequestRow) -> str:
+def _cells(row: RequestRow, bar: int) -> tuple[str, ...]:
     request = row.request
     left = "" if request["left"] is None else _seconds(request["left"])
     where = _STATES[request["state"]] or (theirs(request["waits"][-1].strip(), 200) if request["waits"] else "")
-    age = _seconds(request["seconds"])
-    return f"  {age:>7} {left:>7} {_progress(request):<24} {row.tool:<20.20} {row.who:<18.18} {where}"
+    return _seconds(request["seconds"]), left, _progress(request, bar), row.tool[:20], row.who[:18], where
 
 
 def _opened(rows: Sequence[RequestRow], choice: Shown) -> Iterator[Text]:
@@ -197,16 +207,16 @@ def _share(request: Json) -> float | None:
     return None if done is None or not total or total < 0 else min(1.0, max(0.0, done / total))
 
 
-def _progress(request: Json) -> str:
+def _progress(request: Json, bar: int = _BAR) -> str:
     done, share = request["progress"], _share(request)
     if done is None:
         return ""
     if share is None:
         return number_text(done)
-    filled = round(share * _BAR)
+    filled = round(share * bar)
     rate = request["per_second"]
     left = f" {_seconds((request['total'] - done) / rate)}" if rate and rate > 0 and share < 1 else ""
-    return f"{'━' * filled}{'─' * (_BAR - filled)} {share:4.0%}{left}"
+    return f"{'━' * filled}{'─' * (bar - filled)} {share:4.0%}{left}"
 
 
 def _came(session: Json) -> str:
