@@ -203,6 +203,39 @@ def test_in_the_thread_of_trio_it_refuses_to_wait(place: Place) -> None:
             session.wait(inside)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_has_crashed(place: Place) -> None:
+    found: list[Exception] = []
+
+    def call() -> None:
+        try:
+            session.call_tool("wait")
+        except ConnectionLost as error:
+            found.append(error)
+
+    with pytest.raises(ConnectionLost), trimcp.blocking.connect(place.server) as session:
+        caller = threading.Thread(target=call)
+        caller.start()
+        assert place.reached.wait(5)
+        session.block.portal.soon(lambda: 1 / 0)
+        caller.join(5)
+        assert len(found) == 1
+        session.ping()
+
+
+def test_roots_that_are_set_later_are_told(place: Place) -> None:
+    @place.server.tool
+    async def where(ctx: trimcp.Context[None]) -> list[str]:
+        return [root.uri for root in await ctx.list_roots()]
+
+    client = trimcp.Client("c", roots=["file:///a"])
+    with trimcp.blocking.connect(place.server, client=client, revision=trimcp.LATEST_LEGACY) as session:
+        assert "file:///a" in session.call_tool("where").text
+        client.set_roots(["file:///b"])
+        assert "file:///b" in session.call_tool("where").text
+    assert client.sessions == set()
+
+
 # --- asyncio ---
 
 

@@ -9,7 +9,11 @@ import pytest
 from trio.testing import MockClock
 
 from tests.interaction.links import EVERY_PAIR, IN_MEMORY, TRANSPORTS, Links, speaks
-from trimcp.wire.revisions import REVISIONS, Revision
+from tests.interaction.without_trio import KINDS
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
+
+OF_THE_WIRE = ("test_a_client_that_leaves_stops_its_handlers",)
+"""Tests without a client."""
 
 
 def spoken(transport: str) -> list[Revision]:
@@ -27,6 +31,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "transport" in metafunc.fixturenames and "transport" not in chosen:
         transports = getattr(metafunc.module, "ONLY_OVER", TRANSPORTS)
         pairs = [(name, revision) for name in transports for revision in spoken(name)]
+        if not hasattr(metafunc.module, "ONLY_OVER") and metafunc.function.__name__ not in OF_THE_WIRE:
+            pairs += [
+                (f"{name}, {face}", revision)
+                for face in KINDS
+                for name, revision in (("stdio", LATEST_LEGACY), ("http", LATEST))
+            ]
         ids = [f"{name}-{revision.name}" for name, revision in pairs]
         metafunc.parametrize(("transport", "revision"), pairs, ids=ids)
 
@@ -39,4 +49,5 @@ def clock(transport: str) -> Any:
 
 @pytest.fixture
 def links(transport: str, revision: Revision, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Links:
-    return Links(transport, revision, tmp_path / "journal", caplog)
+    name, _, face = transport.partition(", ")
+    return Links(name, revision, tmp_path / "journal", caplog, face=face)

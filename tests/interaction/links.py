@@ -19,7 +19,7 @@ import trio
 import trio.testing
 
 import trimcp
-from tests.interaction import everything_server
+from tests.interaction import everything_server, without_trio
 from tests.interaction.everything_server import Journal
 from tests.peers.messages import as_json
 from tests.peers.relay import Relay, relayed
@@ -62,6 +62,7 @@ class Links:
         path: the file of the servers' journal.
         logged: what servers wrote to their standard error, where they have one.
         mortal: whether a test is to kill it.
+        face: "blocking" or "asyncio" for a client without Trio; see `without_trio`.
         module: what makes the server, and is the program of one that is a child.
     """
 
@@ -77,6 +78,7 @@ class Links:
     _peer: Session | None = None
     _nursery: trio.Nursery | None = None
     mortal: bool = False
+    face: str = ""
     _place: ServedHere | None = None
     _relay: Relay | None = None
     _ending: bool = False
@@ -122,7 +124,10 @@ class Links:
         async with AsyncExitStack() as stack:
             self._nursery = await stack.enter_async_context(open_service_nursery())
             target = await stack.enter_async_context(self._opened())
-            session = await stack.enter_async_context(client.connect(target, revision=self.revision))
+            connecting = client.connect(target, revision=self.revision)
+            if self.face:
+                connecting = without_trio.connected(self.face, target, client, self.revision)
+            session = await stack.enter_async_context(connecting)
             yield session
             if session.session.lost is None and not self._ending:
                 await assert_at_rest(session)
@@ -139,11 +144,20 @@ class Links:
         root = str(Path(trimcp.__file__).parent.parent)
         env = {"PYTHONPATH": root}
         target = trimcp.stdio(sys.executable, self.module.__file__, options, env=env, on_stderr=self.logged.append)
+        if self.face:
+            yield self._opening(target)  # in the thread of the face
+            return
         async with target.connect() as channel:
             self._process = channel.process
             yield channel
         assert channel.process.returncode is not None
         print(*self.logged, sep="\n")  # shown if the test fails
+
+    @asynccontextmanager
+    async def _opening(self, target: Any) -> AsyncIterator[MessageChannel]:
+        async with target.connect() as channel:
+            self._process = channel.process
+            yield channel
 
     @asynccontextmanager
     async def _in_this_process(self) -> AsyncIterator[MessageChannel]:

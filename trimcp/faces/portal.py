@@ -36,7 +36,8 @@ class Portal:
         self._process = os.getpid()
         self._ready: Future[None] = Future()
         # A daemon: a program that forgets a connection ends nevertheless.
-        self._thread = threading.Thread(target=trio.run, args=(self._serve,), name="trimcp", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="trimcp", daemon=True)
+        self.works: set[PortalWork] = set()  # those that have begun
         self._started = False
 
     def start(self) -> None:
@@ -48,6 +49,13 @@ class Portal:
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the thread takes what it is told."""
         self._ready.result(timeout)
+
+    def _run(self) -> None:
+        try:
+            trio.run(self._serve)
+        finally:  # whatever ends it, nobody waits for ever
+            for work in [*self.works]:
+                work.settle(ConnectionLost(_OVER))
 
     async def _serve(self) -> None:
         async with trio.open_nursery() as self.nursery:
@@ -71,7 +79,7 @@ class Portal:
             raise LocalError("what runs in Trio uses the session of Trio, and cannot wait for another thread")
         try:
             self.token.run_sync_soon(function)
-        except trio.RunFinishedError:
+        except (trio.RunFinishedError, OSError):
             raise ConnectionLost(_OVER) from None
 
     def close(self, timeout: float | None = None) -> None:
@@ -149,6 +157,8 @@ class PortalWork:
 
     def _begin(self, context: contextvars.Context) -> None:
         around = self.around
+        while around is not None and around.around is not None and around.left:
+            around = around.around  # what was opened may still be asked, as in Trio
         nursery = self.portal.nursery if around is None else around.nursery
         if self.outcome.done():
             return
@@ -157,6 +167,7 @@ class PortalWork:
             self.settle(around.over())
         else:
             self._began = True
+            self.portal.works.add(self)
             context.run(nursery.start_soon, self._run)
 
     def cancel(self) -> None:
@@ -195,6 +206,7 @@ class PortalWork:
             if isinstance(error, kind):
                 known = instead(*error.args)
                 known.__cause__, error = error, known
+        self.portal.works.discard(self)
         if self.outcome.done():
             return
         if error is None:
@@ -228,6 +240,11 @@ class PortalBlock(PortalWork):
     def leave(self) -> None:
         """Begin to leave it. Raises as `Portal.soon`."""
         self.portal.soon(self._leaving.set)
+
+    @property
+    def left(self) -> bool:
+        """Whether its context manager was left without a failure."""
+        return self.outcome.done() and self.outcome.exception() is None
 
     def over(self) -> Exception:
         """Return what who comes too late is told: why it ended, or that it has."""

@@ -9,8 +9,8 @@ import copy
 import functools
 import inspect
 import operator
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, ClassVar, Final, TypeVar
 
 from trimcp.client.client import Client, Target, connecting, named
@@ -142,14 +142,15 @@ class SubscriptionStandIn(StandIn):
     __aiter__ = __iter__
 
 
-def connection(
+@asynccontextmanager
+async def connection(
     session: StandIn,
     target: Target,
     client: ClientProgram | None,
     revision: Revision | str | None,
     host: Callable[[Callable[[], Any]], Awaitable[Any]],
-) -> AbstractAsyncContextManager[ClientSession]:
-    """Return the connection of Trio for a face of its session.
+) -> AsyncIterator[ClientSession]:
+    """Connect in Trio, for a face of the session.
 
     Handlers of the client run where its program runs: `host` runs each, which may return an awaitable. One that wants
     the session gets the face.
@@ -157,19 +158,26 @@ def connection(
     original = Client("trimcp") if client is None else client
     hosting: Any = copy.copy(original)
 
-    def wrapped(handler: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(handler: Callable[..., Any], method: str = "") -> Callable[..., Any]:
         @functools.wraps(handler)
         async def run(*args: Any, **kwargs: Any) -> Any:
             if "session" in kwargs:
                 session.origin, kwargs["session"] = kwargs["session"], session
-            return await host(functools.partial(handler, *args, **kwargs))
+            newest = original.served.get(method, handler)  # roots may be set anew
+            return await host(functools.partial(newest, *args, **kwargs))
 
         return run
 
-    hosting.served = {name: wrapped(handler) for name, handler in original.served.items()}
+    hosting.sessions = set()
+    hosting.served = {name: wrapped(handler, name) for name, handler in original.served.items()}
     heard = original.notification_handlers.items()
     hosting.notification_handlers = {name: [*map(wrapped, handlers)] for name, handlers in heard}
     for name in ("on_logging", "on_call", "before_sampling", "after_sampling"):
         handler = getattr(original, name)
         setattr(hosting, name, None if handler is None else wrapped(handler))
-    return connecting(hosting, named(target), revision, original.connect_timeout)
+    async with connecting(hosting, named(target), revision, original.connect_timeout) as found:
+        original.sessions.add(session)
+        try:
+            yield found
+        finally:
+            original.sessions.discard(session)
