@@ -68,7 +68,7 @@ async def service(
         lines = ["Sec-WebSocket-Protocol: agent-tools"]
         served.append(Service(await accept(theirs, lines=lines, answer=answer)))
 
-    monkeypatch.setattr("trimcp.transports.websocket.client.dial", dial)
+    monkeypatch.setattr("trimcp.transports.targets.dial", dial)
     target = AgentTarget("ws://service.test", "token", **settings)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(serve)
