@@ -6,7 +6,7 @@ import gc
 import logging
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -265,3 +265,19 @@ async def test_a_call_with_a_message_that_is_too_large_fails_at_once_and_alone()
             with trio.fail_after(20), pytest.raises(agent_tools.TooLargeMessage):
                 await agent.call("add", {"a": 1, "b": 2, "more": "x" * 5_000_000})
             assert await agent.call("add", {"a": 1, "b": 2}) == 3
+
+
+@OnBoth
+async def test_connections_on_which_nothing_happens_are_their_owners_memory(host: str) -> None:
+    """Each has a session and five tasks. There is so little for all that they are counted from the first one."""
+    server: trimcp.Server[Any] = trimcp.Server("s", limits=trimcp.Limits(max_message=64 * 1024), memory=1024 * 1024)
+    async with listening(host, server) as at, AsyncExitStack() as stack:
+        with trio.fail_after(PATIENCE):
+            agents = [await stack.enter_async_context(socket(at)) for _ in range(8)]
+            for agent in agents:
+                await agent.ask(type="list_tools")
+            (owner, held), *_ = server.budget.owners()
+            assert owner == "principal ada"
+            assert 8 * 50 * 1024 < held < 8 * 64 * 1024
+            await stack.aclose()
+            await until(lambda: server.budget.held == 0)

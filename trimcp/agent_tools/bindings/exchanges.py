@@ -22,7 +22,7 @@ from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.messages import AgentMessage, ContextWatch, ToolRequest
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.budget import owner_of
+from trimcp.budget import MemoryCharge, owner_of
 from trimcp.channel import Kind, Link, MessageChannel, Outgoing
 from trimcp.security import security_event
 from trimcp.support.addresses import is_loopback_address
@@ -35,6 +35,7 @@ AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""
 
 _PROXIED: Final = frozenset(("forwarded", "x-forwarded-for", "x-real-ip", "via"))
+_IDLE: Final = 52 * 1024  # bytes of memory that such a connection takes, approximately, while nothing is said over it
 """Headers of a request that came through a proxy, so that its client may be anywhere."""
 
 
@@ -71,8 +72,13 @@ class AgentPort:
         from trimcp.agent_tools.bindings.websocket import serve_agent
 
         channel.holding, channel.link = head.holding, head.link
-        with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
-            await serve_agent(self.run, caller, channel, self.shared.sessions)
+        idle = MemoryCharge(head.holding)
+        idle.set(_IDLE)
+        try:
+            with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
+                await serve_agent(self.run, caller, channel, self.shared.sessions)
+        finally:
+            idle.set(0)
         if scope.cancelled_caught:
             token_expired(head.principal)
 
