@@ -96,6 +96,14 @@ async def test_rights_and_pages_hide_a_tool_together() -> None:
             assert ("hidden" in {tool.name for tool in await session.list_tools()}) is sees
 
 
+async def test_a_tool_for_pages_declares_the_extension_though_the_server_has_no_page() -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+    server.add_tool(lambda: "fresh", name="refresh", visibility=["app"])
+    async with connected(server, host()) as session:
+        assert session.server_capabilities.extensions == {UI: {}}
+        assert [tool.app for tool in await session.list_tools()] == [None]
+
+
 async def test_a_page_of_a_file_is_read_for_each_request(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("<p>one", "utf-8")

@@ -192,6 +192,36 @@ async def test_the_next_request_sees_a_change(folder: Path) -> None:
         assert list(await listed(session)) == [GIT, "skill://new/SKILL.md"]
 
 
+async def test_a_change_within_the_clocks_step_is_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some systems keep the time of a change in steps of seconds: one that was just now may not be the last."""
+    step = 1_000_000_000
+    monkeypatch.setattr(skills, "stamp_of", lambda status: (status.st_mtime_ns // step * step, status.st_size))
+    async with connected(serving(folder)) as session:
+        write(folder, "git-workflow/SKILL.md", TEXT.replace("rules", "RULES"))
+        assert (await listed(session))[GIT]["frontmatter"]["description"] == "Our RULES of git"
+
+
+async def test_bytes_that_changed_after_the_look_are_told_with_their_own_digest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SkillSource.read
+    texts = [TEXT.replace("rules", f"rule{number}") for number in range(10)]
+
+    def read(self: SkillSource, path: str) -> bytes:
+        if changing and path == "git-workflow/SKILL.md":
+            write(folder, path, changing.pop())
+        return original(self, path)
+
+    async with connected(serving(folder)) as session:
+        changing = texts[:1]
+        await listed(session)
+        monkeypatch.setattr(SkillSource, "read", read)
+        assert (await session.read_resource(GIT)).text == texts[0]
+        changing = texts  # whenever somebody looks
+        with pytest.raises(trimcp.RemoteError, match="changes while it is read"):
+            await session.read_resource(GIT)
+
+
 async def test_only_what_changed_is_read_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("git-workflow/SKILL.md", "git-workflow/references/a b.md", "acme/billing/refunds/SKILL.md"):
         os.utime(folder / path, (1_000_000_000, 1_000_000_000))

@@ -116,8 +116,7 @@ class SkillSource:
                         with _opened(entry.name, (), fd) as inner:
                             self._walk(inner, f"{path}/", found, folders)
                     elif stat.S_ISREG(status.st_mode):
-                        stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
-                        found[path] = _Stored(status.st_size, stamp)
+                        found[path] = _Stored(status.st_size, stamp_of(status))
                     else:
                         self._warn(path, "it is a link, or no file")
                 except (OSError, UnicodeEncodeError):
@@ -176,6 +175,11 @@ def _opened(start: str | Path, steps: tuple[str, ...] | list[str], below: int | 
         yield fd
     finally:
         os.close(fd)
+
+
+def stamp_of(status: os.stat_result) -> tuple[int, ...]:
+    """Return what changes when a file does, its time of change first."""
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
 
 
 def uri_of(path: str) -> str:
