@@ -44,6 +44,7 @@ AGENTS = {
     "langchain": "langchain-core==1.8.*",
 }
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
+EXT_APPS = "@modelcontextprotocol/ext-apps@2.0.4"  # it brings the client
 # A client of gRPC and the conformance suite of HTTP/2, in Go.
 GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
@@ -309,6 +310,7 @@ def interop(session: nox.Session) -> None:
         "TRIMCP_FASTMCP": str(install_apart(session, "fastmcp", *FASTMCP)),
         "TRIMCP_NODE_CLIENT": str(install_from_npm(session, NODE_CLIENT)),
         "TRIMCP_NODE_INSPECTOR": str(install_from_npm(session, INSPECTOR)),
+        "TRIMCP_NODE_APPS": str(install_from_npm(session, EXT_APPS)),
         "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
         "TRIMCP_NODE_OIDC_PROVIDER": str(install_from_npm(session, OIDC_PROVIDER)),
         "TRIMCP_REAL_SERVERS": json.dumps(install_real_servers(session)),

@@ -1,0 +1,42 @@
+"""The official package for apps reads what our server says of its pages. (The Inspector was tried by hand.)"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.interop.peers import HERE, NODE
+
+DASHBOARD = Path(__file__).parents[2] / "examples" / "dashboard.py"
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> Iterator[str]:
+    """Run examples/dashboard.py on a free port; yield its URL."""
+    words = [sys.executable, str(DASHBOARD), "0"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_the_official_package_finds_our_page_and_the_tool_for_it_alone(dashboard: str, era: str) -> None:
+    words = [NODE, str(HERE / "node_apps.mjs"), era, dashboard]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=os.environ, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "declared": {"io.modelcontextprotocol/ui": {}},
+        "told": {"watch": [None, False], "batch": ["ui://dashboard/jobs", False], "job_progress": [None, True]},
+        "page": True,
+        "meta": {"ui": {"prefersBorder": True}},
+        "jobs": [],
+    }
