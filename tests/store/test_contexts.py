@@ -57,6 +57,10 @@ def plain(one: KeptContext | None) -> Any:
     return (one.owner, one.id, one.version, dict(one.state), history, one.created, one.ends, one.until)
 
 
+def files(folder: Path) -> list[str]:
+    return [entry.name for entry in os.scandir(folder) if entry.is_file()]
+
+
 # The interface
 
 
@@ -77,8 +81,8 @@ async def test_what_was_written_is_loaded_after_it_was_closed(make_store: MakeSt
 async def test_a_later_state_takes_the_place_of_an_earlier_one(make_store: MakeStore) -> None:
     store = make_store()
     async with store.opened():
-        await store.write([kept()], [])
-        later = kept(version=8, state={"x": 1}, history=[], until=3_950_000_000.0)
+        stamps = await store.write([kept()], []) or {}
+        later = kept(version=8, state={"x": 1}, history=[], until=3_950_000_000.0, stamp=stamps.get(kept().key, 0))
         await store.write([later], [])
         assert plain(await store.load(ADA, "ctx-001")) == plain(later)
         assert await store.counts() == {ADA: 1}
@@ -124,18 +128,20 @@ async def test_memory_keeps_nothing() -> None:
 async def test_a_write_is_whole_or_nothing(tmp_path: Path) -> None:
     store = SqliteContexts(tmp_path / "contexts.db")
     async with store.opened():
-        await store.write([kept()], [])
+        stamp = (await store.write([kept()], []))[kept().key]
         assert store._database is not None
         pages = store._database.ask("PRAGMA page_count")
         store._database.ask(f"PRAGMA max_page_count = {pages + 3}")
         with pytest.raises(OSError, match="disk is full; free some space"):
-            await store.write([kept(version=8, state={"a": 1}), kept(id="large", state={"x": "x" * 100_000})], [])
+            await store.write(
+                [kept(version=8, state={"a": 1}, stamp=stamp), kept(id="large", state={"x": "x" * 100_000})], []
+            )
         with pytest.raises(OSError, match="disk is full; free some space"):
             await store.write([kept(id="large", state={"x": "x" * 100_000})], [(ADA, "ctx-001")])
         assert plain(await store.load(ADA, "ctx-001")) == plain(kept())
         assert await store.counts() == {ADA: 1}
         store._database.ask("PRAGMA max_page_count = 1000000")
-        await store.write([kept(version=8, state={"a": 1})], [])
+        await store.write([kept(version=8, state={"a": 1}, stamp=stamp)], [])
         loaded = await store.load(ADA, "ctx-001")
         assert loaded is not None
         assert loaded.version == 8
@@ -146,7 +152,8 @@ async def test_contexts_are_found_without_reading_the_others(tmp_path: Path) -> 
     async with store.opened():
         assert store._database is not None
         connection = store._database.connection
-        for statement in (contexts_sqlite._LOAD, contexts_sqlite._DELETE.format("(?, ?, ?), (?, ?, ?)")):
+        several = [each.format("(?, ?, ?), (?, ?, ?)") for each in (contexts_sqlite._DELETE, contexts_sqlite._STAMPS)]
+        for statement in (contexts_sqlite._LOAD, *several):
             plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", "x" * statement.count("?")).fetchall()
             assert any("USING INDEX" in row[3] or "USING COVERING INDEX" in row[3] for row in plan), plan
             assert not any(row[3].startswith("SCAN contexts") or row[3] == "SCAN one" for row in plan), plan
@@ -169,7 +176,10 @@ async def test_the_file_is_for_the_user_alone_and_survives_kill_and_power_loss(t
     store = SqliteContexts(path)
     async with store.opened():
         await store.write([kept()], [])
-        for name in os.listdir(tmp_path):
+        for folder, _, names in os.walk(tmp_path / "contexts.db-peers"):
+            assert os.stat(folder).st_mode & 0o777 == 0o700
+            assert len(names) == 1
+        for name in files(tmp_path):
             assert (tmp_path / name).stat().st_mode & 0o777 == 0o600, name
         assert store._database is not None
         assert store._database.ask("PRAGMA journal_mode") == "wal"
@@ -183,10 +193,11 @@ async def test_deleted_content_is_overwritten(tmp_path: Path) -> None:
     assert b"very-secret" in (tmp_path / "contexts.db").read_bytes()
     async with store.opened():
         await store.write([], [(ADA, "ctx-001")])
-    assert all(b"very-secret" not in (tmp_path / name).read_bytes() for name in os.listdir(tmp_path))
+    assert all(b"very-secret" not in (tmp_path / name).read_bytes() for name in files(tmp_path))
 
 
-async def test_one_process_uses_the_file_and_one_table_in_it(tmp_path: Path) -> None:
+async def test_a_second_store_of_one_process_is_refused(tmp_path: Path) -> None:
+    """A second descriptor of the file would cost the first one the locks of SQLite."""
     path = tmp_path / "contexts.db"
     store = SqliteContexts(path)
     async with store.opened():
@@ -195,19 +206,26 @@ async def test_one_process_uses_the_file_and_one_table_in_it(tmp_path: Path) -> 
                 async with other_store.opened():
                     pass
         await store.write([kept()], [])
-        program = (
-            "import trio\n"
-            "from trimcp.store.contexts_sqlite import SqliteContexts\n"
-            "async def main():\n"
-            f"    async with SqliteContexts({str(path)!r}).opened(): print('open')\n"
-            "trio.run(main)\n"
-        )
-        command = [sys.executable, "-c", program]
-        other = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
-        assert b"in use by another process or store" in other.stderr
-        assert other.stdout == b""
-    other = await trio.run_process(command, capture_stdout=True)
-    assert other.stdout.strip() == b"open"
+    async with SqliteContexts(path).opened():
+        pass
+
+
+async def test_a_file_of_the_first_form_is_read_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "contexts.db"
+    connection = sqlite3.connect(path)
+    connection.execute(contexts_sqlite._KIND.forms[0])
+    connection.execute("PRAGMA application_id = 0x74726D63")
+    connection.execute("PRAGMA user_version = 1")
+    connection.execute(
+        "INSERT INTO contexts VALUES ('ada', 'agent-a', 'ctx-001', 3, 1.0, 4e9, 4e9, CAST('{\"a\":1}' AS BLOB), "
+        "CAST('[]' AS BLOB))"
+    )
+    connection.commit()
+    connection.close()
+    async with open_table(SqliteContexts(path)) as table:
+        actor = await table.find(ADA, "ctx-001")
+        assert (actor.version, actor.snapshot()["a"]) == (3, 1)
+        assert (await actor.update({"b": 2})).version == 4
 
 
 @pytest.mark.parametrize("kind", ["text", "tables", "version", "form", "link"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 
 import attrs
 import pytest
+import trio
 
+from trimcp.store import database as database_module
 from trimcp.store.database import Database, FileKind
 from trimcp.support.files import UnusableFile, WrongFile
 
-KIND = FileKind("notes", 0x6E6F7465, 3, "CREATE TABLE notes (text TEXT NOT NULL)", ("synchronous = NORMAL",))
+FIRST = "CREATE TABLE notes (text TEXT NOT NULL)"
+KIND = FileKind("notes", 0x6E6F7465, (FIRST,), ("synchronous = NORMAL",))
 
 
 @asynccontextmanager
@@ -126,20 +130,41 @@ async def test_a_file_that_was_deleted_takes_nothing_more(replaced: bool, tmp_pa
             await database.change(note("y"))
 
 
-async def test_a_file_that_a_stranger_has_locked_is_waited_for_and_then_given_up(tmp_path: Path) -> None:
+async def test_a_file_that_a_stranger_has_locked_is_waited_for_and_then_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "kept.db"
+    monkeypatch.setattr(database_module, "_WAIT", 0.05)
     async with opened(path) as database:
         await database.change(note("x"))
-    stranger = sqlite3.connect(path, isolation_level=None)
-    try:
-        stranger.execute("BEGIN IMMEDIATE")
-        with pytest.raises(UnusableFile, match="database is locked; end the other program that has it open"):
-            Database(path, KIND)
-        stranger.execute("COMMIT")
-    finally:
-        stranger.close()
-    async with opened(path) as database:
-        assert await database.read(notes) == ["x"]
+        stranger = sqlite3.connect(path, isolation_level=None)
+        try:
+            stranger.execute("BEGIN IMMEDIATE")
+            with pytest.raises(UnusableFile, match="database is locked; end the other program that has it open"):
+                await database.change(note("y"))
+            assert await database.read(notes) == ["x"]  # reading goes on
+            stranger.execute("COMMIT")
+        finally:
+            stranger.close()
+        await database.change(note("z"))
+        assert await database.read(notes) == ["x", "z"]
+
+
+async def test_another_process_may_have_a_file_unless_it_is_temporary(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from trimcp.store.database import Database, FileKind\n"
+        f"kind = FileKind('notes', 0x6E6F7465, ({FIRST!r},), (), temporary=sys.argv[2] == 'temporary')\n"
+        "Database(sys.argv[1], kind).close()\n"
+    )
+    for kind, error in ((KIND, b""), (attrs.evolve(KIND, temporary=True), b"are in use by another process or store")):
+        path = tmp_path / ("temporary" if kind.temporary else "kept")
+        database = Database(path, kind)
+        command = [sys.executable, "-c", program, str(path), path.name]
+        done = await trio.run_process(command, capture_stderr=True, check=False)
+        database.close()
+        assert error in done.stderr
+        assert bool(done.stderr) is bool(error)
 
 
 async def test_a_damaged_file_is_to_be_moved_away(tmp_path: Path) -> None:
@@ -156,9 +181,9 @@ async def test_a_damaged_file_is_to_be_moved_away(tmp_path: Path) -> None:
 
 async def test_a_file_of_a_newer_version_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "kept.db"
-    async with opened(path, attrs.evolve(KIND, form=4)):
+    async with opened(path, attrs.evolve(KIND, forms=(FIRST, "CREATE TABLE more (text TEXT)"))):
         pass
     before = path.read_bytes()
-    with pytest.raises(WrongFile, match=r"a newer trimcp wrote it \(form 4; this one knows 3\); name another file"):
+    with pytest.raises(WrongFile, match=r"a newer trimcp wrote it \(form 2; this one knows 1\); name another file"):
         Database(path, KIND)
     assert path.read_bytes() == before

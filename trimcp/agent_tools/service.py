@@ -226,7 +226,7 @@ class AgentRun:
         """Return a call that is under way, or None: in a context of this caller, or without one on this connection."""
         if context_id is None:
             return self.calls.find(caller.account, (id(session), request_id))
-        context = self.contexts.get(caller.owner, context_id)
+        context = self.contexts.get(caller.owner, context_id, as_it_is=True)
         found = None if context is None else context.calls.get(request_id)
         return found if isinstance(found, AgentCall) else None
 

@@ -1,8 +1,8 @@
 """Where contexts are kept beside the memory of the process: the interface, and the store that keeps nothing.
 
-A context that is in use is an actor in the memory of one process (`actor`), which alone changes it. A store is asked
-for a context when it is not in memory, is told each new state, and is told when one has ended. So a store needs no
-locks and no queries; whoever runs several processes over one store sends an owner's requests to one process.
+A context that is in use is an actor in the memory of a process (`actor`). A store is asked for a context when it is not
+in memory, is told each new state, and is told when one has ended. So a store needs no locks and no queries. Several
+processes may use a store that is `shared`; over another one, an owner's requests have to reach one process.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import attrs
+import trio
 
 Owner: TypeAlias = tuple[str, str]
 """Whose a context or a registered tool is: the principal's id ("" without one), and the agent's."""
@@ -34,6 +35,7 @@ class KeptContext:
         created: when it was made.
         ends: when its lifetime is over, whatever happens.
         until: when the store may forget it: later than it can be in use without another save, at most `ends`.
+        stamp: of the write that this state builds on, for a store that is shared; 0 for a new context.
     """
 
     owner: Owner
@@ -44,6 +46,7 @@ class KeptContext:
     created: float
     ends: float
     until: float
+    stamp: int = 0
 
     @property
     def key(self) -> ContextKey:
@@ -60,9 +63,12 @@ class ContextStore(ABC):
 
     Attributes:
         durable: whether contexts outlive the process. If not, the table calls none of the methods below `opened`.
+        shared: whether several processes use it at once. Only then `write` compares stamps, and the methods below
+            `expire` are called.
     """
 
     durable: bool = True
+    shared: bool = False
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -89,10 +95,15 @@ class ContextStore(ABC):
         """
 
     @abstractmethod
-    async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
+    async def write(
+        self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]
+    ) -> Mapping[ContextKey, int] | None:
         """Keep these contexts, in place of what was kept of them, and forget those: all of it, or nothing.
 
         A key that is deleted may not be there. No context is in both.
+
+        A store that is shared deletes first, and a context may be in both then. It keeps only contexts that have the
+        stamp that they build on, gives each a new one, which is larger, and returns these.
 
         Raises:
             Exception: nothing was written. Updates that waited for it fail, and the states in memory go back to what
@@ -105,6 +116,30 @@ class ContextStore(ABC):
 
         A store that forgets by itself returns the keys that it forgot since the last call.
         """
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other process uses the store now."""
+        return True
+
+    @property
+    def told(self) -> bool:
+        """Whether another process may have changed something since `changed` was called last.
+
+        It is true before the other process learns that its change is kept. Must not wait.
+        """
+        return False
+
+    async def wait_told(self) -> None:
+        """Wait until `told` is true."""
+        await trio.sleep_forever()
+
+    async def changed(self) -> Mapping[ContextKey, int] | None:
+        """Return the contexts that were written or deleted since the last call, with their latest stamps.
+
+        None if that is not known any more: it may be each of them. Changes of this process may be among them.
+        """
+        return {}
 
 
 class MemoryContexts(ContextStore):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -12,31 +13,45 @@ import trio
 
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 from trimcp.store.database import Database, FileKind
+from trimcp.store.peers import FilePeers
 from trimcp.wire.jsonrpc import encode, parse_value
 
 _KIND: Final = FileKind(
     "contexts",
     mark=0x74726D63,  # "trmc"
-    form=1,
     # The texts come last: what comes before them is found without reading them. So `until` needs no index, which each
     # save would change.
-    tables="CREATE TABLE contexts (principal TEXT NOT NULL, agent TEXT NOT NULL, id TEXT NOT NULL, "
-    "version INTEGER NOT NULL, created REAL NOT NULL, ends REAL NOT NULL, until REAL NOT NULL, "
-    "state BLOB NOT NULL, history BLOB NOT NULL, UNIQUE (principal, agent, id))",
+    forms=(
+        "CREATE TABLE contexts (principal TEXT NOT NULL, agent TEXT NOT NULL, id TEXT NOT NULL, "
+        "version INTEGER NOT NULL, created REAL NOT NULL, ends REAL NOT NULL, until REAL NOT NULL, "
+        "state BLOB NOT NULL, history BLOB NOT NULL, UNIQUE (principal, agent, id))",
+        "ALTER TABLE contexts ADD COLUMN stamp INTEGER NOT NULL DEFAULT 1;"
+        # Numbers are not used again: a stamp is the number of the latest change.
+        "CREATE TABLE changes (stamp INTEGER PRIMARY KEY AUTOINCREMENT, principal TEXT, agent TEXT, id TEXT)",
+    ),
     pragmas=("synchronous = FULL", "secure_delete = ON", "journal_size_limit = 16777216"),
 )
+_REMEMBERED: Final = 10_000  # changes
 _AT_ONCE: Final = 500  # contexts forgotten in one transaction
 _SIZES: Final = (64, 8, 1)  # rows in one statement; below the 999 values that old versions of SQLite allow
 
 _LOAD: Final = (
-    "SELECT version, created, ends, until, state, history FROM contexts WHERE principal = ? AND agent = ? AND id = ?"
+    "SELECT version, created, ends, until, state, history, stamp FROM contexts "
+    "WHERE principal = ? AND agent = ? AND id = ?"
 )
 _SAVE: Final = (
-    "INSERT INTO contexts (principal, agent, id, version, created, ends, until, state, history) VALUES {} "
+    "INSERT INTO contexts (principal, agent, id, version, created, ends, until, state, history, stamp) VALUES {} "
     "ON CONFLICT (principal, agent, id) DO UPDATE SET version = excluded.version, created = excluded.created, "
-    "ends = excluded.ends, until = excluded.until, state = excluded.state, history = excluded.history"
+    "ends = excluded.ends, until = excluded.until, state = excluded.state, history = excluded.history, "
+    "stamp = excluded.stamp"
 )
+_CHANGED: Final = "INSERT INTO changes (stamp, principal, agent, id) VALUES {}"
+_NEWEST: Final = "SELECT seq FROM sqlite_sequence WHERE name = 'changes'"
 # Joined rather than compared as rows, for which SQLite would read the whole table.
+_STAMPS: Final = (
+    "SELECT one.principal, one.agent, one.id, one.stamp FROM (VALUES {}) AS named CROSS JOIN contexts AS one "
+    "ON one.principal = named.column1 AND one.agent = named.column2 AND one.id = named.column3"
+)
 _DELETE: Final = (
     "DELETE FROM contexts WHERE rowid IN (SELECT one.rowid FROM (VALUES {}) AS ended CROSS JOIN contexts AS one "
     "ON one.principal = ended.column1 AND one.agent = ended.column2 AND one.id = ended.column3)"
@@ -47,7 +62,7 @@ T = TypeVar("T")
 
 @attrs.define(eq=False)
 class SqliteContexts(ContextStore):
-    """Contexts in a file, for one process.
+    """Contexts in a file, for the processes of one machine.
 
     A commit waits for the disk (write-ahead log, `synchronous=FULL`), and one commit has all updates that arrived
     during the last one. So an update takes as long as the disk needs, a few milliseconds, and thousands per second do
@@ -57,11 +72,14 @@ class SqliteContexts(ContextStore):
     Content of contexts that have ended is overwritten.
 
     Args:
-        path: the file; made if it does not exist. Each process needs its own.
+        path: the file; made if it does not exist. Several processes of one machine may use it at once.
     """
 
     path: Path = attrs.field(converter=Path)
+    shared: bool = attrs.field(init=False, default=_KIND.shared)
     _database: Database | None = attrs.field(init=False, default=None)
+    _peers: FilePeers | None = attrs.field(init=False, default=None)
+    _seen: int = attrs.field(init=False, default=0)  # the latest change that `changed` has returned
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -73,9 +91,15 @@ class SqliteContexts(ContextStore):
         """
         self._database = database = await trio.to_thread.run_sync(Database, self.path, _KIND)
         try:
+            if self.shared:
+                self._peers = FilePeers(self.path)
+                self._seen, _ = await database.read(lambda database: _changed(database, 0))
             yield
         finally:
             self._database = None
+            if self._peers is not None:
+                self._peers.close()
+                self._peers = None
             # A thread that has the file cannot be given up: its lock would stay until the process ends.
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(database.close)
@@ -95,11 +119,40 @@ class SqliteContexts(ContextStore):
     async def load(self, owner: Owner, id: str) -> KeptContext | None:
         return await self._open.read(lambda database: _load(database, owner, id))
 
-    async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
-        await self._open.change(lambda database: _write(database, kept, deleted))
+    async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> Mapping[ContextKey, int]:
+        stamps = await self._open.change(lambda database: _write(database, kept, deleted))
+        self._wake()
+        return {one.key: stamp for one, stamp in zip(kept, stamps, strict=True) if stamp}
 
     async def expire(self, now: float) -> Sequence[ContextKey]:
-        return await self._open.change(lambda database: _expire(database, now))
+        keys = await self._open.change(lambda database: _expire(database, now))
+        if keys:
+            self._wake()
+        return keys
+
+    def _wake(self) -> None:
+        if self._peers is not None:
+            self._peers.wake()
+
+    @property
+    def alone(self) -> bool:
+        return self._peers is None or self._peers.alone
+
+    @property
+    def told(self) -> bool:
+        return self._peers is not None and self._peers.woken
+
+    async def wait_told(self) -> None:
+        if self._peers is None:
+            await trio.sleep_forever()
+        else:
+            await self._peers.wait()
+
+    async def changed(self) -> Mapping[ContextKey, int] | None:
+        if self._peers is not None:
+            self._peers.clear()
+        self._seen, keys = await self._open.read(lambda database: _changed(database, self._seen))
+        return keys
 
 
 def _counts(database: Database) -> dict[Owner, int]:
@@ -116,14 +169,22 @@ def _load(database: Database, owner: Owner, id: str) -> KeptContext | None:
     row = database.connection.execute(_LOAD, (*owner, id)).fetchone()
     if row is None:
         return None
-    version, created, ends, until, state, history = row
-    if type(version) is not int or not all(type(time) is float for time in (created, ends, until)):
+    version, created, ends, until, state, history, stamp = row
+    if not type(version) is type(stamp) is int or not all(type(time) is float for time in (created, ends, until)):
         raise ValueError("a row holds what was not written there")
     entries = [encode(entry) for entry in _read(history, list)]
-    return KeptContext(owner, id, version, _read(state, dict), entries, created, ends, until)
+    return KeptContext(owner, id, version, _read(state, dict), entries, created, ends, until, stamp)
 
 
-def _write(database: Database, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> None:
+def _write(database: Database, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> list[int]:
+    """Return the stamp of each, or 0 where another process has changed it."""
+    _with_values(database, _DELETE, [(*owner, id) for owner, id in deleted])
+    _note(database, deleted)
+    found = _with_values(database, _STAMPS, [(*one.owner, one.id) for one in kept])
+    now = {((principal, agent), id): stamp for principal, agent, id, stamp in found}
+    same = [now.get(one.key, 0) == one.stamp for one in kept]
+    stamps = _note(database, [one.key for one, may in zip(kept, same, strict=True) if may])
+    given = [next(stamps) if may else 0 for may in same]
     rows = [
         (
             *one.owner,
@@ -134,26 +195,46 @@ def _write(database: Database, kept: Sequence[KeptContext], deleted: Sequence[Co
             one.until,
             encode(dict(one.state)),
             b"[%b]" % b",".join(one.history),
+            stamp,
         )
-        for one in kept
+        for one, stamp in zip(kept, given, strict=True)
+        if stamp
     ]
     _with_values(database, _SAVE, rows)
-    _with_values(database, _DELETE, [(*owner, id) for owner, id in deleted])
+    return given
 
 
-def _with_values(database: Database, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-    """Execute a statement for many rows, with several in each.
+def _note(database: Database, keys: Sequence[ContextKey]) -> Iterator[int]:
+    """Have other processes find that these contexts were changed, and return the stamps of that."""
+    first = (database.ask(_NEWEST) or 1) + 1
+    _with_values(database, _CHANGED, [(stamp, *owner, id) for stamp, (owner, id) in enumerate(keys, first)])
+    return count(first)
+
+
+def _changed(database: Database, after: int) -> tuple[int, dict[ContextKey, int] | None]:
+    newest = database.ask(_NEWEST) or 0
+    if newest - after > _REMEMBERED:
+        return newest, None
+    rows = database.connection.execute(
+        "SELECT principal, agent, id, stamp FROM changes WHERE stamp > ? AND stamp <= ? ORDER BY stamp", (after, newest)
+    )
+    return newest, {((principal, agent), id): stamp for principal, agent, id, stamp in rows}
+
+
+def _with_values(database: Database, statement: str, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Execute a statement for many rows, with several in each, and return what it finds.
 
     Between two statements Python's lock is released and taken again, for which a busy event loop lets the thread wait
     up to 5 ms.
     """
-    done = 0
+    done, found = 0, list[tuple[Any, ...]]()
     for size in _SIZES:
         while len(rows) - done >= size:
             some = rows[done : done + size]
             values = ", ".join([f"({', '.join('?' * len(some[0]))})"] * size)
-            database.connection.execute(statement.format(values), [value for row in some for value in row])
+            found += database.connection.execute(statement.format(values), [value for row in some for value in row])
             done += size
+    return found
 
 
 def _expire(database: Database, now: float) -> list[ContextKey]:
@@ -161,7 +242,10 @@ def _expire(database: Database, now: float) -> list[ContextKey]:
         "SELECT rowid, principal, agent, id FROM contexts WHERE until < ? LIMIT ?", (now, _AT_ONCE)
     ).fetchall()
     database.connection.executemany("DELETE FROM contexts WHERE rowid = ?", [(row[0],) for row in rows])
-    return [((principal, agent), id) for _, principal, agent, id in rows]
+    keys = [((principal, agent), id) for _, principal, agent, id in rows]
+    _note(database, keys)
+    database.ask("DELETE FROM changes WHERE stamp <= ?", (database.ask(_NEWEST) or 0) - _REMEMBERED)
+    return keys
 
 
 def _read(text: bytes, kind: type[T]) -> T:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
@@ -26,10 +26,22 @@ class FileKind:
 
     what: str  # it keeps, such as "contexts"
     mark: int  # `application_id` of such a file
-    form: int  # `user_version`: a file with a newer one is refused
-    tables: str  # the statement that makes them in an empty file
+    forms: tuple[str, ...]  # statements, each of which leads to the next form of the tables (`user_version`)
     pragmas: tuple[str, ...]
     temporary: bool = False  # emptied when it is opened, removed when it is closed
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes may use one file at once."""
+        return not self.temporary and os.name == "posix"
+
+
+_WAIT: Final = 5.0  # seconds that a process waits for another's transaction
+_used: Final[set[tuple[int, int]]] = set()  # device and number of the files that this process has open
+
+
+def _place_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 @attrs.define(eq=False)
@@ -50,6 +62,7 @@ class Database:
     _turns: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(1))
     _error: type[Exception] = attrs.field(init=False)
     _lock: int = attrs.field(init=False)
+    _place: tuple[int, int] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # Not imported at the top: some builds of Python lack it, and most servers do not need it.
@@ -57,26 +70,39 @@ class Database:
 
         self._error = sqlite3.Error
         self._lock = self._claim()
+        self._place = _place_of(os.fstat(self._lock))
+        _used.add(self._place)
         try:
             with self.faults():
-                self.connection = sqlite3.connect(self.path, timeout=0, check_same_thread=False, isolation_level=None)
+                self.connection = sqlite3.connect(
+                    self.path, timeout=_WAIT, check_same_thread=False, isolation_level=None
+                )
                 try:
                     self._prepare()
                 except BaseException:  # an interrupt too: the connection has the file open
                     self.connection.close()
                     raise
         except BaseException:  # an interrupt too: the file would stay claimed
-            os.close(self._lock)
+            self._give_up()
             raise
 
     def _claim(self) -> int:
-        """Open or make the file for this store alone; return a descriptor that holds the lock until it is closed."""
-        what, name = self.kind.what, repr(str(self.path))
+        """Open or make the file; return a descriptor that holds the lock until it is closed."""
+        what, name, wrong = self.kind.what, repr(str(self.path)), self._wrong("it is no such database")
         busy = f"the {what} in {name} are in use by another process or store; each needs a file of its own"
-        descriptor = claim_file(self.path, fits=self._fits, wrong=self._wrong("it is no such database"), busy=busy)
+        if self._find() in _used:
+            raise UnusableFile(busy)  # a second descriptor would cost the first one its locks
+        descriptor = claim_file(self.path, fits=self._fits, wrong=wrong, busy=busy, shared=self.kind.shared)
         if self.kind.temporary:
             os.ftruncate(descriptor, 0)  # SQLite discards the log beside an empty file
         return descriptor
+
+    def _find(self) -> tuple[int, int] | None:
+        """Return which file the path names now."""
+        try:
+            return _place_of(os.stat(self.path))
+        except (OSError, ValueError):
+            return None
 
     def _fits(self, head: bytes) -> bool:
         """Whether a file that begins like this is empty or may be ours; what others wrote is never emptied."""
@@ -89,18 +115,21 @@ class Database:
 
     def _prepare(self) -> None:
         kind = self.kind
-        self.ask("PRAGMA locking_mode = EXCLUSIVE")  # no other process reads it
+        if not kind.shared:
+            self.ask("PRAGMA locking_mode = EXCLUSIVE")
         mark, form = self.ask("PRAGMA application_id"), self.ask("PRAGMA user_version")
         if mark != kind.mark and (mark or form or self.ask("SELECT count(*) FROM sqlite_master")):
             raise WrongFile(self._wrong("it is a database of another program"))
-        if form not in (0, kind.form):
-            raise WrongFile(self._wrong(f"a newer trimcp wrote it (form {form}; this one knows {kind.form})"))
+        if form > len(kind.forms):
+            raise WrongFile(self._wrong(f"a newer trimcp wrote it (form {form}; this one knows {len(kind.forms)})"))
         for pragma in ("journal_mode = WAL", *kind.pragmas):
             self.ask(f"PRAGMA {pragma}")
-        if not form:
-            with self.transaction():
-                self.ask(kind.tables)
-                self.ask(f"PRAGMA user_version = {kind.form}")
+        if form < len(kind.forms):
+            with self.transaction():  # in which another process may have been before
+                for statement in kind.forms[self.ask("PRAGMA user_version") :]:
+                    for part in statement.split(";"):
+                        self.ask(part)
+                self.ask(f"PRAGMA user_version = {len(kind.forms)}")
                 self.ask(f"PRAGMA application_id = {kind.mark}")
 
     def ask(self, statement: str, *values: object) -> Any:
@@ -167,11 +196,7 @@ class Database:
 
     def _check_there(self) -> None:
         """Raise UnusableFile if the path names this file no more: what is written to it now is lost with it."""
-        try:
-            same = os.path.samestat(os.stat(self.path), os.fstat(self._lock))
-        except OSError:
-            same = False
-        if not same:
+        if self._find() != self._place:
             raise UnusableFile(f"{str(self.path)!r} was moved, replaced or deleted while it was in use; start again")
 
     def close(self) -> None:
@@ -183,4 +208,8 @@ class Database:
                 for path in (Path(f"{self.path}-wal"), self.path):
                     path.unlink(missing_ok=True)
         finally:
-            os.close(self._lock)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        os.close(self._lock)
+        _used.discard(self._place)

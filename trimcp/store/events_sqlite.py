@@ -20,8 +20,7 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 _KIND: Final = FileKind(
     "events",
     mark=0x7472696D,  # "trim"
-    form=1,
-    tables="CREATE TABLE events (row INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    forms=("CREATE TABLE events (row INTEGER PRIMARY KEY, data BLOB NOT NULL)",),
     # After a crash of the machine its contents are of no use.
     pragmas=("synchronous = OFF", "journal_size_limit = 1048576", "cache_size = -256"),
     temporary=True,

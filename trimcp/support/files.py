@@ -109,8 +109,10 @@ def _warn(path: Path, status: os.stat_result) -> None:
         _log.warning("the secrets in %s belong to another user, who can read and change them", path)
 
 
-def claim_file(path: Path, *, fits: Callable[[bytes], bool], wrong: str, busy: str) -> int:
+def claim_file(path: Path, *, fits: Callable[[bytes], bool], wrong: str, busy: str, shared: bool = False) -> int:
     """Open a file for this process alone, making it if need be; return a descriptor that holds the lock.
+
+    With `shared` others may have it that claim it so, too.
 
     Whoever closes the descriptor gives the file up. It becomes its owner's alone (0600).
 
@@ -131,7 +133,7 @@ def claim_file(path: Path, *, fits: Callable[[bytes], bool], wrong: str, busy: s
         except ImportError:  # Windows, where a file that another process has open cannot be replaced anyway
             pass
         else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         if not fits(os.read(descriptor, 100)):
             raise WrongFile(wrong)
         if os.name == "posix":

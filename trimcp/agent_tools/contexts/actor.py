@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeAlias
@@ -16,12 +17,14 @@ from typing import Any, Final, Protocol, TypeAlias
 import attrs
 import trio
 
+from trimcp.agent_tools.contexts.merging import StateSize
 from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, ContextLimits, StoredState
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
+from trimcp.store.contexts import KeptContext
 from trimcp.support.nurseries import named
 from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.state.deadlines import Deadline, Deadlines
@@ -71,6 +74,7 @@ class ContextActor(StoredState):
     calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
     fresh: bool = attrs.field(init=False, default=True)
     _used: float = attrs.field(init=False, factory=trio.current_time)
+    _used_elsewhere: float = attrs.field(init=False, default=-math.inf)
     _deadline: Deadline = attrs.field(init=False)
     _scopes: set[trio.CancelScope] | None = attrs.field(init=False, default=None)
     _clean_ups: list[CleanUp] | None = attrs.field(init=False, default=None)
@@ -138,6 +142,11 @@ class ContextActor(StoredState):
         if not self._states.durable and not self._states.updates % _UPDATES_PER_CHECKPOINT:
             await trio.lowlevel.cancel_shielded_checkpoint()
         return await applied.stored()
+
+    def build_on(self, kept: KeptContext, size: StateSize) -> None:
+        """See `StoredState.build_on`: another process has used it."""
+        super().build_on(kept, size)
+        self._used_elsewhere = trio.current_time()
 
     # Calls
 
@@ -272,8 +281,15 @@ class ContextActor(StoredState):
             self._deadline.set(self.deadline - now)
             if self._states.durable:
                 self._states.save(self)  # the store learns that it is in use
+        elif self._ends > now and self._may_be_used_elsewhere(now):
+            self._deadline.set(min(self._shared.limits.idle / 2, self._ends - now))
         else:
             self._shared.end(self, "its lifetime is over" if self._ends <= now else "it was not used for too long")
+
+    def _may_be_used_elsewhere(self, now: float) -> bool:
+        """Whether another process has used it, or may have: it tells of that at least once in the idle time."""
+        times = 1 if self._states.store.alone else 2
+        return max(self._used, self._used_elsewhere) + times * self._shared.limits.idle > now
 
     def stop(self, reason: str, last: ContextEvent | None) -> None:
         """Take nothing more: cancel the calls and tasks, end the watchers. What follows is the table's.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Container
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Mapping
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -31,6 +31,10 @@ class Saver:
     """One task that writes to a store; while it writes, what changes waits for the next write, most of it together."""
 
     _store: ContextStore
+    # called with a context that another process has changed since it was read here
+    _renew: Callable[[Any], Awaitable[object]]
+    # held from a write's beginning until its end is noted
+    turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     writes: int = attrs.field(init=False, default=0)  # number of writes so far
     _changed: dict[StoredState, None] = attrs.field(init=False, factory=dict)
     _deleted: dict[ContextKey, trio.Event] = attrs.field(init=False, factory=dict)
@@ -72,7 +76,8 @@ class Saver:
                         if self._closing:
                             return
                         await self._waiting.park()
-                    await self._write()
+                    async with self.turn:
+                        await self._write()
         finally:
             self._done.set()
             for context in self._changed:
@@ -101,10 +106,15 @@ class Saver:
         self._wanted = False
         deleted, self._deleted = self._deleted, {}
         kept = [context.to_store() for context in changed]
+        recorded = [context.recorded for context in changed]
         # A context that is made again under the id of one that was deleted: the new one takes its row.
         made_again = {one.key for one in kept}
+        stamps: Mapping[ContextKey, int] = dict.fromkeys(made_again, 0)
         try:
-            await self._store.write(kept, [key for key in deleted if key not in made_again])
+            if self._store.shared:
+                stamps = await self._store.write(kept, list(deleted)) or {}
+            else:
+                await self._store.write(kept, [key for key in deleted if key not in made_again])
         except BaseException as error:  # whatever the store raises, or the end
             for context in (*changed, *rest):
                 if context.note_failed():
@@ -123,10 +133,23 @@ class Saver:
         if self._failing:
             self._failing = False
             log.warning("the store of contexts works again")
-        for context, one in zip(changed, kept, strict=True):
-            context.note_stored(one)
         for event in deleted.values():
             event.set()
+        changed_elsewhere = []
+        for context, one, calls in zip(changed, kept, recorded, strict=True):
+            stamp = stamps.get(one.key)
+            if stamp is not None:
+                context.note_stored(one, stamp, calls)
+            else:
+                changed_elsewhere.append(context)
+                self.save(context)
+        for context in changed_elsewhere:
+            try:
+                await self._renew(context)
+            except errors.AgentToolsError:  # the store cannot be read
+                context.note_failed()
+            if context.ended is not None and not context.waits:
+                self._changed.pop(context, None)
 
     def _failed(self, error: Exception) -> None:
         if not self._failing:  # logged once: a full disk fails every write, and the log is often on the same disk
@@ -151,9 +174,10 @@ class UnloadedContexts:
         self._reads = trio.Semaphore(_READS)
         self._unreadable = False
 
-    async def count(self) -> None:
-        """Ask the store how many there are."""
-        self.counts = {owner: count for owner, count in (await self._store.counts()).items() if count}
+    async def count(self, loaded: Callable[[Owner], int] = lambda owner: 0) -> None:
+        """Ask the store how many there are; `loaded` returns how many of an owner's are in memory."""
+        found = await self._store.counts()
+        self.counts = {owner: count - loaded(owner) for owner, count in found.items() if count > loaded(owner)}
 
     def count_out(self, owner: Owner) -> None:
         """Note that one of an owner's is in memory now, or gone."""
@@ -179,6 +203,10 @@ class UnloadedContexts:
             kept = await self._store.load(owner, id)
         return None if kept is None or min(kept.until, kept.ends) <= time.time() else kept
 
+    def may_have(self, owner: Owner) -> bool:
+        """Whether the store may have contexts of an owner that are not in memory."""
+        return self._store.shared or owner in self.counts
+
     async def of_session(self, owner: Owner, session: str, account: str, known: Container[str]) -> list[str]:
         """Return the ids of an owner's contexts that belong to a session, but for those that are `known`.
 
@@ -197,7 +225,7 @@ class UnloadedContexts:
     async def _turn(self, account: str) -> AsyncIterator[None]:
         """Let the block read from the store once it is this account's turn: it reads one thing at a time.
 
-        Raises an AgentToolsError for whatever the block raises, which is logged once, as failed writes are.
+        Raises as `reading`.
         """
         turns = self.readers.get(account)
         if turns is None:
@@ -206,25 +234,33 @@ class UnloadedContexts:
             async with turns, self._reads:
                 if not self.open:
                     raise errors.draining()
-                try:
+                async with self.reading():
                     yield
-                except Exception as error:  # whatever the store raises
-                    if not self._unreadable:
-                        self._unreadable = True
-                        log_crash(log, error, "the store of contexts cannot be read")
-                    raise errors.AgentToolsError("the service could not read the context") from error
-                self._unreadable = False
         finally:
             if not turns.locked():
                 self.readers.pop(account, None)
 
-    async def sweep(self, forgotten: Callable[[Owner, str], object]) -> None:
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Raise an AgentToolsError for whatever the block raises, which is logged once, as failed writes are."""
+        try:
+            yield
+        except Exception as error:  # whatever the store raises
+            if not self._unreadable:
+                self._unreadable = True
+                log_crash(log, error, "the store of contexts cannot be read")
+            raise errors.AgentToolsError("the service could not read the context") from error
+        self._unreadable = False
+
+    async def sweep(self, forgotten: Callable[[Owner, str], object], loaded: Callable[[Owner], int]) -> None:
         """Have the store forget what nobody used for too long; call a function with each that it forgot."""
         while True:
             try:
                 while ended := await self._store.expire(time.time()):
                     for owner, id in ended:
                         forgotten(owner, id)
+                if self._store.shared:
+                    await self.count(loaded)
             except Exception as error:  # whatever the store raises
                 log_crash(log, error, "the store of contexts could not forget old ones")
             await trio.sleep(_SWEEP)

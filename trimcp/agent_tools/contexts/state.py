@@ -24,7 +24,7 @@ from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.budget import MemoryAccount, owner_of
 from trimcp.session.agent_context import ContextEvent
-from trimcp.store.contexts import ContextKey, KeptContext
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
 from trimcp.support.bounds import checked
 from trimcp.support.slotted import valued
 
@@ -143,6 +143,8 @@ class Applied:
         size: of the state that it leads to. With a store it keeps no state: that with all of them is the newest.
         patch: the size of the patch.
         memory: bytes counted for it while it waits for the store.
+        wanted: the version that it was to change; None for any.
+        creates: whether it is the first writing of a context that nobody else may have.
     """
 
     updates: Mapping[str, Any]
@@ -150,6 +152,8 @@ class Applied:
     size: StateSize
     patch: StateSize
     memory: int = 0
+    wanted: int | None = None
+    creates: bool = False
     _tried: trio.Event | None = attrs.field(init=False, default=None)  # None without a store to wait for
     _error: errors.AgentToolsError | None = attrs.field(init=False, default=None)
 
@@ -178,10 +182,14 @@ class StatesShared:
 
     limits: ContextLimits
     bounds: StateBounds  # of a state
-    durable: bool  # whether a store keeps them, so that an update has to wait for it
+    store: ContextStore
     save: Callable[[StoredState], object]  # has the store write one soon
+    durable: bool = attrs.field(init=False)  # whether the store keeps them, so that an update has to wait for it
     updates: int = attrs.field(init=False, default=0)  # how many updates were applied
     replaced: int = attrs.field(init=False, default=0)  # updates that slow watchers got as part of a whole state
+
+    def __attrs_post_init__(self) -> None:
+        self.durable = self.store.durable
 
 
 @attrs.define(eq=False, repr=False)
@@ -206,6 +214,8 @@ class StoredState:
     answers: GivenAnswers | None = attrs.field(init=False, default=None)
     ended: str | None = attrs.field(init=False, default=None)  # why it has ended, or None while it lives
     _kept_on: bool = attrs.field(init=False, default=False)  # it ended here, and goes on in the store
+    stamp: int = attrs.field(init=False, default=0)  # of what it is in a shared store, as far as that is known here
+    recorded: int = attrs.field(init=False, default=0)  # calls in the history that the store does not have yet
     _held: int = attrs.field(init=False, default=0)
     _unsaved: deque[Applied] | None = attrs.field(init=False, default=None)
     _newest: dict[str, Any] | None = attrs.field(init=False, default=None)  # the state with all of these
@@ -280,7 +290,7 @@ class StoredState:
             raise errors.TooMuch(f"{len(self._unsaved):,} updates of the context wait for the store", retry_after=1)
         state = self._state if self._newest is None else self._newest
         value, size, patch = patched(state, before, updates, shared.bounds)
-        applied = Applied(updates, newest + 1, size, patch)
+        applied = Applied(updates, newest + 1, size, patch, wanted=version)
         growth = size.size - before.size + OF_MEMBER * (size.members - before.members)
         if not shared.durable:
             self._hold_more(growth)
@@ -343,6 +353,7 @@ class StoredState:
             history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
             grown += history.held - before
             if self._states.durable:
+                self.recorded += 1
                 self._states.save(self)
         self.hold(grown)
 
@@ -355,10 +366,10 @@ class StoredState:
     # For the store
 
     async def save(self) -> None:
-        """Wait until the store has the context as it is. Raises AgentToolsError: the store failed."""
+        """Wait until the store has this new context. Raises NameTaken, or AgentToolsError if the store failed."""
         self._waiting += _OF_UNSAVED
         self.hold(_OF_UNSAVED)
-        now = Applied({}, self.newest_version, self._newest_size, StateSize(), _OF_UNSAVED)
+        now = Applied({}, self.newest_version, self._newest_size, StateSize(), _OF_UNSAVED, creates=True)
         self._store(now)
         await now.stored()
 
@@ -379,13 +390,20 @@ class StoredState:
         state = self._state if self._newest is None else self._newest
         now, trio_now = time.time(), trio.current_time()
         ends = now + self._ends - trio_now
-        # It is saved again before half of that is over: its deadline comes after `idle` seconds at the latest.
-        until = min(ends, now + 2 * self._states.limits.idle)
+        # It is saved again before half of that is over: its deadline comes after `idle` seconds at the latest, with
+        # other processes after twice as many.
+        until = min(ends, now + (2 if self._states.store.alone else 3) * self._states.limits.idle)
         history = () if self._history is None else tuple(self._history.entries)
-        return KeptContext(self.owner, self.id, self.newest_version, state, history, self.created, ends, until)
+        version, created = self.newest_version, self.created
+        return KeptContext(self.owner, self.id, version, state, history, created, ends, until, self.stamp)
 
-    def note_stored(self, one: KeptContext) -> None:
-        """Make the updates up to this version the state: the store has them. Never raises."""
+    def note_stored(self, one: KeptContext, stamp: int, recorded: int) -> None:
+        """Make the updates up to this version the state: the store has them, with this stamp. Never raises.
+
+        `recorded` says how many calls were in the history by then that the store did not have.
+        """
+        self.stamp = stamp
+        self.recorded -= recorded
         unsaved = self._unsaved
         if not unsaved:
             return
@@ -406,6 +424,45 @@ class StoredState:
         """Forget the updates that the store does not have: it failed. Return whether to write the context again."""
         self._fail_unsaved(lambda: errors.AgentToolsError("the service could not keep the update; nothing was changed"))
         return self.ended is None
+
+    @property
+    def waits(self) -> bool:
+        """Whether updates wait for the store."""
+        return bool(self._unsaved)
+
+    def build_on(self, kept: KeptContext, size: StateSize) -> None:
+        """Become what another process made of it, with what the store does not have yet on top of that.
+
+        An update that named a version is refused if it would change another one now.
+        """
+        unsaved, newest, limits, before = self._unsaved, self._newest_size, self._states.limits, self._history
+        self._none_waits()
+        self.hold(memory_of(size) - memory_of(newest))
+        self._state, self._size, self.version, self.stamp = dict(kept.state), size, kept.version, kept.stamp
+        self.created, self._ends = kept.created, trio.current_time() + kept.ends - time.time()
+        self._history = history = ToolHistory(kept.history)
+        if before is not None:
+            for entry in before.entries[len(before.entries) - self.recorded :]:
+                history.add(entry, limits.history, limits.max_history)
+        self.hold(history.held - (0 if before is None else before.held))
+        for watch in self._watches or ():
+            watch.start_over()
+        for update in unsaved or ():
+            self._apply_again(update)
+        if self.recorded and not self._unsaved:
+            self._states.save(self)
+
+    def _apply_again(self, update: Applied) -> None:
+        try:
+            if update.creates:
+                raise errors.NameTaken("there is a context with this id")
+            again = self.apply(update.updates, update.wanted, of_server=True)
+        except errors.AgentToolsError as error:
+            update.finish(error)
+        else:
+            update.version, update.size, update.memory = again.version, again.size, again.memory
+            assert self._unsaved is not None
+            self._unsaved[-1] = update
 
     def _none_waits(self) -> None:
         self._unsaved = self._newest = None

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -19,8 +20,9 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.actor import ContextActor, ContextsShared
 from trimcp.agent_tools.contexts.history import ToolHistory
-from trimcp.agent_tools.contexts.merging import MAX_DEPTH, StateBounds, StateSize, size_of
+from trimcp.agent_tools.contexts.merging import StateBounds, StateSize
 from trimcp.agent_tools.contexts.saving import Saver, UnloadedContexts
+from trimcp.agent_tools.contexts.sharing import SharedContexts, size_of_stored
 from trimcp.agent_tools.contexts.state import (
     ContextLimits,
     ContextShare,
@@ -147,6 +149,10 @@ class LiveContexts:
         contexts = self.by_owner.get(owner)
         return None if contexts is None else contexts.get(id)
 
+    def count_of(self, owner: Owner) -> int:
+        """Return how many an owner has."""
+        return len(self.by_owner.get(owner, ()))
+
     def make_room(self, owner: Owner, key: ShareKey, stored: Mapping[Owner, int]) -> ContextActor | None:
         """Return the context that has to end for a newcomer's, or None if there is room.
 
@@ -181,10 +187,11 @@ class LiveContexts:
         """Add a context, to be found by its owner and id. Raises TooMuch if there is no memory for it."""
         memory = _EACH + memory_of(size) + (0 if history is None else history.held)
         share = self._share(key, memory)
-        of = (owner, id, self._states, share, state, size, ends, created, version, history, self.shared)
-        actor = ContextActor(*of)
+        contexts = self.by_owner.setdefault(owner, {})
+        owner = next((other.owner for other in contexts.values()), owner)  # one object for all of them
+        actor = ContextActor(owner, id, self._states, share, state, size, ends, created, version, history, self.shared)
         actor.hold(memory)
-        self.by_owner.setdefault(owner, {})[id] = actor
+        contexts[id] = actor
         share.live += 1
         self.shares.add(actor)
         self._count += 1
@@ -282,11 +289,14 @@ class ContextTable:
         self.durable: bool = store.durable
         self._store = store
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
-        self._saver = Saver(store)
-        self._states = StatesShared(limits, self._bounds, store.durable, self._saver.save)
+        self._saver = Saver(store, lambda context: self._elsewhere.renew(context))
+        self._states = StatesShared(limits, self._bounds, store, self._saver.save)
         self._live = LiveContexts(self._states, budget, self._end)
         self._shared = self._live.shared
         self._unloaded = UnloadedContexts(store)
+        self._elsewhere = SharedContexts(
+            store, self._unloaded, self._bounds, self._saver.turn, self._live, partial(self._end, delete=False)
+        )
         self._ending: dict[ContextKey, ContextActor] = {}
         self._ended = EndedIds(limits, self._shared.deadlines)
 
@@ -306,7 +316,9 @@ class ContextTable:
                 nursery.start_soon(shared.deadlines.run)
                 if self.durable:
                     nursery.start_soon(self._saver.run)
-                    nursery.start_soon(self._unloaded.sweep, self._forgotten)
+                    nursery.start_soon(self._unloaded.sweep, self._forgotten, self._live.count_of)
+                if self._store.shared:
+                    nursery.start_soon(self._elsewhere.follow)
                 self._unloaded.open = True
                 try:
                     yield self
@@ -331,8 +343,13 @@ class ContextTable:
         """Return the contexts that are in memory and have not ended."""
         return iter(self._live)
 
-    def get(self, owner: Owner, id: str) -> ContextActor | None:
-        """Return a context in memory, which pushes its idle deadline on; None if it has ended or is not in memory."""
+    def get(self, owner: Owner, id: str, *, as_it_is: bool = False) -> ContextActor | None:
+        """Return a context in memory, which pushes its idle deadline on; None if it has ended or is not in memory.
+
+        None also if another process may have changed it, unless `as_it_is`.
+        """
+        if not as_it_is and self._elsewhere.behind:
+            return None
         actor = self._live.find(owner, id)
         if actor is not None:
             actor.used()
@@ -404,14 +421,16 @@ class ContextTable:
         if self.durable:
             try:
                 await actor.save()
-            except errors.AgentToolsError:
-                self._end(actor, "the service could not keep it")
+            except errors.AgentToolsError as error:
+                if not isinstance(error, errors.NameTaken):  # as which it is another process's
+                    self._end(actor, "the service could not keep it")
                 raise
         return actor
 
     async def _seek(self, owner: Owner, id: str, address: str | None) -> ContextActor | None:
         """Return a context, from the store if need be, or None. Raises ContextGone if it has ended."""
         key, unloaded = (owner, id), self._unloaded
+        await self._elsewhere.catch_up()
         while True:
             actor = self._live.find(owner, id)
             if actor is not None:
@@ -424,7 +443,7 @@ class ContextTable:
             if key in unloaded.loading:
                 await unloaded.loading[key].wait()
                 continue
-            if not unloaded.counts.get(owner) or not is_id(id):
+            if not unloaded.may_have(owner) or not is_id(id):
                 return None
             async with unloaded.loaded(key, share_of(owner, address)[0]) as kept:
                 return None if kept is None else self._revive(kept)
@@ -433,13 +452,12 @@ class ContextTable:
         """Make an actor of what the store had."""
         if not self._unloaded.open:
             raise errors.draining()
-        state = dict(kept.state)
-        # Larger bounds than those of now may have held when it was written: it is kept, and may only shrink.
-        size = size_of(state, StateBounds(self._bounds.size * 64, MAX_DEPTH, self._bounds.members * 64))
+        state, size = dict(kept.state), size_of_stored(kept, self._bounds)
         history = ToolHistory(kept.history) if kept.history else None
         ends = trio.current_time() + kept.ends - time.time()
         share = share_of(kept.owner, None)
         actor = self._live.add(kept.owner, kept.id, state, size, share, ends, kept.created, kept.version, history)
+        actor.stamp = kept.stamp
         actor.used()  # by whoever looks for it now, and perhaps before
         self._unloaded.count_out(kept.owner)
         self._saver.save(actor)  # the store learns that it is in use
@@ -482,7 +500,7 @@ class ContextTable:
         Raises UnknownContext if there is none, AgentToolsError if the store failed.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if self._unloaded.counts.get(owner):
+        if self._unloaded.may_have(owner):
             account, known = share_of(owner, address)[0], self._live.by_owner.get(owner, {})
             for id in await self._unloaded.of_session(owner, session, account, known):
                 with suppress(errors.ContextGone):  # it has ended, and the store has yet to forget it
@@ -496,8 +514,8 @@ class ContextTable:
         for actor in found:
             await actor.wait_over()
 
-    def _end(self, actor: ContextActor, reason: str, *, keep: bool = False) -> None:
-        """End a context, in memory only with `keep`; no effect if it has ended."""
+    def _end(self, actor: ContextActor, reason: str, *, keep: bool = False, delete: bool = True) -> None:
+        """End a context, in memory only with `keep`; without `delete` the store has it no more. At most once."""
         if actor.ended is not None:
             return
         nursery, key = self._shared.nursery, actor.key
@@ -509,12 +527,12 @@ class ContextTable:
         else:
             self._ended.add(key, reason)
             actor.stop(reason, ContextEvent("destroyed", actor.id, actor.version, reason=reason))
-        nursery.start_soon(self._finish, actor, keep)
+        nursery.start_soon(self._finish, actor, delete and not keep)
 
-    async def _finish(self, actor: ContextActor, keep: bool) -> None:
+    async def _finish(self, actor: ContextActor, delete: bool) -> None:
         try:
             await actor.unwind(self.limits.cleanup)
-            if self.durable and not keep:
+            if self.durable and delete:
                 deleted = self._saver.delete(actor, actor.key)
                 with trio.move_on_after(_LAST_WRITE, shield=True):  # or it would come back at the next start
                     await deleted.wait()

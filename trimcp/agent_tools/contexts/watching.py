@@ -50,6 +50,13 @@ class WatchChannel(trio.abc.ReceiveChannel[ContextEvent]):
         self._bytes += size
         self._wake()
 
+    def start_over(self) -> None:
+        """Send the whole state next: it did not come of the updates."""
+        if self._end is None:
+            self.fall_behind()
+            self._behind = True
+            self._wake()
+
     def fall_behind(self) -> None:
         """Replace the updates that wait by the whole state."""
         if not self._behind and self._updates:

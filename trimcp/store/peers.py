@@ -1,0 +1,101 @@
+"""How processes that share a file wake each other: by Unix datagrams that say "look". The file has all the rest."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from trimcp.support.files import UnusableFile, advice
+
+_LOOK: Final = b"!"
+_AT_ONCE: Final = 1_000  # datagrams taken in one turn; more say nothing more
+
+
+class FilePeers:
+    """The processes on one file, this one among them: each has a socket in a folder beside the file.
+
+    A datagram that finds a full queue is no loss: those before it say the same. A process that was killed leaves its
+    socket, which the next one to wake it removes.
+
+    Raises:
+        UnusableFile: the folder cannot be used, or others may write there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        folder = Path(f"{path}-peers")
+        try:
+            folder.mkdir(0o700, exist_ok=True)
+            self._folder: int = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise UnusableFile(f"cannot use {str(folder)!r}: {advice(error)}") from error
+        try:
+            status = os.fstat(self._folder)
+            if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+                raise UnusableFile(f"others may write to {str(folder)!r}: remove it")
+            # A path of Linux, since that of a socket has 107 bytes at most.
+            shown = f"/proc/self/fd/{self._folder}"
+            self._prefix: str = shown if os.path.isdir(shown) else str(folder)
+            self._name: str = f"{os.getpid()}-{secrets.token_hex(8)}"
+            self._socket: socket.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            try:
+                self._socket.setblocking(False)
+                self._socket.bind(f"{self._prefix}/{self._name}")
+            except OSError as error:
+                self._socket.close()
+                raise UnusableFile(f"cannot make a socket in {str(folder)!r}: {advice(error)}") from error
+        except BaseException:  # an interrupt too
+            os.close(self._folder)
+            raise
+        self.alone: bool = True  # whether no other was there when this was found out last
+        self.wake()
+
+    def wake(self) -> None:
+        """Have all others look. Never waits: one that does not read has been told."""
+        others = 0
+        for name in os.listdir(self._folder):
+            if name == self._name:
+                continue
+            try:
+                self._socket.sendto(_LOOK, f"{self._prefix}/{name}")
+            except (ConnectionRefusedError, FileNotFoundError):
+                with suppress(OSError):
+                    os.unlink(name, dir_fd=self._folder)
+                continue
+            except OSError:  # its queue is full
+                pass
+            others += 1
+        self.alone = not others
+
+    @property
+    def woken(self) -> bool:
+        """Whether another has said to look."""
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except OSError:  # nothing to read
+            return False
+        return True
+
+    def clear(self) -> None:
+        """Take what was said. Look afterwards: what is said from now on counts again."""
+        self.alone = False  # for the time being: one of them has spoken
+        with suppress(OSError):
+            for _ in range(_AT_ONCE):
+                self._socket.recv(1)
+
+    async def wait(self) -> None:
+        """Wait until another says to look."""
+        await trio.lowlevel.wait_readable(self._socket)
+
+    def close(self) -> None:
+        trio.lowlevel.notify_closing(self._socket)
+        self._socket.close()
+        with suppress(OSError):
+            os.unlink(self._name, dir_fd=self._folder)
+        os.close(self._folder)
