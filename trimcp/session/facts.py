@@ -37,14 +37,13 @@ class SessionMemory(MemoryCharge):
     `budget`: counts the memory that all peers together use; None counts nothing.
     """
 
-    __slots__ = ("arriving", "budget", "handshake", "held_replies", "unread")
+    __slots__ = ("arriving", "budget", "handshake", "held_replies")
 
     def __init__(self, budget: Budget | None = None) -> None:
         super().__init__()
         self.budget: Budget | None = budget
         self.arriving: int = 0  # bytes of the message being processed now
         self.handshake: int = 0  # bytes that the engine keeps of the handshake
-        self.unread: int = 0  # bytes of what the transport has read and not delivered
         # replies that wait for the others of their arrays; None before the first array. They are bounded by themselves
         # and not counted.
         self.held_replies: HeldReplies | None = None

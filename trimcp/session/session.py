@@ -289,7 +289,7 @@ class Session:
     def weigh(self) -> None:
         """Count the memory that the peer uses now: waiting and running requests, and messages that it has not read."""
         memory = self.memory
-        held = self.jobs.bytes_held + memory.handshake + memory.unread
+        held = self.jobs.bytes_held + memory.handshake
         if not self.transport.pushed:  # a pushed session's sink belongs to the transport
             held += self.sink.bytes_held
         memory.set(held)

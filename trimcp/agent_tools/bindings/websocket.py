@@ -27,7 +27,7 @@ from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.budget import MemoryAccount
+from trimcp.budget import MemoryAccount, MemoryCharge
 from trimcp.channel import Incoming, Kind, MessageChannel, MessageWriter, Outgoing
 from trimcp.errors import ConnectionLost
 from trimcp.session.drive import drive
@@ -181,6 +181,7 @@ class AgentStream:
     _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
     _weighed: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
     _weight: int = attrs.field(init=False, default=0)  # and their memory
+    _amount: MemoryCharge = attrs.field(init=False, factory=MemoryCharge)  # counts that memory
     _busy: bool = attrs.field(init=False, default=False)  # a message is carried out for which those behind it wait
     _watches: StreamWatches = attrs.field(init=False)
     _unsaved: deque[tuple[Later, int]] = attrs.field(init=False, factory=deque)
@@ -231,12 +232,14 @@ class AgentStream:
             self._weighed = self._weight = 0
         elif not self._weighed:
             self._weighed, self._weight = left, sum(map(_memory_of, self._unread))
-        self.session.memory.unread = self._weight * left // self._weighed if left else 0
+        self._amount.holding = self.session.memory.holding
+        self._amount.set(self._weight * left // self._weighed if left else 0)
         self.session.weigh()
 
     def lost(self, why: ConnectionLost) -> None:
         """Note that the peer is gone: the tools that it provided vanish, and calls of them fail now."""
         self.session.watchers.discard(self.lost)
+        self._amount.set(0)
         provider, self._provider = self._provider, None
         if provider is not None:
             provider.lose(str(why))
