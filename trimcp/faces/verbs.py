@@ -175,9 +175,10 @@ async def connection(
     for name in ("on_logging", "on_call", "before_sampling", "after_sampling"):
         handler = getattr(original, name)
         setattr(hosting, name, None if handler is None else wrapped(handler))
+    told: set[Any] = original.sessions  # of new roots
     async with connecting(hosting, named(target), revision, original.connect_timeout) as found:
-        original.sessions.add(session)
+        told.add(session)
         try:
             yield found
         finally:
-            original.sessions.discard(session)
+            told.discard(session)
