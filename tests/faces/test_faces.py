@@ -223,6 +223,33 @@ def test_nobody_waits_for_a_thread_that_has_crashed(place: Place) -> None:
         session.ping()
 
 
+def test_what_was_opened_can_be_asked_until_the_session_ends(place: Place) -> None:
+    found: list[str] = []
+    with trimcp.blocking.connect(place.server) as session:
+        with session.calling("count") as call:
+            assert call.result().text == "counted"
+        assert call.result().text == "counted"
+        with session.calling("wait") as given_up:
+            assert place.reached.wait(5)
+        began = threading.Event()
+
+        def ask() -> None:
+            began.set()
+            try:
+                given_up.result()  # nothing will come
+            except ConnectionLost as error:
+                found.append(str(error))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert began.wait(5)
+        session.ping()
+    asking.join(5)
+    assert found == ["the session has ended"]
+    with pytest.raises(ConnectionLost, match="the session has ended"):
+        call.result()
+
+
 def test_roots_that_are_set_later_are_told(place: Place) -> None:
     @place.server.tool
     async def where(ctx: trimcp.Context[None]) -> list[str]:

@@ -156,9 +156,9 @@ class PortalWork:
         self.portal.soon(lambda: self._begin(context))
 
     def _begin(self, context: contextvars.Context) -> None:
+        while self.around is not None and self.around.around is not None and self.around.left:
+            self.around = self.around.around  # what was opened may still be asked, as in Trio
         around = self.around
-        while around is not None and around.around is not None and around.left:
-            around = around.around  # what was opened may still be asked, as in Trio
         nursery = self.portal.nursery if around is None else around.nursery
         if self.outcome.done():
             return
