@@ -19,6 +19,7 @@ import trio
 from trimcp.channel import run_trio
 from trimcp.errors import LocalError
 from trimcp.run import Served, run_of, signals
+from trimcp.server.running import Running
 from trimcp.support.addresses import bracketed
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.endpoint.application import HttpApplication
@@ -60,6 +61,7 @@ class _Common(TypedDict, total=False):
     keyfile: str | Path | None
     ssl_context: ssl.SSLContext | None
     grace: float
+    admin: str | Path | Literal[True] | None
 
 
 class _ServingGrpc(_Common, total=False):
@@ -132,6 +134,7 @@ async def serve_http(
     software: Software = "own",
     stop: trio.Event | None = None,
     grace: float = 5.0,
+    admin: str | Path | Literal[True] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve over HTTP: Streamable HTTP of both eras, HTTP+SSE and WebSocket, until cancelled or stopped.
@@ -155,6 +158,8 @@ async def serve_http(
         stop: once set, no new connections are accepted, calls in progress get `grace` seconds to answer and are then
             cancelled with an error reply, and this returns.
         grace: seconds.
+        admin: the path of a Unix socket at which this user looks at the server (`trimcp top`), or True for one in the
+            folder that `trimcp ps` looks into; see `trimcp.watch.serve_admin`. None opens none.
         task_status: `await nursery.start(serve_http, ...)` returns the URLs it listens on.
 
     Raises:
@@ -174,7 +179,11 @@ async def serve_http(
 
         from_files = tls_context(certfile, keyfile)  # Hypercorn's own error would not name the file
     at_port = None if uds is not None or sockets else port
-    async with http_application(server, settings) as application, open_service_nursery() as nursery:
+    async with (
+        _observable(server, admin),
+        http_application(server, settings) as application,
+        open_service_nursery() as nursery,
+    ):
         closing, drained = trio.Event(), trio.Event()
         if software == "hypercorn":
             from trimcp.transports.http.asgi.app import AsgiApp
@@ -221,6 +230,19 @@ async def serve_http(
         await application.drain(grace)
         drained.set()
         await ended.wait()
+
+
+@asynccontextmanager
+async def _observable(server: Served, admin: str | Path | Literal[True] | None) -> AsyncIterator[None]:
+    """Let this user look at a server while the block runs, if that is wanted."""
+    if admin is None:
+        yield
+        return
+    from trimcp.watch.admin import serve_admin  # loaded by nobody else
+
+    observed: Any = server.server if isinstance(server, Running) else server
+    async with serve_admin(observed, None if admin is True else admin):
+        yield
 
 
 def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None, agent_tools: Companion | None) -> HttpSettings:

@@ -19,6 +19,7 @@ from trio.testing import wait_all_tasks_blocked
 import trimcp
 import trimcp.testing
 from tests.fuzz.effort import PATIENCE
+from tests.peers.serving import served
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.watch import admin
 from trimcp.watch.admin import announced_sockets, connect_admin, registry, serve_admin
@@ -204,6 +205,20 @@ async def test_a_socket_elsewhere_is_announced(runtime: Path) -> None:
         async with connect_admin(link) as viewer:
             assert (await viewer.ask("picture"))["pid"] == os.getpid()
     assert announced_sockets() == []
+
+
+@pytest.mark.parametrize("running", [False, True])
+@pytest.mark.parametrize("admin", ["here.sock", True])
+async def test_serve_http_opens_it_too(runtime: Path, admin: Any, running: bool) -> None:
+    server = make_server()
+    place = admin if admin is True else runtime / admin
+    async with server.running() as run, served(run if running else server, admin=place):
+        (link,) = announced_sockets()
+        async with connect_admin(link if admin is True else place) as viewer:
+            assert (await viewer.ask("picture"))["server"] == "index"
+    assert announced_sockets() == []
+    async with served(server):
+        assert announced_sockets() == []
 
 
 async def test_what_an_ended_process_left_is_removed() -> None:
