@@ -20,6 +20,7 @@ WINDOW: Final = 256 * 1024
 """Bytes of one call that may wait here unread."""
 
 _LONGEST: Final = 200
+_UNTOLD: Final = WINDOW // 4  # bytes of an answer that are not granted again before more arrive
 _MESSAGES: Final = 16  # that are returned in one turn: a window may hold fifty thousand
 _WAITING: Final = 64 * 1024  # bytes that wait for the socket, from which on a sender waits
 
@@ -147,14 +148,6 @@ class Http2Call(Http2Stream):
     def _wait_no_more(self, _: object) -> trio.lowlevel.Abort:
         self._waiter = None
         return trio.lowlevel.Abort.SUCCEEDED
-
-    def send_whole(self, data: bytes) -> int:
-        """Send the only message, as far as it can be sent at once; return how many bytes that is."""
-        connection = self._connection
-        sent = connection.engine.send_data(self, data, end=True)
-        connection.flush()
-        self._pieces += 1
-        return sent
 
     async def send(self, data: bytes, *, end: bool = False) -> None:
         """Send bytes; with `end`, nothing more follows. If cancelled, a part of them may have been sent.
@@ -330,15 +323,18 @@ class Http2Call(Http2Stream):
 
     def arrived(self, data: bytes) -> None:
         """See `Http2Stream.arrived`."""
-        self._size += len(data)
+        size = len(data)
+        self._size += size
         if not self._closed:
             self._arrived += data
         if self._most >= 0:
             if self._size > self._most + PREFIX:
                 self.fail(CallFailed(GrpcStatus.RESOURCE_EXHAUSTED, f"a message may have {self._most:,} bytes"))
                 self._connection.engine.reset(self, Code.CANCEL)
+            elif self._size > _UNTOLD:  # else the answer ends before the server has to be allowed more
+                self._connection.engine.credit(self, size)
             else:
-                self._connection.engine.credit(self, len(data))
+                self.owed += size
         elif self._news:
             self._news.unpark_all()
 

@@ -118,12 +118,14 @@ class Http2Client:
         Raises CallFailed: the call has failed; its status says how.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        if len(self.engine.streams) >= self.engine.peer_streams or not self.usable:
+        engine = self.engine
+        if len(engine.streams) >= engine.peer_streams or not self.usable:
             await self._wait_for_room()
         call, data = Http2Call(self, max_message), message_frame(request)
-        self.engine.open(call, self._head(path, tuple(metadata), timeout), end=False)
+        engine.open(call, self._head(path, tuple(metadata), timeout), end=False)
         try:
-            sent = call.send_whole(data)
+            sent = engine.send_data(call, data, end=True)
+            self.flush()
             if sent < len(data):
                 await call.send_rest(data[sent:], end=True)
             return await call.answer()

@@ -113,22 +113,23 @@ class Engine:
         if not self._started and not self._start():
             return False
         data, at, end = self._data, 0, len(self._data)
-        unpack, data_kind, head_kind = h2.HEADER.unpack_from, h2.DATA, h2.HEADERS
+        unpack, header, most_bytes = h2.HEADER.unpack_from, h2.HEADER_SIZE, h2.MAX_FRAME
+        data_kind, head_kind = h2.DATA, h2.HEADERS
         try:
             while most > 0:
-                if end - at < h2.HEADER_SIZE:
+                if (begins := at + header) > end:
                     return False
                 high, low, kind, flags, id = unpack(data, at)
                 size = high << 8 | low
-                if size > h2.MAX_FRAME:
+                if size > most_bytes:
                     raise Http2Error(Code.FRAME_SIZE_ERROR, "a frame is too large")
-                stop = at + h2.HEADER_SIZE + size
+                stop = begins + size
                 if stop > end:
                     return False
                 id &= _STREAM_BITS
                 if self._block is not None or not self._settled:
                     self._check_order(kind, id)
-                payload = data[at + h2.HEADER_SIZE : stop]
+                payload = data[begins:stop]
                 try:
                     if kind == data_kind:
                         self._take_data(flags, id, payload)
@@ -144,7 +145,7 @@ class Engine:
                     self._reset_for(error)
                 at = stop
                 most -= 1
-            return end - at >= h2.HEADER_SIZE
+            return end - at >= header
         finally:
             self._data = data[at:] if at else data
 
