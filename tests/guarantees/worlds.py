@@ -23,7 +23,7 @@ from tests.peers.clients import ChannelPeer, DirectPeer, LinePeer, Peer, over_th
 from tests.peers.messages import text_of
 from tests.peers.processes import ChildServer, Measured, child_server, forget_peak
 from tests.peers.servers import ServerPool, ServerProcess, more_than
-from tests.peers.serving import ON_EACH, SOFTWARE
+from tests.peers.serving import ON_EACH
 from tests.stopwatch import Stopwatch
 from trimcp.server.running import Running
 from trimcp.session.drive import direct_ends, drive
@@ -76,8 +76,8 @@ def _hosts(transport: str) -> tuple[str, ...]:
 
 _HOSTS = {
     "http": ON_EACH,
-    "sse": SOFTWARE,  # over HTTP/2 its streams and POSTs are those above; the tests on each host have it too
-    "websocket": SOFTWARE,
+    "sse": ON_EACH,
+    "websocket": ON_EACH,
     "grpc": ("own",),
 }
 WORLDS = [

@@ -37,8 +37,9 @@ from trimcp.wire.revisions import OLDEST, Revision
 
 LOCAL = (*IN_MEMORY, "stdio")
 STREAMABLE = ("http", "http/2", "http by httpx2", "http as events", "http on hypercorn", "http over unix")
-WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn")
-TRANSPORTS = (*LOCAL, *STREAMABLE, "http+sse", *WEBSOCKET, "grpc")
+WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn", "websocket by http/2")
+SSE = ("http+sse", "http+sse by http/2")
+TRANSPORTS = (*LOCAL, *STREAMABLE, *SSE, *WEBSOCKET, "grpc")
 
 
 EVERY_PAIR: Final = bool(os.environ.get("TRIMCP_MATRIX"))
@@ -49,7 +50,7 @@ def speaks(transport: str, revision: Revision) -> bool:
     """Whether this transport is one of that revision's."""
     if transport in STREAMABLE:
         return revision.sessions or revision.modern
-    return transport != "http+sse" or revision is OLDEST
+    return transport not in SSE or revision is OLDEST
 
 
 @attrs.define(eq=False)
@@ -96,7 +97,7 @@ class Links:
     @property
     def queues(self) -> bool:
         """Whether messages wait for a writer, so that later ones can take their place; over HTTP they leave at once."""
-        return self.transport not in (*STREAMABLE, "http+sse")
+        return self.transport not in (*STREAMABLE, *SSE)
 
     @property
     def cancelled(self) -> str:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 import trimcp
-from tests.interaction.links import EVERY_PAIR, TRANSPORTS, speaks
+from tests.interaction.links import EVERY_PAIR, SSE, TRANSPORTS, speaks
 from tests.peers.serving import IN_MEMORY, served
 from trimcp.errors import McpError
 from trimcp.wire.revisions import LEGACY, OLDEST, REVISIONS, Revision
@@ -35,7 +35,7 @@ def common(transport: str, ours: tuple[Revision, ...], theirs: tuple[Revision, .
 
     The newest modern one; else the handshake, in which each side names one alone. HTTP+SSE begins with that.
     """
-    modern = [each for each in ours if each.modern and each in theirs and transport != "http+sse"]
+    modern = [each for each in ours if each.modern and each in theirs and transport not in SSE]
     if modern:
         return max(modern)
     legacy, served_here = ([each for each in side if not each.modern] for side in (ours, theirs))
@@ -68,7 +68,7 @@ def tried(transport: str, *, served_here: bool) -> list[tuple[Revision, ...]]:
         chosen = [REVISIONS]
     else:
         chosen = [*((each,) for each in REVISIONS), LEGACY, REVISIONS]
-    if transport == "http+sse":  # which carries the others too, but is served for the oldest
+    if transport in SSE:  # which carries the others too, but is served for the oldest
         return [subset for subset in chosen if OLDEST in subset or not served_here]
     return [subset for subset in chosen if any(speaks(transport, each) for each in subset)]
 

@@ -164,8 +164,8 @@ async def served(
 
     Args:
         server: what is served.
-        transport: one of NETWORK ("http/2": behind a proxy that speaks it), "http+sse on hypercorn", "websocket alone"
-            (no HTTP beside it) or "http over unix".
+        transport: one of NETWORK ("http/2": behind a proxy that speaks it), "http+sse on hypercorn", "http+sse by http/2"
+            (that proxy), "websocket by http/2", "websocket alone" (no HTTP beside it) or "http over unix".
         settings: of the HTTP side.
         grace: seconds for what is under way in the end.
         options: other ones of `trimcp.serve_http`; by default it listens on a free port of 127.0.0.1.
@@ -196,11 +196,11 @@ async def served(
 
         async with open_service_nursery() as nursery, AsyncExitStack() as stack:
             place.url = (await nursery.start(run))[0]
-            if transport.removesuffix(" on hypercorn") == "websocket":
+            if transport in ("websocket", "websocket on hypercorn", "websocket by http/2"):
                 place.url = place.url.replace("http", "ws", 1).replace("/mcp", "/ws")
             elif transport.startswith("http+sse"):
                 place.url = place.url.replace("/mcp", "/sse")
-            if transport == "http/2":
+            if transport.endswith("http/2"):
                 place.url = place.url.replace(
                     f":{place.port}/", f":{await stack.enter_async_context(translated(place.port))}/"
                 )
