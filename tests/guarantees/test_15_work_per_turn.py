@@ -14,6 +14,7 @@ from tests.guarantees.worlds import Home, Homes, World, worlds
 from tests.peers.http1 import BOTH, http_request
 from tests.peers.http2 import preface, request_fields
 from tests.peers.websockets import handshake
+from trimcp.transports.grpc.channel import EXCHANGE
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.heads import write_block
 
@@ -57,31 +58,39 @@ _HASTY = {
     "chunks of a byte": (_POST, b"1\r\nx\r\n"),
 }
 
-_OPEN = h2.header_frames(
-    1, write_block(request_fields("/mcp", headers=[("content-type", "application/json")])), end=False
-)
-_BEGIN = preface() + _OPEN
-_GIVEN_UP = b"".join(  # as many as there may be on a connection, each reset at once
-    h2.header_frames(id, write_block(request_fields("/mcp")), end=True) + h2.rst_stream(id, h2.Code.CANCEL)
-    for id in range(3, 4_003, 2)
-)
-_HEAVY = hpack.Encoder().encode([*request_fields("/mcp"), ("x-heavy", "~" * 16_000)], huffman=True)
-_HASTY |= {
-    "pings over HTTP/2": (_BEGIN, h2.frame(h2.PING, 0, 0, bytes(8))),
-    "priorities over HTTP/2": (_BEGIN, h2.frame(h2.PRIORITY, 0, 3, bytes(5))),
-    "settings over HTTP/2": (_BEGIN, h2.settings_frame({h2.Setting.INITIAL_WINDOW_SIZE: 1})),
-    "windows over HTTP/2": (_BEGIN, h2.window_update(1, 1)),
-    "frames of unknown kinds over HTTP/2": (_BEGIN, h2.frame(0x55, 0, 0)),
-    "frames without data over HTTP/2": (_BEGIN, h2.frame(h2.DATA, 0, 1)),
-    "frames of a byte over HTTP/2": (_BEGIN, h2.frame(h2.DATA, 0, 1, b" ")),
-    "data of streams that have ended over HTTP/2": (_BEGIN + h2.rst_stream(1, 0), h2.frame(h2.DATA, 0, 1, b" ")),
-    "heads that go on over HTTP/2": (preface() + h2.frame(h2.HEADERS, 0, 1), h2.frame(h2.CONTINUATION, 0, 1)),
-    "requests that are given up over HTTP/2": (preface(), _GIVEN_UP),
-    "heads that are hard to read over HTTP/2": (
-        preface(),
-        b"".join(h2.header_frames(id, _HEAVY, end=True) for id in range(1, 21, 2)),
-    ),
-}
+_FIELDS = b"".join(b"\0\1x\1" + b"%x" % (n % 16) for n in range(10_000))
+
+
+def _floods(over: str, path: str, content_type: str) -> dict[str, tuple[bytes, bytes]]:
+    """What hasty clients of this path say over HTTP/2: the beginning, and what they repeat."""
+    fields = request_fields(path, headers=[("content-type", content_type)])
+    block, heavy = write_block(fields), hpack.Encoder().encode([*fields, ("x-heavy", "~" * 16_000)], huffman=True)
+    begin, ids = preface() + h2.header_frames(1, block, end=False), range(3, 4_003, 2)
+    # as many as there may be on a connection, each reset at once
+    given_up = b"".join(h2.header_frames(id, block, end=True) + h2.rst_stream(id, h2.Code.CANCEL) for id in ids)
+    floods = {
+        "pings": (begin, h2.frame(h2.PING, 0, 0, bytes(8))),
+        "priorities": (begin, h2.frame(h2.PRIORITY, 0, 3, bytes(5))),
+        "settings": (begin, h2.settings_frame({h2.Setting.INITIAL_WINDOW_SIZE: 1})),
+        "windows": (begin, h2.window_update(1, 1)),
+        "frames of unknown kinds": (begin, h2.frame(0x55, 0, 0)),
+        "frames without data": (begin, h2.frame(h2.DATA, 0, 1)),
+        "frames of a byte": (begin, h2.frame(h2.DATA, 0, 1, b" ")),
+        "data of streams that have ended": (begin + h2.rst_stream(1, 0), h2.frame(h2.DATA, 0, 1, b" ")),
+        "heads that go on": (preface() + h2.frame(h2.HEADERS, 0, 1), h2.frame(h2.CONTINUATION, 0, 1)),
+        "requests that are given up": (preface(), given_up),
+        "requests that do not end": (preface(), b"".join(h2.header_frames(id, block, end=False) for id in ids)),
+        "heads that are hard to read": (
+            preface(),
+            b"".join(h2.header_frames(id, heavy, end=True) for id in range(1, 21, 2)),
+        ),
+        "heads of 10,000 fields": (preface(), h2.header_frames(1, block + _FIELDS, end=True)),
+    }
+    return {f"{what} {over}": said for what, said in floods.items()}
+
+
+_HASTY |= _floods("over HTTP/2", "/mcp", "application/json")
+_HASTY |= _floods("through gRPC", EXCHANGE, "application/grpc")
 
 
 async def echoes(home: Home) -> tuple[float, float]:

@@ -38,7 +38,7 @@ TIME_LIMIT: Final = b"grpc-timeout"
 """The header with the time that a call of gRPC may take."""
 _LIMIT: Final = bytes((0, len(TIME_LIMIT))) + TIME_LIMIT  # how it begins where it is written as `write_field` does
 _LONGEST_LIMIT: Final = len(_LIMIT) + 1 + 9
-_PLENTY: Final = 4  # times the largest head that is answered; what is larger ends the connection
+_PLENTY: Final = 2  # times the largest head that is answered; what is larger ends the connection
 _MAX_LENGTH_DIGITS: Final = 15
 
 
