@@ -23,6 +23,7 @@ from tests.guarantees.report import figure
 from tests.guarantees.worlds import ALONE, WORLDS, Home, Homes, World, worlds
 from tests.peers.clients import Peer, PostPeer, WebSocketPeer
 from tests.peers.messages import notification, request, text_of
+from tests.peers.serving import HTTP2
 from tests.stopwatch import Stopwatch
 from trimcp.session.limits import Limits
 
@@ -117,7 +118,8 @@ async def left_unread(peer: WebSocketPeer, since: int = 0) -> bool:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-@pytest.mark.parametrize("world", worlds(transport="websocket"), ids=str)
+# Over HTTP/2 the system keeps nothing unread of a stream: its window does, and a proxy has the end and the reset.
+@pytest.mark.parametrize("world", [each for each in worlds(transport="websocket") if each.host != HTTP2], ids=str)
 async def test_who_disconnects_is_noticed_while_nothing_is_read_of_it(homes: Homes, world: World, reset: bool) -> None:
     """Its end is behind what it said before, if that found room in the system; if it did not, a reset tells it."""
     async with homes(world) as home:

@@ -164,8 +164,8 @@ async def served(
 
     Args:
         server: what is served.
-        transport: one of NETWORK ("http/2": behind a proxy that speaks it), "http+sse on hypercorn", "http+sse by http/2"
-            (that proxy), "websocket by http/2", "websocket alone" (no HTTP beside it) or "http over unix".
+        transport: one of NETWORK ("http/2": behind a proxy that speaks it), "http+sse on hypercorn", "http+sse" or
+            "websocket" and " by http/2" (that proxy), "websocket alone" (no HTTP beside it) or "http over unix".
         settings: of the HTTP side.
         grace: seconds for what is under way in the end.
         options: other ones of `trimcp.serve_http`; by default it listens on a free port of 127.0.0.1.
