@@ -31,6 +31,7 @@ PEERS = nox.project.load_toml("benchmarks/peers.toml")
 OFFICIAL_SDK = [PEERS["python"]["mcp"]]
 OFFICIAL_SDK_1 = [PEERS["python"]["mcp-1"]]
 FASTMCP = [PEERS["python"]["fastmcp"]]
+FASTMCP_SKILLS = ["fastmcp==4.2.*"]  # the first that has the extension
 PEER_SERVERS = ["mcp-server-time==2026.10.*", "mcp-server-git==2026.10.*"]
 EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
 NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotocol/client']}"
@@ -308,6 +309,7 @@ def interop(session: nox.Session) -> None:
     env = {
         "TRIMCP_OFFICIAL_SDK_1": str(install_apart(session, "official-sdk-1", *OFFICIAL_SDK_1)),
         "TRIMCP_FASTMCP": str(install_apart(session, "fastmcp", *FASTMCP)),
+        "TRIMCP_FASTMCP_SKILLS": str(install_apart(session, "fastmcp-skills", *FASTMCP_SKILLS)),
         "TRIMCP_NODE_CLIENT": str(install_from_npm(session, NODE_CLIENT)),
         "TRIMCP_NODE_INSPECTOR": str(install_from_npm(session, INSPECTOR)),
         "TRIMCP_NODE_APPS": str(install_from_npm(session, EXT_APPS)),
