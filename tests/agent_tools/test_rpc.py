@@ -19,6 +19,7 @@ from tests.fuzz.effort import PATIENCE
 from tests.peers.states import until
 from tests.transports.grpc_support import foreign
 from trimcp.agent_tools import RegistrationRules
+from trimcp.agent_tools.messages import protobuf
 from trimcp.framing.grpc import texts_of
 
 
@@ -234,6 +235,40 @@ async def test_a_providers_tools_live_as_long_as_its_stream() -> None:
         outgoing.put(None)
         error: Any = failed(stub(channel, "Call"), asked(name))
         assert error.code() is grpc.StatusCode.NOT_FOUND
+
+    async with serving(registration=RegistrationRules(anonymous_on_loopback=True)) as place:
+        await foreign(place.url, use)
+
+
+async def test_a_large_result_of_a_provider_is_converted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: dict[str, int] = {}
+
+    async def in_turns(steps: protobuf.Steps[Any]) -> Any:
+        name = steps.__name__
+        turns[name] = 0
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            turns[name] += 1
+
+    def use(channel: grpc.Channel) -> None:
+        outgoing: queue.Queue[Any] = queue.Queue()
+        down = stub(channel, "Provide")(iter(outgoing.get, None), timeout=PATIENCE)
+        offer = PB.FromProvider()
+        offer.provide_tools.request_id = "offer"
+        offer.provide_tools.tools.add(name="many", parameters_json=b'{"type":"object"}')
+        outgoing.put(offer)
+        answer = stub(channel, "Call").future(asked(next(down).tools_registered.tools[0].name), timeout=PATIENCE)
+        reply = PB.FromProvider()
+        reply.tool_response.request_id, reply.tool_response.status = next(down).tool_request.request_id, "success"
+        reply.tool_response.result.list_value.extend([None] * 50_000)
+        monkeypatch.setattr(protobuf, "in_turns", in_turns)
+        outgoing.put(reply)
+        assert json.loads(answer.result().result_json) == [None] * 50_000
+        assert turns["_provider_steps"] >= 50_000 // 1_024
+        outgoing.put(None)
 
     async with serving(registration=RegistrationRules(anonymous_on_loopback=True)) as place:
         await foreign(place.url, use)

@@ -346,13 +346,18 @@ def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpRes
 
 
 def _from_provider(payload: bytes) -> Any:
-    """Return the JSON message that a `FromProvider` is, or what is wrong with it."""
+    """Return the JSON message that a `FromProvider` is, or what is wrong with it; of a large one, what returns that."""
+    steps = _provider_steps(payload)
+    return protobuf.at_once(steps) if len(payload) < LARGE else partial(protobuf.in_turns, steps)
+
+
+def _provider_steps(payload: bytes) -> protobuf.Steps[Any]:
     try:
         message = protobuf.decode(protobuf.PB.FromProvider, payload)
         name = message.WhichOneof("message")
         if name is None:
             return Malformed(INVALID_REQUEST, "an empty message", None, "shape")
-        return {"type": name, **protobuf.at_once(protobuf.members_of(getattr(message, name)))}
+        return {"type": name, **(yield from protobuf.members_of(getattr(message, name)))}
     except MalformedMessage as error:
         return Malformed(INVALID_REQUEST, error.message, None, "shape")
 

@@ -55,7 +55,7 @@ class GrpcChannel(MessageChannel):
     )
     _principal: Principal | None = attrs.field(default=None, kw_only=True, alias="principal")
     _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, alias="headers")
-    # returns a message from its bytes. Never raises.
+    # returns a message from its bytes, or a function that does, in turns with other tasks. Never raises.
     _read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True, alias="read")
     # returns the frame of a message's JSON text. With it payloads are of another kind, which `read` knows; by default
     # they are `JsonRpc`.
@@ -137,7 +137,7 @@ class GrpcChannel(MessageChannel):
                 if decoder.behind:
                     await trio.lowlevel.checkpoint()
                     if found := self._take():
-                        return found
+                        return found if self._write is None else await self._converted(found)
                 if decoder.fault is not None:
                     raise self._failed(decoder.fault.status, decoder.fault.reason)
                 if self._unfinished.counted and self.holding is not None and not self.holding.may_grow:
@@ -147,7 +147,15 @@ class GrpcChannel(MessageChannel):
                     raise trio.EndOfChannel("the peer has ended the call")
                 decoder.feed(data)
                 if found := self._take():
-                    return found
+                    return found if self._write is None else await self._converted(found)
+
+    async def _converted(self, found: list[Incoming]) -> list[Incoming]:
+        """Return messages of another kind, the large ones converted in turns with other tasks."""
+        for at, each in enumerate(found):
+            message: Any = each.message
+            if callable(message):
+                found[at] = attrs.evolve(each, message=await message())
+        return found
 
     def _take(self) -> list[Incoming]:
         decoder, before = self._decoder, self._decoder.taken
