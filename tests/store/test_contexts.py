@@ -18,6 +18,7 @@ import trio
 
 import trimcp
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
+from tests.store.hub import Hub
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.messages.errors import UnknownContext
 from trimcp.store import contexts_sqlite
@@ -110,6 +111,30 @@ async def test_what_nobody_may_need_is_forgotten(make_store: MakeStore) -> None:
         assert sorted(found) == sorted((ADA, f"c{number}") for number in range(1_100))
         assert await store.counts() == {ADA: 100}
         assert await store.expire(1_100.0) in ([], ())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "hub"])
+async def test_a_shared_store_keeps_what_builds_on_what_it_has(kind: str, tmp_path: Path) -> None:
+    store = SqliteContexts(tmp_path / "contexts.db") if kind == "sqlite" else Hub().open()
+    assert store.shared
+    key, beside = kept().key, kept(id="beside").key
+    async with store.opened():
+        first = await store.write([kept()], [])
+        assert set(first) == {key}
+        second = await store.write([kept(version=8, stamp=first[key])], [])
+        assert second[key] > first[key]
+        for stamp in (0, first[key], second[key] + 1):
+            stale = kept(version=9, state={"stale": 1}, stamp=stamp)
+            assert set(await store.write([stale, kept(id="beside")], [beside])) == {beside}
+        row = await store.load(*key)
+        assert row is not None
+        assert (row.version, row.stamp, row.state) == (8, second[key], kept().state)
+        assert set(await store.changed() or ()) == {key, beside}
+        assert await store.changed() == {}
+        anew = await store.write([kept(version=0)], [key])
+        assert anew[key] > second[key]
+        assert await store.changed() == anew
+        assert await store.write([kept(id="gone", stamp=anew[key])], []) == {}
 
 
 async def test_memory_keeps_nothing() -> None:

@@ -87,6 +87,8 @@ async def test_three_that_count_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "contexts.db"
     async with open_table(SqliteContexts(path)) as table, another(path) as first, another(path) as second:
         await table.create(ADA, "ctx-001")
+        for other in (first, second):
+            await other.do(read="ctx-001")  # it has begun
         conflicts = []
 
         async def run(name: str, other: Other | None) -> None:
