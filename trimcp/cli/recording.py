@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,13 @@ import click
 import orjson
 import trio
 
-from trimcp.channel import CLIENT_MAX_MESSAGE, Kind, MessageChannel, Outgoing
+from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, Kind, MessageChannel, MessageWriter, Outgoing
 from trimcp.cli.exits import NO_CONNECTION, RECORD_EXIT_CODES, REPLAY_EXIT_CODES, Failure, say
 from trimcp.cli.options import POSITIVE, HeaderOptions, with_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import NO_HEADERS, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
-from trimcp.errors import LocalError, McpError
+from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.run import signals
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.testing.play import outgoing_of, play
@@ -36,7 +36,9 @@ from trimcp.wire.jsonrpc import Lost, Malformed
 
 if TYPE_CHECKING:
     from trimcp.agent_tools.client.wire import AgentTarget
-    from trimcp.transports.http.interfaces import Admitted, Head
+    from trimcp.server.running import Running
+    from trimcp.session.session import Session
+    from trimcp.transports.http.interfaces import Admitted, ConnectedSession, Head
 
 _HOST: Final = "127.0.0.1"
 _LAST: Final = 1.0  # seconds for the answer to an agent whose service was not reached
@@ -270,11 +272,12 @@ async def relay_agent(target: AgentTarget, port: int, journal: JournalWriter) ->
         (sock,) = await open_tcp(_HOST, port)
     except LocalError as error:
         raise Failure(str(error)) from None
-    async with open_service_nursery() as nursery:
-        relay = AgentRelay(target, journal, nursery)
+    server = Server("trimcp")
+    async with server.running() as running, open_service_nursery() as nursery:
+        relay = AgentRelay(target, journal, nursery, running)
         routes = dict.fromkeys(("/", PATH, urlsplit(target.url).path or "/"), relay.admit)
         settings = HttpSettings(path=None, sse_path=None, websocket_path=None, health=False, routes=routes)
-        serve = partial(serve_http, Server("trimcp"), sockets=[sock], settings=settings, stop=relay.over, grace=_LAST)
+        serve = partial(serve_http, server, sockets=[sock], settings=settings, stop=relay.over, grace=_LAST)
         at = sock.getsockname()[1]
         await nursery.start(serve)
         journal.tell(f"the agent connects to ws://{_HOST}:{at}")
@@ -291,6 +294,7 @@ class AgentRelay:
     _target: AgentTarget
     _journal: JournalWriter
     _nursery: trio.Nursery
+    _running: Running
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set when either side has closed
     failure: McpError | None = attrs.field(init=False, default=None)  # why the service was not reached, or None
     _taken: bool = attrs.field(init=False, default=False)
@@ -321,7 +325,8 @@ class AgentRelay:
         finally:
             if service is None:
                 self.over.set()
-        return Upgrade(partial(self._serve, service), SUBPROTOCOL, CLIENT_MAX_MESSAGE, headers=headers, read=bytes)
+        serve, opened = partial(self._serve, service), partial(self._open, service)
+        return Upgrade(serve, SUBPROTOCOL, CLIENT_MAX_MESSAGE, headers=headers, read=bytes, open=opened)
 
     async def _reach(self, target: AgentTarget, task_status: trio.TaskStatus[MessageChannel]) -> None:
         """Keep a connection to the service until either side has closed."""
@@ -331,7 +336,13 @@ class AgentRelay:
             task_status.started(service)
             await self.over.wait()
 
-    async def _serve(self, service: MessageChannel, agent: MessageChannel) -> None:
+    def _open(self, service: MessageChannel, writer: MessageWriter) -> ConnectedSession:
+        opened = self._running.open_connected(writer)
+        opened.receiver = agent = RecordedAgent(opened.session)
+        self._nursery.start_soon(self._serve, service, agent)
+        return opened
+
+    async def _serve(self, service: MessageChannel, agent: MessageChannel | RecordedAgent) -> None:
         try:
             async with open_service_nursery() as nursery:
                 nursery.start_soon(self._pass_on, agent, service, True)
@@ -339,7 +350,9 @@ class AgentRelay:
         finally:
             self.over.set()
 
-    async def _pass_on(self, source: MessageChannel, sink: MessageChannel, from_agent: bool) -> None:
+    async def _pass_on(
+        self, source: MessageChannel | RecordedAgent, sink: MessageChannel | RecordedAgent, from_agent: bool
+    ) -> None:
         with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
             while True:
                 for incoming in await source.receive():
@@ -347,6 +360,55 @@ class AgentRelay:
                         self._journal.note(from_agent, incoming.message)
                         await sink.send([Outgoing(incoming.message, Kind.NOTIFICATION)])
         await sink.aclose()  # which ends the other direction
+
+
+class RecordedAgent:
+    """The connection of the agent, read no further while a batch of it waits for the service to take it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._sink = session.sink
+        self._batch: Sequence[Incoming] = ()
+        self._changed = trio.lowlevel.ParkingLot()
+        session.watchers.add(self._lost)
+
+    @property
+    def paused(self) -> bool:
+        return bool(self._batch) and not self._session.closed.is_set()
+
+    async def readable(self) -> None:
+        while self.paused:
+            await self._changed.park()
+
+    def deliver(self, batch: Sequence[Incoming]) -> None:
+        self._batch = (*self._batch, *batch)
+        self._changed.unpark_all()
+
+    async def receive(self) -> Sequence[Incoming]:
+        while not self._batch:
+            if self._session.closed.is_set():
+                raise trio.EndOfChannel
+            await self._changed.park()
+        batch, self._batch = self._batch, ()
+        self._changed.unpark_all()
+        return batch
+
+    async def send(self, batch: Sequence[Outgoing]) -> None:
+        for outgoing in batch:
+            await self._sink.room()
+            if self._session.closed.is_set():
+                raise trio.ClosedResourceError
+            self._sink.post(outgoing)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._session.close()
+        self._changed.unpark_all()
+
+    def _lost(self, _why: ConnectionLost) -> None:
+        self._session.watchers.discard(self._lost)
+        self._session.close()  # now, so that who waits for more does not wait on
+        self._changed.unpark_all()
 
 
 # Replaying
