@@ -18,24 +18,35 @@ from trimcp.client.client import Target
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
-from trimcp.faces.portal import Lease, PortalBlock, PortalWork
+from trimcp.faces.portal import Lease, Outcome, PortalBlock, PortalWork
 from trimcp.faces.verbs import CallStandIn, StandIn, SubscriptionStandIn, connection, standing_for
 from trimcp.wire.revisions import Revision
 
 
-async def _finished(work: PortalWork, begin: Callable[[], object], future: Future[Any]) -> Any:
-    """Begin something, wait for its future and return its value. Cancelled, cancel the work and wait for its end."""
+async def _finished(work: PortalWork, begin: Callable[[], object], outcome: Outcome) -> Any:
+    """Begin something, wait for its outcome and return its value. Cancelled, cancel the work and wait for its end."""
     try:
         begin()
-        return await asyncio.wrap_future(future)
+        await _there(outcome)
     except BaseException:
-        if not work.outcome.done():
+        if not work.outcome.done:
             with suppress(McpError):  # it cannot have begun
                 work.cancel()
-                ended = asyncio.wrap_future(work.outcome)
-                ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-                await asyncio.wait([ended])
+                await _there(work.outcome)
         raise
+    return outcome.result()
+
+
+async def _there(outcome: Outcome) -> None:
+    """Wait until an outcome is there."""
+    there, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop was closed
+            loop.call_soon_threadsafe(there.set)
+
+    outcome.tell(tell)
+    await there.wait()
 
 
 class _AsyncioStandIn(StandIn):

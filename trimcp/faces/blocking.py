@@ -9,7 +9,6 @@ import contextvars
 import inspect
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final
 
@@ -19,7 +18,7 @@ from trimcp.client.client import Target
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
-from trimcp.faces.portal import Lease, PortalBlock, PortalWork
+from trimcp.faces.portal import Lease, Outcome, PortalBlock, PortalWork
 from trimcp.faces.verbs import CallStandIn, StandIn, SubscriptionStandIn, connection, standing_for
 from trimcp.wire.revisions import Revision
 
@@ -40,21 +39,22 @@ def timeout(seconds: float) -> Iterator[None]:
         _until.reset(token)
 
 
-def _finished(work: PortalWork, begin: Callable[[], object], future: Future[Any]) -> Any:
-    """Begin something, wait for its future and return its value.
+def _finished(work: PortalWork, begin: Callable[[], object], outcome: Outcome) -> Any:
+    """Begin something, wait for its outcome and return its value.
 
     Interrupted, or when the time is over, the work is cancelled, and its end awaited.
     """
     try:
         begin()
         until = _until.get()
-        return future.result(None if until is None else max(0.0, until - time.monotonic()))
+        outcome.wait(None if until is None else max(0.0, until - time.monotonic()))
     except BaseException:
-        if not work.outcome.done():
+        if not work.outcome.done:
             with suppress(McpError):  # it cannot have begun
                 work.cancel()
-                work.outcome.exception()
+                work.outcome.wait()
         raise
+    return outcome.result()
 
 
 class _BlockingStandIn(StandIn):

@@ -11,7 +11,7 @@ import contextvars
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
@@ -25,6 +25,49 @@ _OVER: Final = "the session has ended"
 _FAREWELL: Final = 5.0  # seconds for connections that a program left open to close, at its exit
 
 
+class Outcome:
+    """What another thread waits for: a value, or an exception.
+
+    Not a `Future`: an interrupt within one may keep its lock for ever, for which the thread of Trio would wait. Here an
+    interrupt comes before or after the one step that waits.
+    """
+
+    def __init__(self) -> None:
+        self.done = False
+        self.error: Exception | None = None
+        self._value: Any = None
+        self._came = threading.Lock()
+        self._came.acquire()
+        self._tell: list[Callable[[], object]] = []
+
+    def settle(self, error: Exception | None, value: Any = None) -> None:
+        """Give it a value or an exception, unless it has one. In the thread of Trio."""
+        if not self.done:
+            self.error, self._value, self.done = error, value, True
+            self._came.release()
+            for tell in self._tell:
+                tell()
+
+    def tell(self, function: Callable[[], object]) -> None:
+        """Have a function called once it is there, perhaps twice, in any thread."""
+        self._tell.append(function)
+        if self.done:
+            function()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until it is there. Raises TimeoutError."""
+        if not self.done:
+            if not self._came.acquire(timeout=-1 if timeout is None else timeout):
+                raise TimeoutError
+            self._came.release()
+
+    def result(self) -> Any:
+        """Return the value that is there, or raise the exception."""
+        if self.error is not None:
+            raise self.error
+        return self._value
+
+
 class Portal:
     """A thread that runs Trio."""
 
@@ -34,7 +77,7 @@ class Portal:
     def __init__(self) -> None:
         self.leases: set[Lease] = set()
         self._process = os.getpid()
-        self._ready: Future[None] = Future()
+        self._ready = Outcome()
         # A daemon: a program that forgets a connection ends nevertheless.
         self._thread = threading.Thread(target=self._run, name="trimcp", daemon=True)
         self.works: set[PortalWork] = set()  # those that have begun
@@ -48,7 +91,7 @@ class Portal:
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the thread takes what it is told."""
-        self._ready.result(timeout)
+        self._ready.wait(timeout)
 
     def _run(self) -> None:
         try:
@@ -60,7 +103,7 @@ class Portal:
     async def _serve(self) -> None:
         async with trio.open_nursery() as self.nursery:
             self.token = trio.lowlevel.current_trio_token()
-            self._ready.set_result(None)
+            self._ready.settle(None)
             await trio.sleep_forever()
 
     @property
@@ -143,12 +186,9 @@ class PortalWork:
     portal: Portal
     around: PortalBlock | None  # in which it runs, so that this ends it, too
     _function: Callable[[], Awaitable[Any]] | None = None
-    outcome: Future[Any] = attrs.field(init=False, factory=Future)
+    outcome: Outcome = attrs.field(init=False, factory=Outcome)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _began: bool = attrs.field(init=False, default=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.outcome.set_running_or_notify_cancel()  # from now on only `cancel` cancels it
 
     def begin(self) -> None:
         """Begin it, with the context variables of the caller. Raises as `Portal.soon`."""
@@ -160,7 +200,7 @@ class PortalWork:
             self.around = self.around.around  # what was opened may still be asked, as in Trio
         around = self.around
         nursery = self.portal.nursery if around is None else around.nursery
-        if self.outcome.done():
+        if self.outcome.done:
             return
         if nursery is None:
             assert around is not None
@@ -207,12 +247,7 @@ class PortalWork:
                 known = instead(*error.args)
                 known.__cause__, error = error, known
         self.portal.works.discard(self)
-        if self.outcome.done():
-            return
-        if error is None:
-            self.outcome.set_result(value)
-        else:
-            self.outcome.set_exception(error)
+        self.outcome.settle(error, value)
 
 
 @attrs.define(eq=False)
@@ -223,18 +258,14 @@ class PortalBlock(PortalWork):
     """
 
     manager: AbstractAsyncContextManager[Any] = attrs.field(kw_only=True)
-    entered: Future[Any] = attrs.field(init=False, factory=Future)  # what the context manager yields
+    entered: Outcome = attrs.field(init=False, factory=Outcome)  # what the context manager yields
     nursery: trio.Nursery | None = attrs.field(init=False, default=None)
     orphans: list[PortalWork] = attrs.field(init=False, factory=list)  # what ended with it, and has no outcome yet
     _leaving: trio.Event = attrs.field(init=False, factory=trio.Event)
 
-    def __attrs_post_init__(self) -> None:
-        for future in (self.entered, self.outcome):
-            future.set_running_or_notify_cancel()
-
     async def perform(self) -> None:
         async with self.manager as value, open_service_nursery() as self.nursery:
-            self.entered.set_result(value)
+            self.entered.settle(None, value)
             await self._leaving.wait()
 
     def leave(self) -> None:
@@ -244,18 +275,16 @@ class PortalBlock(PortalWork):
     @property
     def left(self) -> bool:
         """Whether its context manager was left without a failure."""
-        return self.outcome.done() and self.outcome.exception() is None
+        return self.outcome.done and self.outcome.error is None
 
     def over(self) -> Exception:
         """Return what who comes too late is told: why it ended, or that it has."""
-        failure = self.outcome.exception() if self.outcome.done() else None
-        told = isinstance(failure, Exception) and not isinstance(failure, CancelledError)
-        return failure if told else ConnectionLost(_OVER)  # type: ignore[return-value]  # mypy forgets what it is
+        failure = self.outcome.error
+        return ConnectionLost(_OVER) if failure is None or isinstance(failure, CancelledError) else failure
 
     def settle(self, error: Exception | None, value: Any = None) -> None:
         super().settle(error, value)
         self.nursery = None
-        if not self.entered.done():
-            self.entered.set_exception(self.outcome.exception() or ConnectionLost(_OVER))
+        self.entered.settle(self.outcome.error or ConnectionLost(_OVER))
         for work in self.orphans:
             work.settle(self.over())

@@ -65,6 +65,7 @@ class StandIn:
 
         work = PortalWork(self.block.portal, self.block, call)
         work.begin()
+        work.outcome.wait()
         return work.outcome.result()
 
 
