@@ -157,6 +157,10 @@ class InTrio:
     def session(self) -> Any:
         return self.face.origin.session
 
+    @property
+    def client(self) -> Any:
+        return self.face.origin.client
+
     def __getattr__(self, name: str) -> Any:
         member = getattr(self.face, name)
         if name in FACTS:

@@ -18,12 +18,12 @@ from trimcp.client.client import Target
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
-from trimcp.faces.portal import Lease, Outcome, PortalBlock, PortalWork
+from trimcp.faces.portal import Lease, PortalBlock, PortalOutcome, PortalWork
 from trimcp.faces.verbs import CallStandIn, StandIn, SubscriptionStandIn, connection, standing_for
 from trimcp.wire.revisions import Revision
 
 
-async def _finished(work: PortalWork, begin: Callable[[], object], outcome: Outcome) -> Any:
+async def _finished(work: PortalWork, begin: Callable[[], object], outcome: PortalOutcome) -> Any:
     """Begin something, wait for its outcome and return its value. Cancelled, cancel the work and wait for its end."""
     try:
         begin()
@@ -37,7 +37,7 @@ async def _finished(work: PortalWork, begin: Callable[[], object], outcome: Outc
     return outcome.result()
 
 
-async def _there(outcome: Outcome) -> None:
+async def _there(outcome: PortalOutcome) -> None:
     """Wait until an outcome is there."""
     there, loop = asyncio.Event(), asyncio.get_running_loop()
 

@@ -18,7 +18,7 @@ from trimcp.client.client import Target
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
-from trimcp.faces.portal import Lease, Outcome, PortalBlock, PortalWork
+from trimcp.faces.portal import Lease, PortalBlock, PortalOutcome, PortalWork
 from trimcp.faces.verbs import CallStandIn, StandIn, SubscriptionStandIn, connection, standing_for
 from trimcp.wire.revisions import Revision
 
@@ -39,7 +39,7 @@ def timeout(seconds: float) -> Iterator[None]:
         _until.reset(token)
 
 
-def _finished(work: PortalWork, begin: Callable[[], object], outcome: Outcome) -> Any:
+def _finished(work: PortalWork, begin: Callable[[], object], outcome: PortalOutcome) -> Any:
     """Begin something, wait for its outcome and return its value.
 
     Interrupted, or when the time is over, the work is cancelled, and its end awaited.

@@ -25,7 +25,7 @@ _OVER: Final = "the session has ended"
 _FAREWELL: Final = 5.0  # seconds for connections that a program left open to close, at its exit
 
 
-class Outcome:
+class PortalOutcome:
     """What another thread waits for: a value, or an exception.
 
     Not a `Future`: an interrupt within one may keep its lock for ever, for which the thread of Trio would wait. Here an
@@ -77,7 +77,7 @@ class Portal:
     def __init__(self) -> None:
         self.leases: set[Lease] = set()
         self._process = os.getpid()
-        self._ready = Outcome()
+        self._ready = PortalOutcome()
         # A daemon: a program that forgets a connection ends nevertheless.
         self._thread = threading.Thread(target=self._run, name="trimcp", daemon=True)
         self.works: set[PortalWork] = set()  # those that have begun
@@ -186,7 +186,7 @@ class PortalWork:
     portal: Portal
     around: PortalBlock | None  # in which it runs, so that this ends it, too
     _function: Callable[[], Awaitable[Any]] | None = None
-    outcome: Outcome = attrs.field(init=False, factory=Outcome)
+    outcome: PortalOutcome = attrs.field(init=False, factory=PortalOutcome)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _began: bool = attrs.field(init=False, default=False)
 
@@ -258,7 +258,7 @@ class PortalBlock(PortalWork):
     """
 
     manager: AbstractAsyncContextManager[Any] = attrs.field(kw_only=True)
-    entered: Outcome = attrs.field(init=False, factory=Outcome)  # what the context manager yields
+    entered: PortalOutcome = attrs.field(init=False, factory=PortalOutcome)  # what the context manager yields
     nursery: trio.Nursery | None = attrs.field(init=False, default=None)
     orphans: list[PortalWork] = attrs.field(init=False, factory=list)  # what ended with it, and has no outcome yet
     _leaving: trio.Event = attrs.field(init=False, factory=trio.Event)
