@@ -345,7 +345,7 @@ def interop_quick(session: nox.Session) -> None:
 @nox.session
 def conformance(session: nox.Session) -> None:
     """Hold our server and our client against the official conformance suite, in every version."""
-    session.install(".[auth,cli]", NODE)
+    session.install(".[auth,cli,skills]", NODE)
     env = {"TRIMCP_CONFORMANCE": str(install_from_npm(session, CONFORMANCE))}
     with timed(session):
         session.run("python", "-m", "tests.conformance.run", *session.posargs, env=env)

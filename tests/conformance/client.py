@@ -75,6 +75,19 @@ async def return_the_schema(session: trimcp.ClientSession) -> None:
     await session.call_tool("json_schema_echo", {"schema": schema})
 
 
+async def use_a_skill(session: trimcp.ClientSession) -> None:
+    """Activate the first skill, and read every file of it."""
+    skills = trimcp.ServerSkills(session, lambda skill: True)
+    active = await skills.activate((await skills.list_all())[0])
+    for path in active.files:
+        await active.read(path)
+
+
+async def look_at_skills(session: trimcp.ClientSession) -> None:
+    """List skills, and use none."""
+    await trimcp.ServerSkills(session, lambda skill: True).list_all()
+
+
 # Authorization
 
 
@@ -134,6 +147,8 @@ SPECIAL = {
     "http-custom-headers": make_the_calls_asked_for,
     "json-schema-2020-12-preservation": return_the_schema,
     "json-schema-ref-no-deref": look_at_tools,
+    "sep-2640-client-no-prefetch": look_at_skills,
+    **dict.fromkeys((f"sep-2640-client-verify-{what}" for what in ("digest", "size", "frontmatter")), use_a_skill),
 }
 
 INVENTED: dict[str, Any] = {"string": "text", "number": 5, "integer": 3, "boolean": True, "array": [], "object": {}}

@@ -36,7 +36,9 @@ HOSTS = ("own", "http/2", "hypercorn")
 """Our own listener, the same behind a proxy that speaks HTTP/2 to it, and Hypercorn."""
 
 EXTENSIONS = "extensions"
-"""In place of a version: authorization by extensions of the specification, which the suite tests in no version."""
+"""In place of a version: authorization by extensions of the specification, and skills, which stand in no version."""
+
+SKILLS = "sep-2640-"
 
 # How many scenarios each version has for each side. If the suite suddenly lists fewer, that is no success.
 SCENARIOS = {
@@ -44,7 +46,7 @@ SCENARIOS = {
     "2025-06-18": {"server": 27, "client": 5},
     "2025-11-25": {"server": 33, "client": 19},
     "2026-07-28": {"server": 40, "client": 33},
-    EXTENSIONS: {"server": 0, "client": 6},
+    EXTENSIONS: {"server": 3, "client": 10},
 }
 
 # Here the client has to refuse to go on, so it may end with an error.
@@ -54,7 +56,7 @@ MAY_FAIL = frozenset(
         *("scope-retry-limit", "resource-mismatch", "metadata-issuer-mismatch"),
         *("iss-supported-missing", "iss-wrong-issuer", "iss-unexpected", "iss-normalized"),
     )
-)
+) | {f"{SKILLS}client-verify-{what}" for what in ("digest", "size", "frontmatter")}
 
 # They measure time, so nothing may run beside them.
 ALONE = frozenset({"sse-retry", "server-sse-polling"})
@@ -102,6 +104,15 @@ REASONS = (
         "sep-2243-client-includes-standard-headers",
         "did not send a notifications/initialized request",
         "this revision has no handshake",
+    ),
+    *(
+        Reason(
+            f"{SKILLS}skills-manifest",
+            f"sep-2640-skillmd-metadata-{what}",
+            "not listed in resources/list",
+            "files of skills are found by skills/list and in their folders, where they are told with this",
+        )
+        for what in ("name", "description")
     ),
 )
 
@@ -179,12 +190,10 @@ class Suite:
         return names
 
     async def _list_extensions(self, side: str) -> list[str]:
-        """Return the scenarios of authorization that stand in no version."""
-        if side == "server":
-            return []
-        every = read_list((await self._run("list", "--client")).stdout.decode())
+        """Return the scenarios of authorization and skills that stand in no version."""
+        every = read_list((await self._run("list", f"--{side}")).stdout.decode())
         dated = {name for version in SCENARIOS if version != EXTENSIONS for name in await self.list(side, version)}
-        names = [name for name in every if name.startswith("auth/") and name not in dated]
+        names = [name for name in every if name.startswith(("auth/", SKILLS)) and name not in dated]
         if len(names) != SCENARIOS[EXTENSIONS][side]:
             raise SystemExit(f"{SCENARIOS[EXTENSIONS][side]} {side} scenarios of extensions expected, not {names}")
         return names

@@ -405,6 +405,16 @@ async def template(id: str) -> dict[str, Any]:
     return {"id": id, "templateTest": True, "data": f"Data for ID: {id}"}
 
 
+server.skills(
+    {
+        "git-workflow/SKILL.md": "---\nname: git-workflow\ndescription: Our rules of git\n---\n# Git\n",
+        "git-workflow/references/names.md": "# Names\n",
+        "acme/refunds/SKILL.md": "---\nname: refunds\ndescription: Refund a customer\n---\n# Refunds\n",
+        "acme/refunds/templates/letter.md": "Dear customer\n",
+    }
+)
+
+
 # Prompts
 
 

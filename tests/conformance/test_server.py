@@ -69,7 +69,7 @@ async def test_all_names_and_descriptions() -> None:
         tools = await session.list_tools()
         prompts = await session.list_prompts()
         templates = await session.list_resource_templates()
-        assert [template.uri_template for template in templates] == ["test://template/{id}/data"]
+        assert [template.uri_template for template in templates] == ["test://template/{id}/data", "skill://{+path}"]
         assert all(tool.description for tool in tools)
         assert all(prompt.description for prompt in prompts)
         assert {"test_simple_text", "test_reconnection", "test_slow"} <= {tool.name for tool in tools}
