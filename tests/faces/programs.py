@@ -53,6 +53,7 @@ def interrupts() -> None:
             try:
                 signal.setitimer(signal.ITIMER_REAL, lots.uniform(1e-5, 2e-3), 0.2)
                 session.call_tool("wait")
+                raise AssertionError
             except KeyboardInterrupt:
                 interrupted += 1
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -77,6 +78,7 @@ def connects() -> None:
             signal.setitimer(signal.ITIMER_REAL, lots.uniform(1e-5, 1e-2), 0.2)
             with trimcp.blocking.connect(make_server()) as session:
                 session.ping()
+            signal.setitimer(signal.ITIMER_REAL, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
     with trimcp.blocking.connect(make_server()) as session:
         print(session.call_tool("add", {"a": 1, "b": 2}).text, ours())

@@ -158,6 +158,13 @@ class Lease:
 
     def give_back(self) -> None:
         """Use it no longer. The last ends the thread."""
+        try:
+            self._give_back()
+        except BaseException:  # an interrupt: each step may be done once more
+            self._give_back()
+            raise
+
+    def _give_back(self) -> None:
         global _portal
         portal = self.portal
         if portal is None:
