@@ -327,7 +327,7 @@ async def test_quotas_of_those_who_left_are_forgotten() -> None:
         pools._kept(pools._principals, number, pools.limits.principal, "x")
     assert len(pools._principals) <= 2 * _MANY
     held = pools._kept(pools._principals, "held", pools.limits.principal, "x")
-    await held.take("held")
+    await held.acquire("held")
     for number in range(4 * _MANY):
         pools._kept(pools._principals, -number, pools.limits.principal, "x")
     assert pools._principals["held"] is held

@@ -45,8 +45,8 @@ RECORDS: dict[type, tuple[Any, ...]] = {
     auth.Introspection: ("https://issuer.test/look", "us", "secret", "https://issuer.test"),
 }
 NO_SETTINGS = {
-    *("Applied", "Arg", "ContextUpdate", "CreateMessageParams", "Refused", "Registration", "ResourceLink"),
-    *("Revision", "ToolProgress", "Tokens"),
+    *("Applied", "Arg", "ContextUpdate", "CreateMessageParams", "KeptContext", "Refused", "Registration"),
+    *("ResourceLink", "Revision", "ToolProgress", "Tokens"),
 }
 """Public classes with numbers that may be left out, and may be any: what a schema, a peer or an author says."""
 

@@ -316,15 +316,14 @@ class AgentRelay:
         target = self._target
         if "authorization" in headers and "authorization" not in target.headers:
             target = attrs.evolve(target, headers={**target.headers, "authorization": headers["authorization"]})
-        service: MessageChannel | None = None
         try:
-            service = await self._nursery.start(self._reach, target)
-        except McpError as error:
+            service: MessageChannel = await self._nursery.start(self._reach, target)
+        except BaseException as error:  # then there is nothing to record
+            self.over.set()
+            if not isinstance(error, McpError):
+                raise
             self.failure = error
             return refusal(502, "the service was not reached")
-        finally:
-            if service is None:
-                self.over.set()
         serve, opened = partial(self._serve, service), partial(self._open, service)
         return Upgrade(serve, SUBPROTOCOL, CLIENT_MAX_MESSAGE, headers=headers, read=bytes, open=opened)
 

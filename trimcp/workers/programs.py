@@ -45,6 +45,7 @@ class Started(Protocol):
     @property
     def stopped(self) -> bool:
         """Whether a signal has stopped it, so that it does nothing until another lets it go on."""
+        ...
 
     async def exited(self) -> None:
         """Wait until the program has ended. What it started may go on."""

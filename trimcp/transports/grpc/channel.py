@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 import trio
@@ -154,7 +154,8 @@ class GrpcChannel(MessageChannel):
         for at, each in enumerate(found):
             message: Any = each.message
             if callable(message):
-                found[at] = attrs.evolve(each, message=await message())
+                convert = cast("Callable[[], Awaitable[Any]]", message)
+                found[at] = attrs.evolve(each, message=await convert())
         return found
 
     def _take(self) -> list[Incoming]:
