@@ -1,5 +1,5 @@
 """Writes the stubs that tell type checkers the public names of each package, from the package's one list, and the
-methods of the client's faces, from those of its session.
+methods of the client without Trio, from those of its session.
 
 python docs/stubs.py            write them
 python docs/stubs.py --check    fail if one is not what would be written
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from trimcp.client.session import ClientSession
-from trimcp.faces.verbs import FACTS, verbs
+from trimcp.portal.methods import FACTS, public_methods
 
 PACKAGE = Path(__file__).parent.parent / "trimcp"
 HEAD = "# Written by docs/stubs.py from the list in __init__.py beside it.\n"
@@ -45,7 +45,7 @@ def stub(names: dict[str, str]) -> str:
     return HEAD + "\n" + "\n".join(sorted(imports)) + f"\n\n__all__ = [\n{lines}]\n"
 
 
-FACE = """\
+STAND_INS = """\
 # Written by docs/stubs.py from the methods of `trimcp.ClientSession`.
 
 {imports}
@@ -94,11 +94,11 @@ BESIDE = {
     "trimcp.wire.revisions": "Revision",
     "typing": "Generic TypeVar",
 }
-"""What the stub of a face names beside what its methods do."""
+"""What the stub of a client without Trio names beside what its methods do."""
 
 
-def face(kind: str) -> str:
-    """Return the text of the stub of a face."""
+def stand_ins(kind: str) -> str:
+    """Return the text of the stub of a client without Trio."""
     how = KINDS[kind]
     source = ast.parse(inspect.getsource(inspect.getmodule(ClientSession)))  # type: ignore[arg-type]
     homes = {
@@ -108,7 +108,7 @@ def face(kind: str) -> str:
         for alias in node.names
     }
     [session] = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == "ClientSession"]
-    shown = {name for name, _, _ in verbs(ClientSession)} | FACTS
+    shown = {name for name, _, _ in public_methods(ClientSession)} | FACTS
     members = []
     names: set[str] = {how["manager"], how["iterator"]}
     homes |= {how["iterator"]: "collections.abc", how["manager"]: "contextlib"}
@@ -134,7 +134,7 @@ def face(kind: str) -> str:
         if name in homes:
             imported.setdefault(homes[name], set()).add(name)
     lines = [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(imported.items())]
-    text = FACE.format(imports="\n".join(lines), members="\n".join(members), **how)
+    text = STAND_INS.format(imports="\n".join(lines), members="\n".join(members), **how)
     return text + ("\ndef timeout(seconds: float) -> AbstractContextManager[None]: ...\n" if kind == "blocking" else "")
 
 
@@ -145,7 +145,7 @@ def stubs() -> dict[Path, str]:
         names = listed(path.read_text("utf-8"))
         if names is not None:
             found[path.with_suffix(".pyi")] = stub(names)
-    found |= {PACKAGE / "faces" / f"{kind}.pyi": face(kind) for kind in KINDS}
+    found |= {PACKAGE / "portal" / f"{kind}.pyi": stand_ins(kind) for kind in KINDS}
     return found
 
 

@@ -22,8 +22,8 @@ _NAMES = {
     "trimcp.errors": "AskRefused CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
     "NotStarted Overloaded RemoteError ResourceNotFound Stopped ToolError UpstreamDown",
     "trimcp.extensions.skills": "Skill",
-    "trimcp.faces.asyncio": "asyncio=.",
-    "trimcp.faces.blocking": "blocking=.",
+    "trimcp.portal.asyncio": "asyncio=.",
+    "trimcp.portal.blocking": "blocking=.",
     "trimcp.fleet": "fleet=.",
     "trimcp.fleet.group": "Group",
     "trimcp.fleet.upstream": "Upstream supervise",

@@ -36,8 +36,6 @@ from trimcp.errors import Stopped as Stopped
 from trimcp.errors import ToolError as ToolError
 from trimcp.errors import UpstreamDown as UpstreamDown
 from trimcp.extensions.skills import Skill as Skill
-from trimcp.faces import asyncio as asyncio
-from trimcp.faces import blocking as blocking
 from trimcp.fleet.group import Group as Group
 from trimcp.fleet.upstream import Upstream as Upstream
 from trimcp.fleet.upstream import supervise as supervise
@@ -52,6 +50,8 @@ from trimcp.net import serve_grpc as serve_grpc
 from trimcp.net import serve_http as serve_http
 from trimcp.net import serve_websocket as serve_websocket
 from trimcp.net import websocket as websocket
+from trimcp.portal import asyncio as asyncio
+from trimcp.portal import blocking as blocking
 from trimcp.principal import Principal as Principal
 from trimcp.run import in_process as in_process
 from trimcp.run import load_servers as load_servers

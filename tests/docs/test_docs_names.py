@@ -26,7 +26,7 @@ PACKAGE = ROOT / "trimcp"
 DESIGN = ROOT / "docs" / "design"
 PAGES = sorted(page for page in DESIGN.glob("*.md") if page.name != "dependencies.md")  # which is about others' names
 
-BEGINNINGS = ("", "faces.", "transports.", "transports.http.")
+BEGINNINGS = ("", "portal.", "transports.", "transports.http.")
 FILES = re.compile(r"[\w./-]+(\.(py|md|json|toml)|/)")
 NAME = re.compile(r"@?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)(\(.*\))?")
 IN_DIAGRAM = re.compile(r"[\w./]+\.py\b|\b_?[A-Za-z]\w*(?:\.[A-Za-z_]\w*)+|\b_?[A-Za-z]\w*(?=\()|\b[A-Z][a-z]+[A-Z]\w*")

@@ -33,8 +33,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = [(name, revision) for name in transports for revision in spoken(name)]
         if not hasattr(metafunc.module, "ONLY_OVER") and metafunc.function.__name__ not in OF_THE_WIRE:
             pairs += [
-                (f"{name}, {face}", revision)
-                for face in KINDS
+                (f"{name}, {without}", revision)
+                for without in KINDS
                 for name, revision in (("stdio", LATEST_LEGACY), ("http", LATEST))
             ]
         ids = [f"{name}-{revision.name}" for name, revision in pairs]
@@ -49,5 +49,5 @@ def clock(transport: str) -> Any:
 
 @pytest.fixture
 def links(transport: str, revision: Revision, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Links:
-    name, _, face = transport.partition(", ")
-    return Links(name, revision, tmp_path / "journal", caplog, face=face)
+    name, _, without = transport.partition(", ")
+    return Links(name, revision, tmp_path / "journal", caplog, without=without)

@@ -63,7 +63,7 @@ class Links:
         path: the file of the servers' journal.
         logged: what servers wrote to their standard error, where they have one.
         mortal: whether a test is to kill it.
-        face: "blocking" or "asyncio" for a client without Trio; see `without_trio`.
+        without: "blocking" or "asyncio" for a client without Trio; see `without_trio`.
         module: what makes the server, and is the program of one that is a child.
     """
 
@@ -79,7 +79,7 @@ class Links:
     _peer: Session | None = None
     _nursery: trio.Nursery | None = None
     mortal: bool = False
-    face: str = ""
+    without: str = ""
     _place: ServedHere | None = None
     _relay: Relay | None = None
     _ending: bool = False
@@ -126,8 +126,8 @@ class Links:
             self._nursery = await stack.enter_async_context(open_service_nursery())
             target = await stack.enter_async_context(self._opened())
             connecting = client.connect(target, revision=self.revision)
-            if self.face:
-                connecting = without_trio.connected(self.face, target, client, self.revision)
+            if self.without:
+                connecting = without_trio.connected(self.without, target, client, self.revision)
             session = await stack.enter_async_context(connecting)
             yield session
             if session.session.lost is None and not self._ending:
@@ -145,8 +145,8 @@ class Links:
         root = str(Path(trimcp.__file__).parent.parent)
         env = {"PYTHONPATH": root}
         target = trimcp.stdio(sys.executable, self.module.__file__, options, env=env, on_stderr=self.logged.append)
-        if self.face:
-            yield self._opening(target)  # in the thread of the face
+        if self.without:
+            yield self._opening(target)  # in the thread of the portal
             return
         async with target.connect() as channel:
             self._process = channel.process

@@ -1,4 +1,4 @@
-"""The faces of a session, awaited in Trio as a session is: what the interaction tests do, done without Trio.
+"""What stands in for a session, awaited in Trio as a session is: what the interaction tests do, done without Trio.
 
 Calls of `trimcp.blocking` run in threads, those of `trimcp.asyncio` in a loop in a thread. Cancelling one in Trio is an
 interrupt there, or the cancellation of its task. Handlers run there, and have Trio's do what the test wants.
@@ -22,12 +22,12 @@ import trio
 import trimcp
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.faces.portal import PortalWork
-from trimcp.faces.verbs import FACTS, verbs
+from trimcp.portal.methods import FACTS, public_methods
+from trimcp.portal.thread import PortalWork
 from trimcp.wire.revisions import Revision
 
 KINDS: Final = ("blocking", "asyncio")
-_HOW: Final = {name: how for name, _, how in verbs(ClientSession)}
+_HOW: Final = {name: how for name, _, how in public_methods(ClientSession)}
 _END: Final = object()
 
 
@@ -148,21 +148,21 @@ class Asyncio:
 
 @attrs.define
 class InTrio:
-    """A face, or what one opened, with the methods of Trio."""
+    """A stand-in, or what one opened, with the methods of Trio."""
 
     kind: Any
-    face: Any
+    without: Any
 
     @property
     def session(self) -> Any:
-        return self.face.origin.session
+        return self.without.origin.session
 
     @property
     def client(self) -> Any:
-        return self.face.origin.client
+        return self.without.origin.client
 
     def __getattr__(self, name: str) -> Any:
-        member = getattr(self.face, name)
+        member = getattr(self.without, name)
         if name in FACTS:
             return member
         if name == "progress":
@@ -187,10 +187,10 @@ class InTrio:
             yield found
 
     def __aiter__(self) -> AsyncIterator[Any]:
-        return self._arriving(self.face)
+        return self._arriving(self.without)
 
     async def __anext__(self) -> Any:
-        return await self._do(self.kind.following, self.kind.iterate(self.face))
+        return await self._do(self.kind.following, self.kind.iterate(self.without))
 
     @asynccontextmanager
     async def _opened(self, manager: Any) -> AsyncIterator[InTrio]:
@@ -211,7 +211,7 @@ class InTrio:
 
 @asynccontextmanager
 async def connected(kind: str, target: Any, client: Client, revision: Revision) -> AsyncIterator[InTrio]:
-    """Connect through a face, and yield what is used as a session."""
+    """Connect without Trio, and yield what is used as a session."""
     token = trio.lowlevel.current_trio_token()
     does = {"blocking": Blocking, "asyncio": Asyncio}[kind]()
 

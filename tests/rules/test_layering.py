@@ -45,7 +45,7 @@ _ANYTHING = _SERVER | {
     "store",
     "agent_tools",
     "auth",
-    "faces",
+    "portal",
     "worker_program",
     "transports",
     "client",
@@ -93,7 +93,7 @@ LAYERS: dict[str, set[str]] = {
     "worker_program": _SERVER | {"worker_program"},
     "client": _SESSION | {"transports", "client"},
     "fleet": _SESSION | {"client", "fleet"},
-    "faces": _SESSION | {"client", "faces"},
+    "portal": _SESSION | {"client", "portal"},
     # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
     "run": _ANYTHING - {"testing", "bench", "cli"},
     "net": _ANYTHING - {"testing", "bench", "cli"},

@@ -203,7 +203,7 @@ class ClientProgram:
         declared = "roots/list" in self.served
         self.roots(lambda: fixed)
         if declared:
-            for session in [*self.sessions]:  # those of `faces` come and go in another thread
+            for session in [*self.sessions]:  # those of `portal` come and go in another thread
                 session.roots_changed()
 
     def logging(self, handler: NoticeT) -> NoticeT:

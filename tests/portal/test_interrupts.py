@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faces.programs import run
+from tests.portal.programs import run
 
 
 @pytest.mark.slow

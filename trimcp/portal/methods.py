@@ -1,6 +1,6 @@
-"""The public methods of a client's session, read from it, and how they are made into those of a face.
+"""The public methods of a client's session, read from it, and how they are made into those of a stand-in.
 
-A face has each of them under the same name with the same parameters. `docs/stubs.py` writes what type checkers see.
+A stand-in has each of them under the same name with the same parameters. `docs/stubs.py` writes what type checkers see.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from trimcp.client.client import Client, Target, connecting, named
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
-from trimcp.faces.portal import PortalBlock, PortalWork
+from trimcp.portal.thread import PortalBlock, PortalWork
 from trimcp.session.calls import Call
 from trimcp.session.listening import Subscription
 from trimcp.wire.revisions import Revision
@@ -39,7 +39,7 @@ class StandIn:
     Each kind of program has a class with these three ways to use it; `standing_for` gives that the methods.
     """
 
-    opened: ClassVar[dict[str, type[StandIn]]] = {}  # the faces of what methods open, by the name of the method
+    opened: ClassVar[dict[str, type[StandIn]]] = {}  # what stands in for what methods open, by the name of the method
     block: PortalBlock
     origin: Any
 
@@ -48,14 +48,14 @@ class StandIn:
         raise NotImplementedError
 
     def enter(self) -> Any:
-        """Return a context manager that enters the block of this face, and yields the face."""
+        """Return a context manager that enters the block of this object, and yields the object."""
         raise NotImplementedError
 
     def open(self, name: str, manager: AbstractAsyncContextManager[Any]) -> Any:
         """Return a context manager that is entered here."""
-        face = self.opened[name]()
-        face.block = PortalBlock(self.block.portal, self.block, manager=manager)
-        return face.enter()
+        made = self.opened[name]()
+        made.block = PortalBlock(self.block.portal, self.block, manager=manager)
+        return made.enter()
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Return what a function returns at once, in Trio's thread."""
@@ -69,29 +69,29 @@ class StandIn:
         return work.outcome.result()
 
 
-def verbs(origin: type) -> Iterator[tuple[str, Callable[..., Any], str]]:
-    """Yield the methods of a class of Trio that its faces have, each with that of `StandIn` which it goes through."""
-    for name, verb in vars(origin).items():
-        if inspect.isfunction(verb) and not name.startswith("_") and name not in INTERNAL:
-            opens = str(inspect.signature(verb).return_annotation).startswith("AbstractAsyncContextManager")
-            yield name, verb, "wait" if inspect.iscoroutinefunction(verb) else "open" if opens else "call"
+def public_methods(origin: type) -> Iterator[tuple[str, Callable[..., Any], str]]:
+    """Yield the methods of a class of Trio that its stand-ins have, each with the way of `StandIn` by which it goes."""
+    for name, method in vars(origin).items():
+        if inspect.isfunction(method) and not name.startswith("_") and name not in INTERNAL:
+            opens = str(inspect.signature(method).return_annotation).startswith("AbstractAsyncContextManager")
+            yield name, method, "wait" if inspect.iscoroutinefunction(method) else "open" if opens else "call"
 
 
 def standing_for(origin: type) -> Callable[[type[StandInT]], type[StandInT]]:
-    """Return a decorator that gives a face the methods and facts of a class of Trio."""
+    """Return a decorator that gives a stand-in the methods and facts of a class of Trio."""
 
-    def decorate(face: type[StandInT]) -> type[StandInT]:
-        for name, verb, how in verbs(origin):
-            setattr(face, name, _method(name, verb, how))
+    def decorate(kind: type[StandInT]) -> type[StandInT]:
+        for name, method, how in public_methods(origin):
+            setattr(kind, name, _method(name, method, how))
         for name in FACTS & {*dir(origin)}:
-            setattr(face, name, property(operator.attrgetter(f"origin.{name}")))
-        return face
+            setattr(kind, name, property(operator.attrgetter(f"origin.{name}")))
+        return kind
 
     return decorate
 
 
-def _method(name: str, verb: Callable[..., Any], how: str) -> Callable[..., Any]:
-    @functools.wraps(verb)
+def _method(name: str, origin: Callable[..., Any], how: str) -> Callable[..., Any]:
+    @functools.wraps(origin)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(getattr(self.origin, name), *args, **kwargs)
         return self.open(name, bound()) if how == "open" else getattr(self, how)(bound)
@@ -100,17 +100,17 @@ def _method(name: str, verb: Callable[..., Any], how: str) -> Callable[..., Any]
 
 
 class ArrivalStream:
-    """What arrives for a face, one after the other; it ends with EOFError."""
+    """What arrives for a stand-in, one after the other; it ends with EOFError."""
 
-    def __init__(self, face: StandIn, receive: Callable[[], Awaitable[Any]]) -> None:
-        self._face, self._receive = face, receive
+    def __init__(self, used: StandIn, receive: Callable[[], Awaitable[Any]]) -> None:
+        self._used, self._receive = used, receive
 
     def __iter__(self) -> ArrivalStream:
         return self
 
     def __next__(self) -> Any:
         try:
-            return self._face.wait(self._receive)
+            return self._used.wait(self._receive)
         except EOFError:
             raise StopIteration from None
 
@@ -119,7 +119,7 @@ class ArrivalStream:
 
     async def __anext__(self) -> Any:
         try:
-            return await self._face.wait(self._receive)
+            return await self._used.wait(self._receive)
         except EOFError:
             raise StopAsyncIteration from None
 
@@ -151,10 +151,10 @@ async def connection(
     revision: Revision | str | None,
     host: Callable[[Callable[[], Any]], Awaitable[Any]],
 ) -> AsyncIterator[ClientSession]:
-    """Connect in Trio, for a face of the session.
+    """Connect in Trio, for what stands in for the session.
 
     Handlers of the client run where its program runs: `host` runs each, which may return an awaitable. One that wants
-    the session gets the face.
+    the session gets it.
     """
     original = Client("trimcp") if client is None else client
     hosting: Any = copy.copy(original)

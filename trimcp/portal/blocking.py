@@ -18,8 +18,8 @@ from trimcp.client.client import Target
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.session import ClientSession
 from trimcp.errors import McpError
-from trimcp.faces.portal import Lease, PortalBlock, PortalOutcome, PortalWork
-from trimcp.faces.verbs import CallStandIn, StandIn, SubscriptionStandIn, connection, standing_for
+from trimcp.portal.methods import CallStandIn, StandIn, SubscriptionStandIn, connection, standing_for
+from trimcp.portal.thread import Lease, PortalBlock, PortalOutcome, PortalWork
 from trimcp.wire.revisions import Revision
 
 _until: Final[contextvars.ContextVar[float | None]] = contextvars.ContextVar("until", default=None)
