@@ -263,9 +263,7 @@ class MemoryAccount:
     def __init__(self, budget: Budget, owner: _OwnerAccount, holder: Evictable | None) -> None:
         self.budget: Budget = budget  # the budget it is counted in
         self.owner: _OwnerAccount = owner
-        self.holder: Evictable | None = (
-            holder  # the connection or session that can be ended, or None. May be set later.
-        )
+        self.holder: Evictable | None = holder  # the connection or session that can be ended. May be set later.
         self.held: int = 0  # bytes
         self.little: int = LITTLE  # bytes that it may hold, whatever others do
 

@@ -261,7 +261,8 @@ FORGED = "\x1b[2J\x1b]0;owned\x07\r2026-11-27 CRITICAL trimcp.server: all is los
 async def test_output_is_escaped_and_marked(isolation: str, capfd: pytest.CaptureFixture[str]) -> None:
     shown = ""
     async with connected(offering(isolation, tools.write)) as session:
-        await session.call_tool("write", {"text": FORGED * 3 + "\n" + "y" * 100_000})
+        # The last line ends, too: one that has not ended may wait for its rest.
+        await session.call_tool("write", {"text": FORGED * 3 + "\n" + "y" * 100_000 + "\n"})
         with trio.fail_after(60):
             while shown.count("y") < 200_000:
                 await trio.sleep(0.01)

@@ -127,9 +127,8 @@ class Jobs:
     """The requests of one session's peer that were admitted and are not answered yet."""
 
     limits: Limits  # how many may run and wait, and their memory. A single job may exceed it.
-    crew: HandlerTasks | None = (
-        None  # runs them, perhaps with those of other sessions; None until the session is driven
-    )
+    # runs them, perhaps with those of other sessions; None until the session is driven
+    crew: HandlerTasks | None = None
     by_id: dict[RequestId, Job] = attrs.field(init=False, factory=dict)  # all of them
     mailbox: Mailbox = attrs.field(init=False)  # those that wait for a slot
     running: int = attrs.field(init=False, default=0)  # those that have a slot
