@@ -20,7 +20,7 @@ class Subcommand(click.Command):
 
     def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.sections = sections or {}
+        self.sections: Mapping[str, Sequence[str]] = sections or {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         left = {each.name: each.get_help_record(ctx) for each in self.get_params(ctx) if isinstance(each, click.Option)}

@@ -39,7 +39,7 @@ class StandIn:
     Each kind of program has a class with these three ways to use it; `standing_for` gives that the methods.
     """
 
-    opened: ClassVar[dict[str, type[StandIn]]] = {}  # what stands in for what methods open, by the name of the method
+    opened: ClassVar[dict[str, Any]] = {}  # what stands in for what methods open, by the name of the method
     block: PortalBlock
     origin: Any
 

@@ -33,7 +33,7 @@ class PortalOutcome:
     """
 
     def __init__(self) -> None:
-        self.done = False
+        self.done: bool = False
         self.error: Exception | None = None
         self._value: Any = None
         self._came = threading.Lock()

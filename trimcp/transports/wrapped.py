@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import attrs
 
 from trimcp.budget import MemoryAccount
-from trimcp.channel import HttpClientStatistics, Incoming, MessageChannel, Outgoing
+from trimcp.channel import HttpClientStatistics, Incoming, Link, MessageChannel, Outgoing
 
 
 @attrs.define(eq=False, repr=False)
@@ -22,7 +22,7 @@ class WrappedChannel(MessageChannel):
         # A subclass with a `send` of its own changes what is sent, and has to see all of it.
         self.sends_now: bool = self.channel.sends_now and type(self).send is WrappedChannel.send
         self.read_ahead: tuple[int, int] = self.channel.read_ahead
-        self.link = self.channel.link
+        self.link: Link | None = self.channel.link
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         await self.channel.send(batch)

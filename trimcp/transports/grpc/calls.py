@@ -334,7 +334,7 @@ class Http2Call(Http2Stream):
             elif self._size > _UNTOLD:  # else the answer ends before the server has to be allowed more
                 self._connection.engine.credit(self, size)
             else:
-                self.owed += size
+                self.owed: int = self.owed + size
         elif self._news:
             self._news.unpark_all()
 

@@ -9,13 +9,12 @@ disconnects. Since 2026-07-28 a disconnect cancels the call, as `Revision.discon
 from __future__ import annotations
 
 from collections.abc import Hashable
-from operator import attrgetter
 
 import attrs
 import trio
 
 from trimcp.budget import owner_of
-from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Outgoing, Sink, lane_of
+from trimcp.channel import NOWHERE, Incoming, Kind, LaneCounts, Link, Outgoing, Sink, lane_of
 from trimcp.errors import LocalError
 from trimcp.framing.sse import encode_event
 from trimcp.security import security_event
@@ -162,7 +161,9 @@ class Exchange(Handler, StreamSink):
 
     # Called by the session
 
-    link = property(attrgetter("head.link"))
+    @property
+    def link(self) -> Link | None:
+        return self.head.link
 
     @property
     def name(self) -> str:
