@@ -136,8 +136,7 @@ class Exchange(Handler, StreamSink):
             if shared.draining or not sessions.has_room(owner):
                 if not shared.draining:
                     security_event("flood_refused", what="sessions", peer=head.peer, owner=owner)
-                text = "no more sessions now; try again later"
-                return refusal(503, text, id=id_of(message), code=OVERLOADED)
+                return refusal(503, "no more sessions now; try again later", id=id_of(message), code=OVERLOADED)
             session = HttpSession(shared, head.principal, owner, head.link)
         else:
             self.own = own = shared.service.open(NOWHERE, head.holding, sessions)
