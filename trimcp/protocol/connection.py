@@ -59,7 +59,7 @@ from trimcp.wire.codes import (
     METHOD_NOT_FOUND,
     OVERLOADED,
 )
-from trimcp.wire.common import META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
+from trimcp.wire.common import META_PROGRESS_TOKEN, META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
 from trimcp.wire.converter import NotInRevision, WireError, converter_for, without_marked
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.methods import METHODS
@@ -498,7 +498,7 @@ class Connection:
         elif token is not None or meta:
             raw["_meta"] = {**raw.get("_meta", {}), **(meta or {})}
             if token is not None:
-                raw["_meta"]["progressToken"] = token
+                raw["_meta"][META_PROGRESS_TOKEN] = token
         return jsonrpc.encode_request(id, method.name, raw or None)
 
     def may_call(self, method: BoundMethod) -> None:

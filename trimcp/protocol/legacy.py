@@ -18,7 +18,7 @@ from trimcp.protocol.states import HANDSHAKE, Handshake, HandshakeStep, fire
 from trimcp.support.slotted import slotted
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, INVALID_REQUEST
-from trimcp.wire.common import Implementation, LoggingLevel
+from trimcp.wire.common import META_PROGRESS_TOKEN, Implementation, LoggingLevel
 from trimcp.wire.converter import WireError
 from trimcp.wire.lifecycle import InitializeParams, InitializeResult
 from trimcp.wire.revisions import Revision, find
@@ -154,7 +154,7 @@ class Legacy:
             return plain
         if self.revision is None or self.capabilities is None:
             raise ErrorReply(INVALID_REQUEST, "send initialize first: this connection has not been initialized")
-        token = meta.get("progressToken") if meta else None
+        token = meta.get(META_PROGRESS_TOKEN) if meta else None
         if token is not None and type(token) is not str and type(token) is not int:
             raise ErrorReply(INVALID_PARAMS, "progressToken must be a string or an integer")
         admission = Admission(self.revision, self.peer, self.capabilities, self.log_level, token, meta, principal)

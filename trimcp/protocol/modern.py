@@ -23,6 +23,7 @@ from trimcp.wire.common import (
     META_CLIENT_CAPABILITIES,
     META_CLIENT_INFO,
     META_LOG_LEVEL,
+    META_PROGRESS_TOKEN,
     META_PROTOCOL_VERSION,
     META_SERVER_INFO,
     RESULT_COMPLETE,
@@ -86,7 +87,7 @@ class Modern:
         if revision is None:
             data = {"supported": self._names(), "requested": name[:64]}
             raise ErrorReply(UNSUPPORTED_VERSION, "unsupported protocol version", data)
-        token = meta.get("progressToken")
+        token = meta.get(META_PROGRESS_TOKEN)
         if token is not None and type(token) is not str and type(token) is not int:
             raise ErrorReply(INVALID_PARAMS, "_meta progressToken must be a string or an integer")
         level = meta.get(META_LOG_LEVEL)
@@ -168,7 +169,7 @@ class Modern:
         if extra:
             meta.update(extra)
         if token is not None:
-            meta["progressToken"] = token
+            meta[META_PROGRESS_TOKEN] = token
         raw["_meta"] = meta
 
     def load_result(self, method: BoundMethod, raw: dict[str, Any]) -> Any:

@@ -20,6 +20,7 @@ SEVERITY: Final = {level: rank for rank, level in enumerate(get_args(LoggingLeve
 """The rank of each level, 0 for "debug" (RFC 5424, most severe last)."""
 CacheScope: TypeAlias = Literal["public", "private"]
 
+META_PROGRESS_TOKEN: Final = "progressToken"
 META_PROTOCOL_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 META_CLIENT_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 META_CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
