@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import trio
@@ -17,7 +15,6 @@ import trio
 from tests.interaction import everything_server
 from tests.interaction.everything_server import Journal
 from trimcp.errors import ErrorReply, ToolError
-from trimcp.run import run_stdio
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 
@@ -203,10 +200,5 @@ def make_server(journal: Journal) -> Server[Journal]:
     return server
 
 
-def main() -> None:
-    options = json.loads(sys.argv[1])
-    run_stdio(make_server(Journal(Path(options["journal"]))), grace=options["grace"])
-
-
 if __name__ == "__main__":
-    main()
+    everything_server.serve(make_server)

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -410,10 +410,11 @@ def _add_resources_and_prompts(server: Server[Journal], journal: Journal) -> Non
         return await call_next(ctx, params)
 
 
-def main() -> None:
+def serve(make_server: Callable[[Journal], Server[Any]]) -> None:
+    """Serve over standard input and output, as the program's argument says."""
     options = json.loads(sys.argv[1])
     run_stdio(make_server(Journal(Path(options["journal"]))), grace=options["grace"])
 
 
 if __name__ == "__main__":
-    main()
+    serve(make_server)

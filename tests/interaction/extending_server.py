@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-
 from tests.interaction import everything_server
 from tests.interaction.everything_server import Journal
-from trimcp.run import run_stdio
 from trimcp.server.server import Server
 
 PAGE = "ui://jobs/progress"
@@ -24,10 +19,5 @@ def make_server(journal: Journal) -> Server[Journal]:
     return server
 
 
-def main() -> None:
-    options = json.loads(sys.argv[1])
-    run_stdio(make_server(Journal(Path(options["journal"]))), grace=options["grace"])
-
-
 if __name__ == "__main__":
-    main()
+    everything_server.serve(make_server)

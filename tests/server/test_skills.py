@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import trio
 
 import trimcp
+from trimcp.errors import LocalError
 from trimcp.server import skills
 from trimcp.server.skills import SkillSource
 from trimcp.testing import connected, every_revision
@@ -357,6 +359,27 @@ def test_a_prefix_is_a_path_and_used_once(folder: Path) -> None:
         server.skills(folder)
     with pytest.raises(ValueError, match="a folder for each"):
         server.skills(folder / "git-workflow", prefix="x")
+
+
+async def test_none_is_added_while_the_server_runs(folder: Path) -> None:
+    server = serving(folder)
+    async with server.running():
+        with pytest.raises(LocalError, match="skills cannot be added while the server runs"):
+            server.skills({"refunds/SKILL.md": manifest("refunds")}, prefix="late")
+
+
+def test_a_look_at_many_skills_takes_as_long_as_each_alone() -> None:
+    def seconds(number: int) -> float:
+        source = SkillSource(None, {f"s{n}/SKILL.md": manifest(f"s{n}").encode() for n in range(number)}, "")
+        source.look()  # later ones read nothing
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            assert len(source.look().skills) == number
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    assert seconds(2_400) < 20 * seconds(300), "eight times as many: 64 times as long where each looks at all"
 
 
 def test_a_server_without_skills_loads_and_declares_nothing_of_them() -> None:

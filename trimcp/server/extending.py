@@ -101,6 +101,8 @@ class Extending(Offering):
         """
         from trimcp.server.skills import ServedSkills  # few servers need it
 
+        if self._live:
+            raise LocalError("skills cannot be added while the server runs")
         served = self._skills
         if served is None:
             served = ServedSkills(self.page_size, self.list_ttl_ms, self.list_cache_scope)

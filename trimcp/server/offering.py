@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args, overload
 
@@ -544,11 +545,14 @@ def _seen_by(entry: ToolEntry | ResourceEntry | PromptEntry) -> Any:
     permission = entry.permission
     hides = None if permission is None or permission.visible is None else permission.hides
     if isinstance(entry, ToolEntry) and not entry.listed.visible_to("model"):
-        # Who shows no pages would offer it to a model.
-        return {"hides": lambda who: not who.capabilities.shows_apps or (hides is not None and hides(who))} | (
-            {} if permission is None else {"scopes": permission.scopes}
-        )
-    return {} if permission is None else {"scopes": permission.scopes, "hides": hides}
+        hides = partial(_hidden_without_apps, hides)
+    return {"scopes": frozenset() if permission is None else permission.scopes, "hides": hides}
+
+
+def _hidden_without_apps(hides: Callable[[Admission], bool] | None, who: Admission) -> bool:
+    """Return whether a tool of pages alone is hidden: who shows no pages would offer it to a model."""
+    capabilities: Any = who.capabilities  # a client's
+    return not capabilities.shows_apps or (hides is not None and hides(who))
 
 
 def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Permission | None:

@@ -96,11 +96,11 @@ class Running:
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
-    _crew: HandlerTasks = attrs.field(init=False)
+    _handler_tasks: HandlerTasks = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         server, limits = self.server, self.server.limits
-        self._crew = HandlerTasks(self.nursery)
+        self._handler_tasks = HandlerTasks(self.nursery)
         self.max_message = limits.largest_into(Role.SERVER)
         self.pools = Pools(limits, server.max_threads, server.max_processes, self.nursery)
         self._subscribers = Subscribers(server)
@@ -309,7 +309,7 @@ class Running:
             return pushed
         from trimcp.session.push import Pushed  # loaded with the first such session, as below
 
-        pushed = Pushed(self.session(NOWHERE), self._crew, self._take_back)
+        pushed = Pushed(self.session(NOWHERE), self._handler_tasks, self._take_back)
         pushed.require_envelope()
         return self._opened_with(pushed, holding, via)
 
@@ -328,7 +328,7 @@ class Running:
         """
         from trimcp.session.push import Pushed
 
-        return self._opened_with(Pushed(self.session(sink), self._crew), holding, via)
+        return self._opened_with(Pushed(self.session(sink), self._handler_tasks), holding, via)
 
     def _opened_with(self, pushed: Pushed, holding: MemoryAccount | None, via: object) -> Pushed:
         session = pushed.session
@@ -348,7 +348,7 @@ class Running:
 
         session = self.session(WrittenOutbox(self.server.limits, writer))
         session.engine.legacy.reopens, session.transport.link = True, writer.link
-        opened = PushedConnection(session, self._crew)
+        opened = PushedConnection(session, self._handler_tasks)
         self._opened_with(opened, holding, via)
         return opened
 

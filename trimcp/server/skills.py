@@ -8,6 +8,7 @@ import mimetypes
 import os
 import stat
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -84,9 +85,10 @@ class SkillSource:
             if known is not None and known.stamp == file.stamp and (not file.stamp or now - file.stamp[0] > _RECENT):
                 found[path] = known
         self._before = found
-        snapshot, homes = _SkillTree({}, {}, {}), list[str]()
-        for inside in sorted(path.removesuffix(MANIFEST) for path in found if path.endswith(f"/{MANIFEST}")):
-            mine = {path: file for path, file in found.items() if path.startswith(inside)}
+        snapshot, homes, paths = _SkillTree({}, {}, {}), set[str](), sorted(found)
+        for inside in [path.removesuffix(MANIFEST) for path in paths if path.endswith(f"/{MANIFEST}")]:
+            after = f"{inside[:-1]}0"  # the character after "/"
+            mine = {path: found[path] for path in paths[bisect_left(paths, inside) : bisect_left(paths, after)]}
             try:
                 skill = self._entry(inside, mine)
             except (ValueError, OSError) as error:
@@ -94,8 +96,8 @@ class SkillSource:
                 continue
             snapshot.skills[skill.uri] = skill
             snapshot.files.update({self.prefix + path: (self, path, file) for path, file in mine.items()})
-            homes.append(inside)
-        _fill(snapshot, [self.prefix + folder for folder in folders if folder.startswith(tuple(homes))])
+            homes.add(inside)
+        _fill(snapshot, [self.prefix + folder for folder in folders if not homes.isdisjoint(_above(folder))])
         return snapshot
 
     def _walk(self, fd: int, inside: str, found: dict[str, _Stored], folders: set[str]) -> None:
@@ -204,6 +206,11 @@ def _put(snapshot: _SkillTree, path: str, child: dict[str, Any]) -> None:
         path = path.rpartition("/")[0]
         snapshot.folders.setdefault(uri_of(path), {})[child["uri"]] = child
         child = _folder_at(path)
+
+
+def _above(path: str) -> list[str]:
+    """Return the folders that a path is in, each with a slash at its end."""
+    return [path[: at + 1] for at, character in enumerate(path) if character == "/"]
 
 
 def _folder_at(path: str) -> dict[str, Any]:

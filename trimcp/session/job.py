@@ -1,8 +1,8 @@
 """One request of the peer, from its admission until its reply is queued.
 
-A worker task of the crew calls `Job.attempt`, which runs the handler once. If it failed, was cancelled or unwound to
-ask a question, `unwind` follows. Both end in `finish`, which queues the reply. `Owner` is what a job needs of its
-session.
+A worker task (`jobs.HandlerTasks`) calls `Job.attempt`, which runs the handler once. If it failed, was cancelled or
+unwound to ask a question, `unwind` follows. Both end in `finish`, which queues the reply. `Owner` is what a job needs
+of its session.
 """
 
 from __future__ import annotations

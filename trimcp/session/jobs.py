@@ -128,7 +128,7 @@ class Jobs:
 
     limits: Limits  # how many may run and wait, and their memory. A single job may exceed it.
     # runs them, perhaps with those of other sessions; None until the session is driven
-    crew: HandlerTasks | None = None
+    tasks: HandlerTasks | None = None
     by_id: dict[RequestId, Job] = attrs.field(init=False, factory=dict)  # all of them
     mailbox: Mailbox = attrs.field(init=False)  # those that wait for a slot
     running: int = attrs.field(init=False, default=0)  # those that have a slot
@@ -157,7 +157,7 @@ class Jobs:
 
     def start(self, job: Job, now: float) -> bool:
         """Give a job a slot and run it; return False if there is no room. `now` is the time on Trio's clock."""
-        assert self.crew is not None
+        assert self.tasks is not None
         limits, held = self.limits, self.bytes_running
         if self.running >= limits.max_running or (held and held + job.size > limits.running_bytes):
             return False
@@ -165,7 +165,7 @@ class Jobs:
         self.bytes_running = held + job.size
         job.started = True
         job.since = now
-        self.crew.run_soon(job)
+        self.tasks.run_soon(job)
         return True
 
     def start_waiting(self) -> None:
@@ -258,7 +258,7 @@ class Jobs:
     def bytes_held(self) -> int:
         """Approximate memory of the running and waiting jobs."""
         held = self.mailbox.bytes_queued
-        if self.crew is not None:
+        if self.tasks is not None:
             held += self.bytes_running + _RUNNING * (self.running + self.parked & ~3)
         return held
 

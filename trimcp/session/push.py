@@ -95,7 +95,7 @@ class Pushed:
 
     # the session, to which nothing was delivered yet. Its sink gets messages that belong to no request.
     session: Session
-    _crew: HandlerTasks  # runs its jobs, beside those of others
+    _handler_tasks: HandlerTasks  # runs its jobs, beside those of others
     # called when it is closed and as good as new. Returns whether it is kept for another request, which is cheaper than
     # a new session. None if it serves more than one request.
     _take_back: Callable[[Pushed], bool] | None = None
@@ -106,7 +106,7 @@ class Pushed:
         session.transport.pushed = True
         session.transport.when_closed = self._end
         session.transport.single_request = self._take_back is not None
-        session.start(self._crew, self)
+        session.start(self._handler_tasks, self)
 
     @property
     def revision(self) -> Revision | None:
@@ -197,7 +197,7 @@ class Pushed:
         """Run `await function(*args)` in a task that is cancelled when the session ends."""
         work = self._work
         if work is None:
-            work = self._work = Work(self._crew.nursery, trio.CancelScope())
+            work = self._work = Work(self._handler_tasks.nursery, trio.CancelScope())
         work.start_soon(function, *args)
 
     def _end(self) -> None:

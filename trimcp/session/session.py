@@ -1,9 +1,9 @@
 """One side of one connection: a protocol engine with its jobs, its calls and its outgoing messages. It owns no task.
 
 `deliver` processes received messages and never waits; the reader awaits `readable` before it reads again. Handlers run
-as jobs in the nursery of a crew, passed to `start`. Everything is sent through one sink in this order: wait for room,
-change the engine's state, enqueue, without a checkpoint between the last two. So a call that is cancelled early was
-never sent, and the cancellation of one that was sent is announced.
+as jobs in the nursery of the handler tasks that `start` is given. Everything is sent through one sink in this order:
+wait for room, change the engine's state, enqueue, without a checkpoint between the last two. So a call that is
+cancelled early was never sent, and the cancellation of one that was sent is announced.
 """
 
 from __future__ import annotations
@@ -100,23 +100,23 @@ class Session:
         self.jobs = Jobs(self.limits)
         self.counts = self.sink.counts if isinstance(self.sink, Outbox) else LaneCounts()
 
-    def start(self, crew: HandlerTasks, background: Background | None = None) -> None:
-        """Let `crew` run the jobs. Background tasks run in its nursery, too, unless `background` is given."""
-        self.jobs.crew = crew
-        self.background = crew.nursery if background is None else background
+    def start(self, tasks: HandlerTasks, background: Background | None = None) -> None:
+        """Let `tasks` run the jobs. Background tasks run in its nursery, too, unless `background` is given."""
+        self.jobs.tasks = tasks
+        self.background = tasks.nursery if background is None else background
 
     # Facts
 
     @property
     def driven(self) -> bool:
         """Whether it was started."""
-        return self.jobs.crew is not None
+        return self.jobs.tasks is not None
 
     @property
     def nursery(self) -> trio.Nursery:
         """The nursery of its jobs, once it is driven."""
-        assert self.jobs.crew is not None
-        return self.jobs.crew.nursery
+        assert self.jobs.tasks is not None
+        return self.jobs.tasks.nursery
 
     @property
     def revision(self) -> Revision | None:
@@ -215,7 +215,7 @@ class Session:
         if batch is not None:
             sink = batch
         job = Job(self, event, sink, size, origin, incoming.headers)
-        if jobs.crew is None or self.draining.is_set():
+        if jobs.tasks is None or self.draining.is_set():
             job.refuse(CANCELLED_BY_DRAIN, "shutting down; not started")
         elif (self.pending or transport.pushed or transport.owed) and self._overloaded(size):
             job.refuse(OVERLOADED, "too much under way; try again later")

@@ -86,7 +86,8 @@ class SqliteContexts(ContextStore):
         """Keep the file open while the block runs.
 
         Raises:
-            OSError: it cannot be opened, or another process uses it.
+            OSError: it cannot be opened, or another store of this process has it; where it cannot be shared (Windows),
+                another process.
             ValueError: it is another kind of file, which was not changed.
         """
         self._database = database = await trio.to_thread.run_sync(Database, self.path, _KIND)

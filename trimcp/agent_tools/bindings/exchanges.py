@@ -35,8 +35,9 @@ AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""
 
 _PROXIED: Final = frozenset(("forwarded", "x-forwarded-for", "x-real-ip", "via"))
-_IDLE: Final = 52 * 1024  # bytes of memory that such a connection takes, approximately, while nothing is said over it
 """Headers of a request that came through a proxy, so that its client may be anywhere."""
+_IDLE: Final = 52 * 1024
+"""Bytes of memory that a connection with tasks of its own takes, approximately, while nothing is said over it."""
 
 
 @attrs.define(eq=False)

@@ -1,4 +1,4 @@
-"""The crew: jobs share tasks and scopes, and no job ever notices."""
+"""Handler tasks: jobs share tasks and scopes, and no job ever notices."""
 
 from __future__ import annotations
 
