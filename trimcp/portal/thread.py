@@ -6,6 +6,7 @@ before the caller goes on, also when the caller is interrupted.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextvars
 import os
@@ -87,7 +88,8 @@ class Portal:
         """Start the thread, unless it runs."""
         if not self._started:
             self._started = True  # before it is: an interrupt may come at any moment
-            self._thread.start()
+            # From a thread that no interrupt reaches: `start` waits, and interrupted it may keep its lock for ever.
+            _thread.start_new_thread(self._thread.start, ())
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Wait until the thread takes what it is told."""
