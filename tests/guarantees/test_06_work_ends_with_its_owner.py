@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import time
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +132,10 @@ async def test_who_disconnects_is_noticed_while_nothing_is_read_of_it(homes: Hom
             large = [peer.call(RUNNING + n, "watch", gate="never", filling="." * 100_000) for n in range(1_000)]
             first = len(large) // 7  # for these there is room
             await peer.say(*large[:first])
+            # Small enough for the system to take one whole that the server does not read any more.
+            small = (peer.call(f"small {n}", "watch", gate="never", filling="." * 40_000) for n in count())
             while not await left_unread(peer):
-                await peer.say(large[first])
-                first += 1
+                await peer.say(next(small))
             if reset:
                 before = peer.unread
                 async with trio.open_nursery() as nursery:
