@@ -1,0 +1,161 @@
+"""What several processes keep together, so that any of them serves any request: sessions, their events, and letters.
+
+A session is **held** by one process at a time: that one runs its calls and writes its state and its events. Each other
+one hands its requests to the holder by letters. A process has a **lease** on what it holds, which it renews; when that
+is over, another process may take a session, and each write of the former holder is refused from then on, because its
+`fence` is that of the past.
+
+Only bytes are kept here: what they mean, their size and their number are the caller's business.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Final, TypeAlias
+
+import attrs
+
+LEASE: Final = 10.0
+"""Seconds after which a process that has not renewed its lease counts as gone."""
+
+MOST_LETTERS: Final = 10_000
+"""Letters that may wait for one process; more are refused."""
+
+
+@attrs.frozen
+class SaveSession:
+    """Keep the state of a session for `ttl` seconds from now; its events are kept as long.
+
+    `fence` is that with which the session was taken, or 1 for a `new` one, which this process holds then.
+    """
+
+    session: str
+    fence: int
+    data: bytes
+    ttl: float
+    new: bool = False
+
+
+@attrs.frozen
+class EndSession:
+    """Forget a session and all its events."""
+
+    session: str
+    fence: int
+
+
+@attrs.frozen
+class AppendEvent:
+    """Keep an event of a stream of a session, under a number that is larger than those before it."""
+
+    session: str
+    fence: int
+    stream: int
+    seq: int
+    data: bytes
+
+
+@attrs.frozen
+class DropEvents:
+    """Forget one event of a stream, or all of them."""
+
+    session: str
+    fence: int
+    stream: int
+    seq: int | None = None
+
+
+@attrs.frozen
+class Letter:
+    """Bytes for another process, by its name, or for each other process (None)."""
+
+    to: str | None
+    data: bytes
+
+
+Write: TypeAlias = SaveSession | EndSession | AppendEvent | DropEvents | Letter
+
+
+@attrs.frozen
+class KeptSession:
+    """A session as it is kept.
+
+    Attributes:
+        holder: the name of the process that holds it.
+        fence: how often it was taken, and 1.
+        data: its state, as last saved.
+        streams: the numbers of the streams of which there are events. Only `take` returns them.
+    """
+
+    holder: str
+    fence: int
+    data: bytes
+    streams: Collection[int] = ()
+
+
+class SharedStore(ABC):
+    """One process's share in what several keep together. What a store in a file, Redis or a database implements.
+
+    Its methods may be called by several tasks at once, except `commit` and `receive`, which one task calls at a time.
+    Each raises OSError if the store cannot be reached. A `commit` that raised may or may not have been carried out, and
+    may be tried again: what is done a second time changes nothing, except that a letter may come twice.
+
+    Attributes:
+        name: of this process, as letters and `KeptSession.holder` name it: new each time that the store is opened.
+    """
+
+    name: str
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Keep the store open while the block runs, with a lease. At its end the lease is given up."""
+        yield
+
+    # What is kept
+
+    @abstractmethod
+    async def commit(self, writes: Sequence[Write]) -> Collection[Write]:
+        """Carry out all writes, in their order and at once or not at all, and return those that were refused.
+
+        A write to a session is refused if this process does not hold it with that fence any more, or has lost its
+        lease. A letter is refused if its receiver is gone, or has too many letters to read.
+        """
+
+    @abstractmethod
+    async def load(self, session: str) -> KeptSession | None:
+        """Return a session, or None if there is none."""
+
+    @abstractmethod
+    async def take(self, session: str, fence: int) -> KeptSession | None:
+        """Become the holder of a session whose holder is gone, and return it with its new fence.
+
+        `fence` is the one known of it. None if it is another one now, there is no session, or its holder is not gone.
+        What else its former holder writes, under its name of then, is refused from now on.
+        """
+
+    @abstractmethod
+    async def after(self, session: str, stream: int, seq: int) -> Sequence[tuple[int, bytes]]:
+        """Return the number and the data of each kept event of a stream after number `seq`, in order."""
+
+    @abstractmethod
+    async def agree(self, name: str, data: bytes) -> bytes:
+        """Return what is kept under a name: what the first process to ask for it proposed as `data`. Kept for ever."""
+
+    # Between processes
+
+    @abstractmethod
+    async def receive(self) -> Sequence[bytes]:
+        """Wait for letters to this process, and return them, each once, in the order in which they were committed."""
+
+    @abstractmethod
+    async def renew(self) -> bool:
+        """Renew the lease. False if it was over, and somebody may have taken what this process held.
+
+        Then this name is dead for ever: nothing more is written under it. Open the store anew.
+        """
+
+    @abstractmethod
+    async def gone(self, name: str) -> bool:
+        """Return whether the lease of the process of this name is over, or there never was one."""
