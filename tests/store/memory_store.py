@@ -95,7 +95,8 @@ class MemoryStore(SharedStore):
             return False
         match write:
             case SaveSession():
-                hub.sessions[session] = attrs.evolve(kept, data=write.data)
+                holder = "" if write.release else self.name
+                hub.sessions[session] = attrs.evolve(kept, data=write.data, holder=holder)
                 hub.until[session] = trio.current_time() + write.ttl
             case EndSession():
                 hub.forget(session)
@@ -116,12 +117,15 @@ class MemoryStore(SharedStore):
 
     async def load(self, session: str) -> KeptSession | None:
         await self._work()
-        return self.hub.sessions.get(session)
+        kept = self.hub.sessions.get(session)
+        return None if kept is None else attrs.evolve(kept, gone=kept.holder not in self.hub.leased)
 
     async def take(self, session: str, fence: int) -> KeptSession | None:
         await self._work()
         hub, kept = self.hub, self.hub.sessions.get(session)
-        if kept is None or kept.fence != fence or kept.holder in hub.leased or self.name not in hub.leased:
+        if kept is None or kept.fence != fence or self.name not in hub.leased:
+            return None
+        if kept.holder in hub.leased and kept.holder != self.name:
             return None
         hub.sessions[session] = taken = attrs.evolve(kept, holder=self.name, fence=fence + 1)
         streams = [number for (id, number), events in hub.events.items() if id == session and events]

@@ -5,6 +5,7 @@ A new store adds its world to `WORLDS`.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -15,16 +16,19 @@ import trio
 import trio.testing
 
 from tests.store.memory_store import MemoryHub, MemoryStore
+from trimcp.store import database
 from trimcp.store.shared import (
     MOST_LETTERS,
     AppendEvent,
     DropEvents,
     EndSession,
+    KeptSession,
     Letter,
     SaveSession,
     SharedStore,
     Write,
 )
+from trimcp.store.shared_sqlite import SqliteStore
 
 LONG = 600.0
 
@@ -51,11 +55,33 @@ class MemoryWorld(World):
         del self.hub.leased[store.name]
 
 
-WORLDS: dict[str, type[World]] = {"memory": MemoryWorld}
+class _Nothing(set[tuple[int, int]]):
+    def add(self, element: tuple[int, int]) -> None:
+        pass
+
+
+class SqliteWorld(World):
+    """Several stores of one process on one file: refused elsewhere, as they would cost each other their locks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "sessions.db"
+
+    def store(self) -> SharedStore:
+        return SqliteStore(self.path)
+
+    async def end_lease(self, store: SharedStore) -> None:
+        connection = sqlite3.connect(self.path)
+        connection.execute("UPDATE processes SET until = 0 WHERE name = ?", (store.name,))
+        connection.commit()
+        connection.close()
+
+
+WORLDS: dict[str, type[World]] = {"memory": MemoryWorld, "sqlite": SqliteWorld}
 
 
 @pytest.fixture(params=sorted(WORLDS))
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(database, "_used", _Nothing())
     return WORLDS[request.param](tmp_path)
 
 
@@ -96,7 +122,7 @@ async def test_a_session_is_known_to_all_and_held_by_its_maker(world: World) -> 
         for store in (one, two):
             kept = await store.load("s")
             assert kept is not None
-            assert (kept.holder, kept.fence, kept.data) == (one.name, 1, b'{"v":1}')
+            assert kept == KeptSession(one.name, 1, b'{"v":1}')
 
 
 async def test_only_the_holder_writes(world: World) -> None:
@@ -144,6 +170,19 @@ async def test_a_session_is_forgotten_when_its_time_is_over(world: World) -> Non
         assert await two.load("t") is not None
 
 
+async def test_a_session_that_was_released_is_taken_at_once(world: World) -> None:
+    async with opened(world) as (one, two):
+        await one.commit([new("s")])
+        assert not await one.commit([SaveSession("s", 1, b"last", LONG, release=True)])
+        assert await one.commit([SaveSession("s", 1, b"later", LONG), AppendEvent("s", 1, 1, 1, b"later")])
+        kept = await two.load("s")
+        assert kept is not None
+        assert (kept.holder, kept.gone) == ("", True)
+        taken = await two.take("s", 1)
+        assert taken is not None
+        assert (taken.fence, taken.data) == (2, b"last")
+
+
 # Leases
 
 
@@ -153,6 +192,9 @@ async def test_a_session_is_taken_when_its_holder_is_gone(world: World) -> None:
         assert await two.take("s", 1) is None  # it is not gone
         await world.end_lease(one)
         assert await two.gone(one.name)
+        kept = await two.load("s")
+        assert kept is not None
+        assert kept.gone
         taken = await two.take("s", 1)
         assert taken is not None
         assert (taken.holder, taken.fence, taken.data) == (two.name, 2, b"state")
@@ -193,6 +235,15 @@ async def test_who_ends_in_order_is_gone_at_once(world: World) -> None:
         assert await two.take("s", 1) is not None
         async with one.opened():
             assert one.name != name
+
+
+async def test_a_holder_takes_anew_what_it_lost_from_memory(world: World) -> None:
+    async with opened(world, 1) as (one,):
+        await one.commit([new("s", b"state")])
+        taken = await one.take("s", 1)
+        assert taken is not None
+        assert (taken.holder, taken.fence, taken.data) == (one.name, 2, b"state")
+        assert await one.commit([AppendEvent("s", 1, 1, 1, b"before")])
 
 
 async def test_nobody_has_the_lease_of_an_unknown_name(world: World) -> None:

@@ -42,11 +42,11 @@ class FilePeers:
             # A path of Linux, since that of a socket has 107 bytes at most.
             shown = f"/proc/self/fd/{self._folder}"
             self._prefix: str = shown if os.path.isdir(shown) else str(folder)
-            self._name: str = f"{os.getpid()}-{secrets.token_hex(8)}"
+            self.name: str = f"{os.getpid()}-{secrets.token_hex(8)}"
             self._socket: socket.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             try:
                 self._socket.setblocking(False)
-                self._socket.bind(f"{self._prefix}/{self._name}")
+                self._socket.bind(f"{self._prefix}/{self.name}")
             except OSError as error:
                 self._socket.close()
                 raise UnusableFile(f"cannot make a socket in {str(folder)!r}: {advice(error)}") from error
@@ -60,18 +60,21 @@ class FilePeers:
         """Have all others look. Never waits: one that does not read has been told."""
         others = 0
         for name in os.listdir(self._folder):
-            if name == self._name:
-                continue
-            try:
-                self._socket.sendto(_LOOK, f"{self._prefix}/{name}")
-            except (ConnectionRefusedError, FileNotFoundError):
-                with suppress(OSError):
-                    os.unlink(name, dir_fd=self._folder)
-                continue
-            except OSError:  # its queue is full
-                pass
-            others += 1
+            if name != self.name and self.wake_one(name):
+                others += 1
         self.alone = not others
+
+    def wake_one(self, name: str) -> bool:
+        """Have another one look, and return whether it is there: its process has not ended."""
+        try:
+            self._socket.sendto(_LOOK, f"{self._prefix}/{name}")
+        except (ConnectionRefusedError, FileNotFoundError):
+            with suppress(OSError):
+                os.unlink(name, dir_fd=self._folder)
+            return False
+        except OSError:  # its queue is full
+            pass
+        return True
 
     @property
     def woken(self) -> bool:
@@ -97,5 +100,5 @@ class FilePeers:
         trio.lowlevel.notify_closing(self._socket)
         self._socket.close()
         with suppress(OSError):
-            os.unlink(self._name, dir_fd=self._folder)
+            os.unlink(self.name, dir_fd=self._folder)
         os.close(self._folder)

@@ -28,7 +28,8 @@ MOST_LETTERS: Final = 10_000
 class SaveSession:
     """Keep the state of a session for `ttl` seconds from now; its events are kept as long.
 
-    `fence` is that with which the session was taken, or 1 for a `new` one, which this process holds then.
+    `fence` is that with which the session was taken, or 1 for a `new` one, which this process holds then. With
+    `release` nobody holds it afterwards: whoever wants it may take it at once.
     """
 
     session: str
@@ -36,6 +37,7 @@ class SaveSession:
     data: bytes
     ttl: float
     new: bool = False
+    release: bool = False
 
 
 @attrs.frozen
@@ -83,15 +85,17 @@ class KeptSession:
     """A session as it is kept.
 
     Attributes:
-        holder: the name of the process that holds it.
+        holder: the name of the process that holds it, "" if it was released.
         fence: how often it was taken, and 1.
         data: its state, as last saved.
+        gone: whether its holder is gone, as far as that is known without asking it.
         streams: the numbers of the streams of which there are events. Only `take` returns them.
     """
 
     holder: str
     fence: int
     data: bytes
+    gone: bool = False
     streams: Collection[int] = ()
 
 
@@ -129,7 +133,7 @@ class SharedStore(ABC):
 
     @abstractmethod
     async def take(self, session: str, fence: int) -> KeptSession | None:
-        """Become the holder of a session whose holder is gone, and return it with its new fence.
+        """Become the holder of a session whose holder is gone or this process, and return it with its new fence.
 
         `fence` is the one known of it. None if it is another one now, there is no session, or its holder is not gone.
         What else its former holder writes, under its name of then, is refused from now on.
