@@ -38,6 +38,7 @@ def adders(server: trimcp.Server[None]) -> dict[str, Add]:
         "add_resource": lambda **o: server.add_resource("a://c", "text", **o),
         "prompt": lambda **o: server.prompt(**o)(function),
         "add_prompt": lambda **o: server.add_prompt(function, **o),
+        "ui": lambda **o: server.ui("ui://a/b", "<p>", **o),
         "Server": lambda **o: trimcp.Server("s", **o),
         "Client": lambda **o: trimcp.Client("c", **o),
     }
@@ -48,7 +49,10 @@ TOOLS = ("tool", "add_tool", "command")
 RESOURCES = ("resource", "template", "add_resource")
 LISTED = (*TOOLS, *RESOURCES, "prompt", "add_prompt")
 NO_TEXTS = (7, 1.5, True, b"text", ["text"], {"en": "text"}, date(2026, 1, 1), "\ud800")
-NO_ICONS = ("https://example.com/i.png", ICON, ["https://example.com/i.png"], [{"mimeType": "image/png"}], [7], 7, True)
+NO_ICONS = (
+    *("https://example.com/i.png", ICON, ["https://example.com/i.png"], [{"mimeType": "image/png"}], [7], 7, True),
+    [{"src": "\ud800"}],
+)
 NO_META = ("text", 7, ["a"], {"when": date(2026, 1, 1)}, {7: "seven"}, {"n": float("nan")}, {"s": {1, 2}})
 NO_HINTS = (
     "readOnly",
@@ -61,7 +65,10 @@ NO_HINTS = (
     trimcp.ToolAnnotations(read_only_hint="yes"),
     Annotations(priority=1.0),
 )
-NO_ANNOTATIONS = ("user", {"audience": "user"}, {"priority": "high"}, {"readOnlyHint": True}, trimcp.ToolAnnotations())
+NO_ANNOTATIONS = (
+    *("user", {"audience": "user"}, {"priority": "high"}, {"readOnlyHint": True}, trimcp.ToolAnnotations()),
+    {"priority": float("nan")},
+)
 WRONG: list[tuple[tuple[str, ...], str, tuple[Any, ...]]] = [
     (ADDERS, "title", NO_TEXTS),
     (ADDERS, "description", NO_TEXTS),
@@ -82,9 +89,23 @@ WRONG: list[tuple[tuple[str, ...], str, tuple[Any, ...]]] = [
     (LISTED, "quota", (7, "7", {"running": 7})),
     (TOOLS, "confirm", ("yes", 1)),
     (("tool", "add_tool"), "structured", ("no", 0, None)),
-    (TOOLS, "input_schema", ("object", [], {"type": "object", "default": {1, 2}})),
+    (TOOLS, "input_schema", ("object", [], {"type": "object", "default": {1, 2}}, {}, {"type": "array"})),
     (("tool", "add_tool"), "output_schema", ("object", [], 7)),
     (("resource", "template"), "guard", ("no", 0, None)),
+    (("tool", "add_tool"), "visibility", (7, [7], {"model": 1}, b"model")),
+    (("tool", "add_tool"), "ui", (7, "\ud800")),
+    (("command",), "success", (7, "0", ["0"], [True], {0: 1})),
+    (("command",), "env", (7, "A=b", ["A"], {"A": 7}, {7: "A"}, {"A": "\0"}, {"A": "\ud800"})),
+    (("command",), "inherit_env", (7, "PATH", [7], {"PATH": "/"})),
+    (("command",), "cwd", (7, ["/"], b"/", "\ud800")),
+    (("command",), "stdin", (7, ["json"], {"a": 1})),
+    (("ui",), "permissions", (7, [7], {"camera": {}})),
+    (("ui",), "meta", NO_META),
+    (("Server",), "offers", (7, "tools", [["tools"]], [7], None)),
+    (("Server",), "state_keys", (7, "secret" * 4, ["secret" * 4], [7])),
+    (("Server", "Client"), "revisions", (7, None, [7], [["2025-06-18"]], b"2025-06-18")),
+    (("Server", "Client"), "limits", (7, "x", {"max_message": 7})),
+    (("Client",), "roots", (7, b"file:///", "file:///", [7], {"file:///": 1})),
 ]
 CASES = [(add, option, value) for adds, option, values in WRONG for add in adds for value in values]
 
@@ -145,6 +166,14 @@ def test_the_text_says_what_to_write() -> None:
     assert of("Server", version=1.0) == "version is a text, not 1.0"
 
 
+def test_icons_that_can_be_read_only_once_reach_a_command_too() -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+    server.add_command("true", [sys.executable], icons=iter([ICON]))
+    entry = server.tools.get("true")
+    assert entry is not None
+    assert [icon.src for icon in entry.listed.icons or ()] == [ICON["src"]]
+
+
 def test_destructive_hints_of_a_dict_are_confirmed() -> None:
     server: trimcp.Server[None] = trimcp.Server("s", confirm="destructive")
     server.add_tool(lambda_free, annotations={"destructiveHint": True})
@@ -176,6 +205,13 @@ SETTINGS: list[tuple[str, Callable[[], Any]]] = [
     ("strict is True or False", lambda: trimcp.Client("c", strict="no")),
     ("validate_output is True", lambda: trimcp.Client("c", validate_output="no")),
     ("log_level is one of", lambda: trimcp.Client("c", log_level="loud")),
+    ("log_level is one of", lambda: trimcp.Client("c", log_level=["info"])),
+    ("revisions are some of", lambda: trimcp.Server("s", revisions=iter([]))),
+    ("revisions are some of", lambda: trimcp.Client("c", revisions=[])),
+    ("size is a number of at most 63 bits", lambda: trimcp.Server("s").add_resource("a://b", "text", size=2**63)),
+    ("list_ttl_ms is a number of at most 63 bits", lambda: trimcp.Server("s", list_ttl_ms=2**63)),
+    ("timeout is a number of at most 63 bits", lambda: trimcp.Server("s").add_tool(lambda_free, timeout=10**400)),
+    ("connect_timeout is a number of at most", lambda: trimcp.Client("c", connect_timeout=10**400)),
 ]
 
 

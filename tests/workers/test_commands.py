@@ -542,3 +542,8 @@ def test_a_server_without_commands_loads_nothing_of_them() -> None:
     )
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.needs("coreutils")
+async def test_endless_processor_time_is_no_bound() -> None:
+    assert (await call(["echo", "hey"], cpu_time=float("inf"))).text == "hey\n"

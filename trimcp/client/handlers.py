@@ -15,9 +15,9 @@ import attrs
 
 from trimcp.protocol.profile import Profile
 from trimcp.session.calls import Rounds
-from trimcp.session.limits import Limits
+from trimcp.session.limits import Limits, limits_of
 from trimcp.session.session import Session
-from trimcp.support.bounds import check_callable, check_number, check_truth
+from trimcp.support.bounds import check_callable, check_members, check_number, check_truth
 from trimcp.support.nurseries import contained
 from trimcp.wire.capabilities import (
     ClientCapabilities,
@@ -99,7 +99,7 @@ class ClientProgram:
         flags = {"send_deadlines": send_deadlines, "validate_output": validate_output, "strict": strict}
         for setting, flag in flags.items():
             check_truth(setting, flag)
-        if log_level not in SEVERITY:
+        if log_level not in list(SEVERITY):
             raise ValueError(f"log_level is one of {', '.join(SEVERITY)}, not {log_level!r:.60}")
         self.name: Final = name
         info = Implementation(
@@ -114,7 +114,7 @@ class ClientProgram:
             extensions=given_settings("extensions", extensions),
             experimental=given_settings("experimental", experimental),
         )
-        self.limits: Final = limits if limits is not None else Limits()
+        self.limits: Final = limits_of(limits)
         most = self.limits.max_server_info
         self.profile: Final = Profile(info, capabilities, revisions=revisions_of(revisions), max_peer_info=most)
         self.request_timeout = request_timeout
@@ -196,7 +196,8 @@ class ClientProgram:
 
         Raises ValueError: a root is not a `file://` URI (client/roots).
         """
-        fixed = [Root(uri=root) if isinstance(root, str) else root for root in roots]
+        given = check_members("roots", roots, (str, Root), "texts or Roots, such as ['file:///srv']")
+        fixed = [Root(uri=root) if isinstance(root, str) else root for root in given]
         for root in fixed:
             if not root.uri.startswith("file://"):
                 raise ValueError(f"a root must be a file:// URI, not {root.uri!r}; use Path(...).as_uri()")

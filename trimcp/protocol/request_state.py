@@ -19,6 +19,7 @@ import attrs
 import orjson
 
 from trimcp.errors import LocalError, McpError
+from trimcp.support.bounds import check_members
 from trimcp.support.slotted import slotted
 from trimcp.wire import jsonrpc
 
@@ -75,7 +76,7 @@ class Sealer:
     _macs: list[bytes] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        keys = list(self.keys) if self.keys is not None else [os.urandom(32)]
+        keys = [os.urandom(32)] if self.keys is None else list(check_members("state_keys", self.keys, bytes, "bytes"))
         if not keys or any(len(key) < 16 for key in keys):
             raise LocalError("state keys must be at least 16 bytes each, newest first")
         self._macs = keys

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 from trimcp.extensions.apps import AppSources
-from trimcp.support.bounds import check_truth
+from trimcp.support.bounds import check_members, check_truth
 from trimcp.wire.capabilities import APP_TYPE
 from trimcp.wire.content import TextResourceContents
 from trimcp.wire.converter import converter_for
@@ -41,7 +41,7 @@ def app_page(
         raise TypeError(f"the page is HTML text or the Path of a file, not {html!r:.60}")
     if isinstance(html, str) and "<" not in html:
         raise ValueError(f"the page is HTML text; for a file write Path({html!r:.60})")
-    wanted = [permissions] if isinstance(permissions, str) else list(permissions)
+    wanted = [permissions] if isinstance(permissions, str) else check_members("permissions", permissions, str, "texts")
     if unknown := [each for each in wanted if each not in get_args(AppPermission)]:
         raise ValueError(f"permissions are some of {', '.join(get_args(AppPermission))}, not {unknown[0]!r:.60}")
     ui: dict[str, Any] = {}
@@ -67,11 +67,9 @@ def app_link(uri: str | None, visibility: Iterable[str] | None) -> dict[str, Any
     """Return the member `ui` in the `_meta` of a tool. Raises TypeError and ValueError for what is none."""
     link: dict[str, Any] = {}
     if uri is not None:
-        if not isinstance(uri, str):
-            raise TypeError(f"ui is the address of a page, such as 'ui://jobs/progress', not {uri!r:.60}")
-        link["resourceUri"] = uri
+        link["resourceUri"] = given_name("ui", uri)
     if visibility is not None:
-        who = [visibility] if isinstance(visibility, str) else list(visibility)
+        who = [visibility] if isinstance(visibility, str) else check_members("visibility", visibility, str, "texts")
         if not who or any(each not in _WHO for each in who):
             raise ValueError(f"visibility is some of 'model' and 'app', not {visibility!r:.60}")
         link["visibility"] = [each for each in _WHO if each in who]

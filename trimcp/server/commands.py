@@ -76,19 +76,19 @@ _OF_COMMAND = frozenset(field.name for field in attrs.fields(Command) if field.i
 
 def command_tool(name: str, command: Sequence[str], options: CommandOptions) -> tuple[Command, ToolOptions]:
     """Return the function of a tool that runs a program, and the tool's options. Raises as `add_command` does."""
-    check_options(options, CommandOptions)
-    if "name" in options:
+    checked = check_options(options, CommandOptions)
+    if "name" in checked:
         raise TypeError("the name of a command is the first argument")
-    given: dict[str, Any] = {key: value for key, value in options.items() if key in _OF_COMMAND}
+    given: dict[str, Any] = {key: value for key, value in checked.items() if key in _OF_COMMAND}
     function = Command(command, **given)
-    if options.get("output_schema") is not None and function.output != "json":
+    if checked.get("output_schema") is not None and function.output != "json":
         raise TypeError('output_schema describes JSON; add output="json"')
-    schema = options.get("input_schema")
+    schema = checked.get("input_schema")
     if schema is None:
         schema = function.schema()
     function.check_schema(schema)
-    rest: Any = {key: value for key, value in options.items() if key not in _OF_COMMAND}
+    rest: Any = {key: value for key, value in checked.items() if key not in _OF_COMMAND}
     rest |= {"name": name, "input_schema": schema, "structured": False}
-    if options.get("max_concurrent") is None and options.get("quota") is None:
+    if checked.get("max_concurrent") is None and checked.get("quota") is None:
         rest["max_concurrent"] = cores()
     return function, rest

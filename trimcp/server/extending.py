@@ -12,6 +12,7 @@ from trimcp.server.calling import at_users_line
 from trimcp.server.offering import Offering, check_method
 from trimcp.support.bounds import check_callable
 from trimcp.wire.capabilities import APP_TYPE, APPS, SKILLS
+from trimcp.wire.given import given_meta
 from trimcp.wire.methods import METHODS
 
 if TYPE_CHECKING:
@@ -79,7 +80,11 @@ class Extending(Offering):
 
         page, meta = app_page(uri, html, csp, permissions, prefers_border, domain)
         page.__name__ = uri.rsplit("/", 1)[-1]
-        given: Any = {"mime_type": APP_TYPE, **options, "meta": {**(options.get("meta") or {}), **meta}}
+        given: Any = {
+            "mime_type": APP_TYPE,
+            **options,
+            "meta": {**(given_meta("meta", options.get("meta")) or {}), **meta},
+        }
         self.resource(uri, run="inline" if isinstance(html, str) else "thread", **given)(page)
         self.extend(APPS)
 

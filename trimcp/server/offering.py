@@ -20,7 +20,7 @@ from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
 from trimcp.session.job import Finished
 from trimcp.session.limits import Limits, Quota
-from trimcp.support.bounds import check_callable, check_truth
+from trimcp.support.bounds import check_callable, check_members, check_truth
 from trimcp.wire.capabilities import (
     APPS,
     PromptsCapability,
@@ -109,8 +109,8 @@ class Offering:
     ) -> None:
         self.profile: Profile = profile
         self.dynamic: bool = dynamic
-        self.offers: frozenset[str] = frozenset(offers)
-        if isinstance(offers, str) or not self.offers <= set(_OFFERS):
+        self.offers: frozenset[str] = frozenset(check_members("offers", offers, str, "texts, such as ['tools']"))
+        if not self.offers <= set(_OFFERS):
             raise ValueError(f"offers are some of {', '.join(map(repr, _OFFERS))}, not {offers!r:.60}")
         self.extensions: dict[str, dict[str, Any]] = given_settings("extensions", extensions) or {}
         self.changes: Bus = Bus()

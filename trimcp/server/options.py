@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from trimcp.session.limits import Quota
-from trimcp.support.bounds import check_number, check_truth
+from trimcp.support.bounds import check_members, check_number, check_truth
 from trimcp.wire.common import Annotations, Icon
 from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
 from trimcp.wire.tools import ToolAnnotations
@@ -84,16 +84,9 @@ def check_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
     return checked
 
 
-def check_scopes(name: str, value: Any) -> Any:
-    """Return scopes as given. Raises TypeError unless they are several texts."""
-    scopes = () if value is None else value
-    # What can be read only once would be empty for the next reader, and no scope would be asked for.
-    if isinstance(scopes, str) or not hasattr(scopes, "__iter__") or iter(scopes) is scopes:
-        raise TypeError(f"{name} is a list of scopes, such as [{value!r:.60}]")
-    for scope in scopes:
-        if not isinstance(scope, str):
-            raise TypeError(f"{name} is a list of texts, without {scope!r:.60}")
-    return scopes
+def check_scopes(name: str, value: Any) -> tuple[str, ...]:
+    """Return scopes. Raises TypeError unless they are several texts."""
+    return () if value is None else check_members(name, value, str, "scopes, such as ['read']")
 
 
 def check_quota(name: str, value: Any) -> Any:

@@ -18,7 +18,7 @@ from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
 from trimcp.session.job import Finished, Job
-from trimcp.session.limits import Limits
+from trimcp.session.limits import Limits, limits_of
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_number, check_truth
 from trimcp.support.nurseries import open_service_nursery
@@ -120,12 +120,8 @@ class Server(Extending, Generic[StateT]):
             raise ValueError(f"handler_errors is 'log', 'tell' or 'raise', not {handler_errors!r}")
         check_truth("dynamic", dynamic)
         check_callable("lifespan", lifespan)
-        if limits is not None and not isinstance(limits, Limits):
-            raise TypeError(f"limits is a trimcp.Limits(...), not {limits!r:.60}")
         if audit is not None and not hasattr(audit, "opened"):
             raise TypeError(f"audit is a trimcp.guard.Audit(...), not {audit!r:.60}")
-        if not revisions:
-            raise ValueError("revisions are some of trimcp.REVISIONS: without any, no client can be served")
         if list_cache_scope not in get_args(CacheScope):
             raise ValueError(f"list_cache_scope is 'public' or 'private', not {list_cache_scope!r:.60}")
         check_number("page_size", page_size, whole=True, optional=True)
@@ -136,7 +132,7 @@ class Server(Extending, Generic[StateT]):
             raise ValueError(f"confirm is 'destructive' or None, not {confirm!r}")
         if confirm_fallback not in ("refuse", "allow"):
             raise ValueError(f"confirm_fallback is 'refuse' or 'allow', not {confirm_fallback!r}")
-        self.limits: Limits = limits or Limits()
+        self.limits: Limits = limits_of(limits)
         needed = _MESSAGES * self.limits.largest_into(Role.SERVER)
         if memory is not None and (type(memory) is not int or memory < needed):
             text = f"memory is a number of bytes, at least four times the largest message ({needed}), not {memory!r}"

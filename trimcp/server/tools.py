@@ -305,6 +305,8 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     schema = prepared.signature.input_schema
     if given is not None:
         schema = dict(given)
+        if schema.get("type") != "object":  # some clients refuse a whole list for it
+            raise TypeError('input_schema describes the arguments, an object: add "type": "object"')
     validator = validator_for(schema) if given is None else check_author_schema(schema)
     name = name_of(options, prepared.signature.name, "tool")
     try:

@@ -115,3 +115,10 @@ class Limits:
     def kept_of(self, most: int, size: int) -> int:
         """Return how many messages of `size` bytes may be kept for a slow reader, at most `most`."""
         return max(1, min(most, self.kept_bytes // max(size, 1)))
+
+
+def limits_of(given: Limits | None) -> Limits:
+    """Return the limits that a program gave, or else the default ones. Raises TypeError for anything else."""
+    if given is not None and not isinstance(given, Limits):
+        raise TypeError(f"limits is a trimcp.Limits(...), not {given!r:.60}")
+    return given or Limits()

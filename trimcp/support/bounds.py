@@ -6,7 +6,7 @@ A settings class is declared with `@attrs.frozen(field_transformer=checked(...))
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +17,9 @@ TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 
 _NUMBERS: Final = {"int": True, "float": False, "int | None": True, "float | None": False}
 """Annotations whose values are checked, and whether the value must be an integer."""
+
+_BITS: Final = 63
+"""JSON, clocks and the system take no larger integer."""
 
 Transformer: TypeAlias = Callable[[type, list["attrs.Attribute[Any]"]], list["attrs.Attribute[Any]"]]
 
@@ -35,6 +38,8 @@ def check_number(name: str, value: object, *, whole: bool = False, zero: bool = 
     if value is None and optional:
         return
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        raise ValueError(f"{name} is a number of at most {_BITS} bits, not {value!r:.60}")
     if number and (value >= 0 if zero else value > 0):  # type: ignore[operator]  # it is a number; NaN is neither
         return
     wanted = "an integer" if whole else "a number"
@@ -47,6 +52,17 @@ def check_truth(name: str, value: object, *, optional: bool = False) -> None:
     """Raise TypeError unless a setting is True or False, or None if it is `optional`."""
     if not isinstance(value, bool) and not (optional and value is None):
         raise TypeError(f"{name} is True or False, not {value!r:.60}")
+
+
+def check_members(name: str, value: object, kind: type | tuple[type, ...], kinds: str) -> tuple[Any, ...]:
+    """Return what a setting lists. Raises TypeError unless it is a list of such values; `kinds` says of which."""
+    if not isinstance(value, Collection) or isinstance(value, str | bytes | Mapping):
+        raise TypeError(f"{name} is a list of {kinds}, not {value!r:.60}")
+    members = tuple(value)
+    for member in members:
+        if not isinstance(member, kind) or isinstance(member, bool):
+            raise TypeError(f"{name} is a list of {kinds}, without {member!r:.60}")
+    return members
 
 
 def check_callable(name: str, value: object) -> None:

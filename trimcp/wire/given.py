@@ -12,7 +12,7 @@ from trimcp.errors import LocalError
 from trimcp.wire.common import Icon
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.fields import attributes, known_names, wire_name
-from trimcp.wire.jsonrpc import encode
+from trimcp.wire.jsonrpc import Unencodable, encode
 from trimcp.wire.revisions import LATEST
 
 T = TypeVar("T")
@@ -61,8 +61,9 @@ def given_payload(name: str, value: Any, cls: type[T]) -> T:
             if member not in known_names(cls):
                 raise TypeError(f"{name} has no {member!r:.60}; {_nearest(cls, member)}")
         loaded: T = converter.load(dict(raw), cls)
+        encode(converter.dump(loaded))
         return loaded
-    except WireError as error:
+    except (WireError, Unencodable) as error:
         raise TypeError(f"{name}: {error}, as in {_example(cls)}") from None
 
 

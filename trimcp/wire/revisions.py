@@ -156,10 +156,10 @@ def find(name: str) -> Revision | None:
 def revisions_of(given: Iterable[Revision | str]) -> tuple[Revision, ...]:
     """Return revisions, of which some may be given by name, oldest first.
 
-    Raises TypeError: one is no revision, or it is one text instead of several.
+    Raises TypeError: one is no revision, or it is one text instead of several. Raises ValueError: there is none.
     """
     found = []
-    for each in [given] if isinstance(given, str) else given:
+    for each in [given] if isinstance(given, str) or not hasattr(given, "__iter__") else given:
         revision = find(each) if isinstance(each, str) else each
         if not isinstance(revision, Revision) or given is each:
             known = ", ".join(_BY_NAME)
@@ -167,6 +167,8 @@ def revisions_of(given: Iterable[Revision | str]) -> tuple[Revision, ...]:
                 f"revisions are members of trimcp.REVISIONS, not {each!r}, or their names in a list: {known}"
             )
         found.append(revision)
+    if not found:
+        raise ValueError("revisions are some of trimcp.REVISIONS: without any, nobody can be talked to")
     return tuple(sorted(found))
 
 

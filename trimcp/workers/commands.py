@@ -25,10 +25,11 @@ import trio
 
 from trimcp.errors import LocalError, ToolError
 from trimcp.session.clock import virtual_time
-from trimcp.support.bounds import checked
+from trimcp.support.bounds import check_members, checked
 from trimcp.support.cleaning import clean
 from trimcp.support.descendants import signal_name
 from trimcp.support.nurseries import open_service_nursery
+from trimcp.wire.given import given_name
 from trimcp.wire.jsonrpc import Unencodable, encode
 from trimcp.workers.programs import (
     INHERITED,
@@ -144,7 +145,25 @@ def _as_command(command: Sequence[str]) -> tuple[str, ...]:
 
 
 def _as_statuses(statuses: Iterable[int]) -> frozenset[int]:
-    return frozenset(statuses)
+    return frozenset(check_members("success", statuses, int, "exit statuses"))
+
+
+def _as_variables(names: Iterable[str]) -> tuple[str, ...]:
+    return check_members("inherit_env", names, str, "texts, such as ['PATH']")
+
+
+def _as_environment(env: Any) -> dict[str, str]:
+    if not isinstance(env, Mapping) or any("\0" in given_name("env", text) for pair in env.items() for text in pair):
+        raise TypeError(f"env is a dict of texts, such as {{'LANG': 'C'}}, not {env!r:.60}")
+    return dict(env)
+
+
+def _as_directory(path: str | os.PathLike[str] | None) -> str | None:
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"cwd is the path of a directory, not {path!r:.60}")
+    return given_name("cwd", os.fspath(path))
 
 
 @attrs.frozen(eq=False, field_transformer=checked())
@@ -165,9 +184,9 @@ class Command:
     stdin: str | None = "auto"
     output: Literal["text", "json"] = "text"
     success: frozenset[int] = attrs.field(default=frozenset({0}), converter=_as_statuses)
-    env: Mapping[str, str] = attrs.field(factory=dict)
-    inherit_env: Collection[str] = INHERITED
-    cwd: str | os.PathLike[str] | None = None
+    env: Mapping[str, str] = attrs.field(factory=dict, converter=_as_environment, repr=False)
+    inherit_env: Collection[str] = attrs.field(default=INHERITED, converter=_as_variables)
+    cwd: str | None = attrs.field(default=None, converter=_as_directory)
     read: Sequence[str | os.PathLike[str]] = ()
     write: Sequence[str | os.PathLike[str]] = ()
     scratch: int = 64 * 2**20
@@ -205,11 +224,11 @@ class Command:
         return [name for argument in self._arguments for name in argument.names]
 
     @staticmethod
-    def _input_name(stdin: str | None) -> str | None:
+    def _input_name(stdin: Any) -> str | None:
         """Return the argument whose text is the input; None if it is another kind of input."""
         if stdin in (None, "json"):
             return None
-        match = _PLACEHOLDER.fullmatch(stdin)
+        match = _PLACEHOLDER.fullmatch(stdin) if isinstance(stdin, str) else None
         if match is None or match[2] is None:
             raise TypeError(f"stdin is 'json', one placeholder such as '{{text}}', or None, not {stdin!r}")
         return match[2]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -274,6 +275,7 @@ def remote_tool(
         raise TypeError(f'the tool {name}: run="process" is for sync functions; an async one runs in the event loop')
     check_number("memory", memory, optional=True)
     check_number("cpu_time", cpu_time, optional=True)
+    memory, cpu_time = (None if bound == math.inf else bound for bound in (memory, cpu_time))
     qualname = getattr(function, "__qualname__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
