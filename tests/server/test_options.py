@@ -101,7 +101,7 @@ WRONG: list[tuple[tuple[str, ...], str, tuple[Any, ...]]] = [
     (("command",), "stdin", (7, ["json"], {"a": 1})),
     (("ui",), "permissions", (7, [7], {"camera": {}})),
     (("ui",), "meta", NO_META),
-    (("Server",), "offers", (7, "tools", [["tools"]], [7], None)),
+    (("Server",), "offers", (7, [["tools"]], [7], None)),
     (("Server",), "state_keys", (7, "secret" * 4, ["secret" * 4], [7])),
     (("Server", "Client"), "revisions", (7, None, [7], [["2025-06-18"]], b"2025-06-18")),
     (("Server", "Client"), "limits", (7, "x", {"max_message": 7})),
@@ -222,6 +222,13 @@ def test_settings_that_would_fail_later_are_refused_at_once(text: str, write: An
     assert text in str(caught.value)
 
 
+class Forgotten:
+    """One whose objects can be called, and of which none was made."""
+
+    def __call__(self, text: str = "") -> str:
+        return text
+
+
 BARE: list[tuple[str, Callable[[trimcp.Server[None]], Any]]] = [
     ("@server.resource(", lambda server: server.resource(lambda_free)),
     ("@server.method(", lambda server: server.method(lambda_free)),
@@ -232,6 +239,9 @@ BARE: list[tuple[str, Callable[[trimcp.Server[None]], Any]]] = [
     ("text, bytes or a Path", lambda server: server.add_resource("a://b", {"a": 1})),
     ("scopes is a list", lambda server: server.complete("review", "path", scopes="read")),
     ("quota is a", lambda server: server.complete("review", "path", quota=7)),
+    ("takes the text typed so far", lambda server: server.complete("review", "path")(lambda_free)),
+    ("takes the text typed so far", lambda server: server.complete("review", "path")(lambda text, other: [])),
+    ("has no JSON form", lambda server: server.add_tool(Forgotten)),
     ("was name='forecast' meant?", lambda server: server.tool("forecast")),
 ]
 

@@ -158,10 +158,11 @@ async def test_crashes_and_errors(caplog: Any) -> None:
         (None, ([], 0, False)),
         ([], ([], 0, False)),
         (["a", 5], (["a", "5"], 2, False)),
+        ("one", (["one"], 1, False)),
         ((str(n) for n in range(100)), ([str(n) for n in range(100)], 100, False)),
         ([str(n) for n in range(101)], ([str(n) for n in range(100)], 101, True)),
     ],
-    ids=["none", "empty", "mixed", "hundred", "more"],
+    ids=["none", "empty", "mixed", "text", "hundred", "more"],
 )
 def test_suggestions_are_cut_to_what_the_specification_allows(value: Any, expected: Any) -> None:
     completion = suggestions(value).completion

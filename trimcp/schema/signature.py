@@ -116,7 +116,7 @@ def describe(
         input_schema=reader.schema(),
         parameters=tuple(reader.properties),
         injected=tuple(others),
-        return_type=hints.get("return", inspect.Signature.empty),
+        return_type=function if isinstance(function, type) else hints.get("return", inspect.Signature.empty),
         convert=convert,
         numbers=tuple(reader.numbers),
         special=special,

@@ -67,6 +67,8 @@ def app_link(uri: str | None, visibility: Iterable[str] | None) -> dict[str, Any
     """Return the member `ui` in the `_meta` of a tool. Raises TypeError and ValueError for what is none."""
     link: dict[str, Any] = {}
     if uri is not None:
+        if not isinstance(uri, str):
+            raise TypeError(f"ui is the address of a page, such as 'ui://jobs/progress', not {uri!r:.60}")
         link["resourceUri"] = given_name("ui", uri)
     if visibility is not None:
         who = [visibility] if isinstance(visibility, str) else check_members("visibility", visibility, str, "texts")

@@ -109,7 +109,9 @@ class Offering:
     ) -> None:
         self.profile: Profile = profile
         self.dynamic: bool = dynamic
-        self.offers: frozenset[str] = frozenset(check_members("offers", offers, str, "texts, such as ['tools']"))
+        self.offers: frozenset[str] = frozenset(
+            offers if isinstance(offers, str) else check_members("offers", offers, str, "texts")
+        )
         if not self.offers <= set(_OFFERS):
             raise ValueError(f"offers are some of {', '.join(map(repr, _OFFERS))}, not {offers!r:.60}")
         self.extensions: dict[str, dict[str, Any]] = given_settings("extensions", extensions) or {}

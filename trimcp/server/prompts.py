@@ -124,6 +124,14 @@ class Completer:
     quota: Quota | None = None
     permission: Permission | None = None
 
+    def __attrs_post_init__(self) -> None:
+        signature = self.prepared.signature
+        others = {*signature.input_schema.get("required", ())} - {*signature.parameters[:1], "context"}
+        if not signature.parameters or others:
+            raise TypeError(
+                f"{signature.name}() completes an argument: it takes the text typed so far, and may take `context`"
+            )
+
     async def complete(self, pools: Pools, ctx: Context[Any], params: CompleteParams) -> CompleteResult:
         names = list(self.prepared.signature.parameters)
         known = params.context.arguments if params.context else None
@@ -140,6 +148,6 @@ def suggestions(value: Any) -> CompleteResult:
         return value
     if isinstance(value, Completion):
         return CompleteResult(completion=value)
-    values = [str(item) for item in value or ()]
+    values = [value] if isinstance(value, str) else [str(item) for item in value or ()]
     shown = values[:_MOST_SUGGESTIONS]
     return CompleteResult(completion=Completion(values=shown, total=len(values), has_more=len(values) > len(shown)))
