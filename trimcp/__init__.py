@@ -35,7 +35,7 @@ _NAMES = {
     "trimcp.schema.hints": "Arg",
     "trimcp.schema.forms": "Answer Form form=form_for",
     "trimcp.security": "security=.",
-    "trimcp.server.calling": "Elicit",
+    "trimcp.server.calling": "Depends Elicit",
     "trimcp.server.logbridge": "LogBridge",
     "trimcp.server.media": "Audio Image",
     "trimcp.server.offering": "Notice",

@@ -62,6 +62,7 @@ from trimcp.schema.forms import Answer as Answer
 from trimcp.schema.forms import Form as Form
 from trimcp.schema.forms import form_for as form
 from trimcp.schema.hints import Arg as Arg
+from trimcp.server.calling import Depends as Depends
 from trimcp.server.calling import Elicit as Elicit
 from trimcp.server.logbridge import LogBridge as LogBridge
 from trimcp.server.media import Audio as Audio
@@ -136,6 +137,7 @@ __all__ = [
     "Context",
     "CreateMessageParams",
     "CreateMessageResult",
+    "Depends",
     "Elicit",
     "ElicitParams",
     "ElicitResult",

@@ -5,7 +5,8 @@ A declared question is a parameter that the user answers before the function run
     @server.tool
     async def greet(name: Annotated[str, Elicit("What is your name?")]) -> str: ...
 
-The input schema does not contain them. All are sent at once, and the function runs with the answers.
+The input schema does not contain them. All are sent at once, and the function runs with the answers. What other
+functions provide (`Depends`) is not in the schema either, and is entered after the answers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import attrs
 import trio
@@ -33,6 +34,7 @@ from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 if TYPE_CHECKING:
+    from trimcp.server.dependencies import Provider
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
@@ -42,7 +44,10 @@ Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 """Checks a tool's arguments, sync or async: raises ToolError or ValueError if they are wrong, and returns nothing."""
 
+Owner: TypeAlias = Literal["request", "session", "server"]
+
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
+_MarkerT = TypeVar("_MarkerT")
 
 
 @attrs.frozen
@@ -63,6 +68,25 @@ class Elicit:
     message: str
     schema: dict[str, Any] | None = None
     key: str | None = None
+
+
+@slotted(frozen=True)
+class Depends:
+    """Marks a parameter that a function provides: `Annotated[Db, Depends(open_db)]`. It is no argument of the tool.
+
+    The function is async or sync. One that yields, with or without `contextlib.asynccontextmanager`, is entered before
+    the handler runs and left after it, and sees its exception or cancellation; of any other the result is the value. It
+    may need others by such parameters of its own, and take the `Context` of the request.
+
+    Args:
+        provider: the function. In one request, session or run it is called once, whoever needs it.
+        scope: what the value belongs to. "session" is one connection, or one request where each is a connection by
+            itself (HTTP, 2026-07-28); "server" is a run of the server, and entered before anybody is served. The
+            function of neither may take a `Context`, nor need what ends earlier.
+    """
+
+    provider: Callable[..., Any]
+    scope: Owner = "request"
 
 
 @slotted(frozen=True)
@@ -98,16 +122,28 @@ def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
     return named or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
 
 
-def _marker_of(hint: Any) -> Elicit | None:
-    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, Elicit)), None)
+def marker_of(hint: Any, kind: type[_MarkerT]) -> _MarkerT | None:
+    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kind)), None)
 
 
 def _is_injected(parameter: inspect.Parameter, hint: Any) -> bool:
-    return _is_context(parameter, hint) or _marker_of(hint) is not None
+    return _is_context(parameter, hint) or marker_of(hint, Elicit) is not None or marker_of(hint, Depends) is not None
+
+
+def inspected(function: Callable[..., Any], *, loose: bool) -> tuple[Signature, str | None, list[tuple[str, Any]]]:
+    """Return a function's signature, the parameter that takes the context, and the other injected ones by name."""
+    signature = describe(function, injected=_is_injected, loose=loose)
+    context_parameter, others = None, []
+    for parameter, hint in signature.injected:
+        if _is_context(parameter, hint):
+            context_parameter = parameter.name
+        else:
+            others.append((parameter.name, hint))
+    return signature, context_parameter, others
 
 
 def _question_of(parameter: str, hint: Any) -> Question:
-    marker = _marker_of(hint)
+    marker = marker_of(hint, Elicit)
     assert marker is not None
     asked, *others = get_args(hint)
     if asked is ElicitResult:
@@ -168,12 +204,19 @@ class PreparedFunction:
     signature: Signature
     context_parameter: str | None
     questions: tuple[Question, ...]
+    needs: tuple[tuple[str, Provider], ...]  # what other functions provide, by parameter
     is_async: bool
     run_mode: str
     whole_arguments: bool
-    remote: RemoteTool | None = None
     validate: Validate | None = None
-    text_validators: dict[str, Validator] | None = None
+    remote: RemoteTool | None = None
+    text_validators: dict[str, Validator] | None = attrs.field(init=False, default=None)
+    _is_plain: bool = attrs.field(init=False)  # an async function that needs only arguments and context
+
+    def __attrs_post_init__(self) -> None:
+        others = self.questions or self.needs or self.whole_arguments or self.run_mode == "process"
+        # A `validate` that is callable may be false as a value.
+        self._is_plain = self.is_async and not others and self.validate is None
 
     def run(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]) -> Awaitable[Any]:
         """Call the function with JSON arguments that its schema has accepted; its value is to be awaited.
@@ -181,13 +224,7 @@ class PreparedFunction:
         From a worker process it is the finished MCP result. Raises ConversionError, here or then, for an argument that
         fits its schema but cannot be converted to its type, or that `validate` refuses.
         """
-        if (
-            not self.is_async
-            or self.questions
-            or self.whole_arguments
-            or self.validate is not None  # one that is callable may be false as a value
-            or self.remote is not None
-        ):
+        if not self._is_plain:
             return self._run_prepared(pools, ctx, arguments)
         keywords = self.signature.bind(arguments) if self.signature.converts else arguments
         if self.context_parameter is not None:
@@ -209,6 +246,15 @@ class PreparedFunction:
             await _judge(self.validate, keywords["arguments"] if self.whole_arguments else keywords)
         if self.questions:
             keywords.update(await _answer_all(self.questions, ctx))
+        if not self.needs:
+            return await self._call(pools, ctx, keywords)
+        from trimcp.server.dependencies import provided  # few servers need it
+
+        async with provided(self.needs, ctx) as values:
+            return await self._call(pools, ctx, {**keywords, **values})
+
+    async def _call(self, pools: Pools, ctx: Context[Any], keywords: dict[str, Any]) -> Any:
+        """Call the function, in the event loop or a thread."""
         if self.is_async:
             if self.context_parameter is not None:
                 keywords[self.context_parameter] = ctx
@@ -274,6 +320,7 @@ def prepare(
     run: str = "thread",
     runs: Sequence[str] = ("inline", "thread"),
     schema_given: bool = False,
+    validate: Validate | None = None,
 ) -> PreparedFunction:
     """Inspect a function. Raises TypeError for a parameter whose type has no JSON form.
 
@@ -282,15 +329,21 @@ def prepare(
     """
     if run not in runs:
         raise TypeError(f"run must be {' or '.join(map(repr, runs))}, not {run!r}")
-    signature = describe(function, injected=_is_injected, loose=schema_given)
+    signature, context_parameter, others = inspected(function, loose=schema_given)
     _check_callable(function, signature)
-    context_parameter = None
-    questions = []
-    for parameter, hint in signature.injected:
-        if _is_context(parameter, hint):
-            context_parameter = parameter.name
-        else:
-            questions.append(_question_of(parameter.name, hint))
+    questions, needs = [], []
+    for parameter, hint in others:
+        marker = marker_of(hint, Depends)
+        if marker is None:
+            questions.append(_question_of(parameter, hint))
+            continue
+        if run == "process":
+            raise TypeError(
+                f"{signature.name}(): the parameter {parameter!r} cannot be handed to a worker process; make it there"
+            )
+        from trimcp.server.dependencies import provider_of  # few servers need it
+
+        needs.append((parameter, provider_of(marker)))
     whole = schema_given and list(signature.parameters) == ["arguments"]
     is_async = inspect.iscoroutinefunction(function)
     if not is_async and inspect.iscoroutinefunction(target_of(function)):
@@ -298,7 +351,7 @@ def prepare(
         if run != "process":
             function = _awaiting(function)
     return PreparedFunction(
-        function, signature, context_parameter, tuple(questions), is_async, run, whole_arguments=whole
+        function, signature, context_parameter, tuple(questions), tuple(needs), is_async, run, whole, validate
     )
 
 

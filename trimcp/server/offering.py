@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args, overload
@@ -14,7 +15,7 @@ from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
-from trimcp.server.calling import Handler, at_users_line, prepare
+from trimcp.server.calling import Handler, PreparedFunction, at_users_line, prepare
 from trimcp.server.options import check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from trimcp.guard.filters import AppliedFilter, Filter
     from trimcp.guard.permission import Allow, Fallback, Permission
     from trimcp.server.commands import CommandOptions
+    from trimcp.server.dependencies import Provider
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions
     from trimcp.session.session import Session
@@ -124,6 +126,8 @@ class Offering:
         self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
         self.foreign: dict[str, Handler] = {}
         self.completers: dict[tuple[str, str], Completer] = {}
+        self.shared: dict[Callable[..., Any], Provider] = {}  # what belongs to a run, in the order of entering it
+        self.overrides: dict[Callable[..., Any], Provider] = {}
         self.middlewares: list[Middleware] = []
         self._filters: list[AppliedFilter] = []
         self.around: Callable[[Handler], Handler] | None = None  # goes around each handler, outermost
@@ -364,8 +368,10 @@ class Offering:
         def decorate(function: FunctionT) -> FunctionT:
             from trimcp.server.prompts import Completer
 
+            prepared = prepare(function)
+            self._share(prepared)
             self.completers[(name, argument)] = Completer(
-                prepare(function), quota, _permission({"scopes": wanted, "allow": allow})
+                prepared, quota, _permission({"scopes": wanted, "allow": allow})
             )
             self._declare()
             return function
@@ -375,6 +381,40 @@ class Offering:
     @property
     def completes(self) -> bool:
         return bool(self.completers) or any(entry.choices for entry in self.prompts)
+
+    # What handlers need
+
+    def _share(self, prepared: PreparedFunction) -> None:
+        """Have each run enter what a function needs that belongs to a run. Raises LocalError once the server runs."""
+        shared = [one for _, need in prepared.needs for one in need.everything() if one.owner == "server"]
+        for provider in shared:
+            if provider.name not in self.shared:
+                if self._live:
+                    raise LocalError(
+                        f"{prepared.signature.name}() needs what is entered when a server starts: add it before"
+                    )
+                self.shared[provider.name] = provider
+
+    @contextmanager
+    def override(self, provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+        """Have `replacement()` provide what `provider` does (see `Depends`) while the block runs, as tests want it.
+
+        What belongs to the server is entered when it starts, so override it before. The function of the replacement
+        takes nothing; it may be async and may yield, as any provider.
+
+        Raises TypeError: it takes something.
+        """
+        from trimcp.server.dependencies import replacement_of
+
+        before = self.overrides.get(provider)
+        self.overrides[provider] = replacement_of(replacement)
+        try:
+            yield
+        finally:
+            if before is None:
+                del self.overrides[provider]
+            else:
+                self.overrides[provider] = before
 
     # Around handlers
 
@@ -495,6 +535,9 @@ class Offering:
     ) -> None:
         if registry.change.value not in self.offers:
             raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
+        prepared = getattr(entry, "prepared", None) or getattr(entry, "source", None)
+        if isinstance(prepared, PreparedFunction):
+            self._share(prepared)
         registry.add(name, entry, live=self._live, listed=listed, **_seen_by(entry))
         self._declare()
 

@@ -90,6 +90,9 @@ class Running:
     counts: LaneCounts = attrs.field(init=False, factory=LaneCounts)
     refused: int = attrs.field(init=False, default=0)
     hosts: list[Callable[[], Mapping[str, int]]] = attrs.field(init=False, factory=list)
+    # what functions have provided for this run, and the tasks that enter what belongs to a session; see `Depends`
+    provided: dict[Callable[..., Any], Any] = attrs.field(init=False, factory=dict)
+    providing: dict[Session, trio.MemorySendChannel[Any]] = attrs.field(init=False, factory=dict)
     _drained: set[object] = attrs.field(init=False, factory=set)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
     _subscribers: Subscribers = attrs.field(init=False)

@@ -188,7 +188,7 @@ class Server(Extending, Generic[StateT]):
                     running = Running(self, state, nursery)
                     self.runs.add(running)
                     try:
-                        async with self._parts_of(running) if self.parts else nullcontext():
+                        async with self._parts_of(running) if self.parts or self.shared else nullcontext():
                             yield running
                     finally:
                         self.runs.discard(running)
@@ -198,6 +198,10 @@ class Server(Extending, Generic[StateT]):
     @asynccontextmanager
     async def _parts_of(self, running: Running) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
+            if self.shared:
+                from trimcp.server.dependencies import while_running  # few servers need it
+
+                await stack.enter_async_context(while_running(running))
             for part in self.parts:
                 await stack.enter_async_context(part(running))
             yield

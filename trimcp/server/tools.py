@@ -300,8 +300,8 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
     validate = options.get("validate")
     if validate is not None and not callable(validate):
         raise TypeError("validate is a function of the arguments")
-    prepared = prepare(function, run=_run_mode(options), runs=_RUNS, schema_given=given is not None)
-    prepared.validate = validate
+    mode = _run_mode(options)
+    prepared = prepare(function, run=mode, runs=_RUNS, schema_given=given is not None, validate=validate)
     schema = prepared.signature.input_schema
     if given is not None:
         schema = dict(given)
