@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import httpx2
@@ -58,6 +58,15 @@ async def anything(arguments: Any) -> Any:
     return arguments.get("value")
 
 
+async def counter() -> list[int]:
+    return []
+
+
+async def counted(seen: Annotated[list[int], trimcp.Depends(counter, scope="server")]) -> int:
+    seen.append(len(seen))
+    return len(seen)
+
+
 @attrs.define(eq=False)
 class Agent:
     """Speaks to a service as one agent or another."""
@@ -92,7 +101,11 @@ async def serving(
 ) -> AsyncIterator[Agent]:
     server = trimcp.Server("s")
     server.add_tool(get_weather, name="own")
-    implementations = {"get_weather": Implemented(get_weather, validate=check), "anything": anything}
+    implementations = {
+        "get_weather": Implemented(get_weather, validate=check),
+        "anything": anything,
+        "counted": counted,
+    }
     tools = AgentTools(server, implementations=implementations, registration=rules)
     settings = trimcp.HttpSettings(authenticate=authenticate) if tokens else None
     app = trimcp.asgi_app(server, agent_tools=tools, **({} if settings is None else {"settings": settings}))
@@ -117,6 +130,12 @@ async def test_registering_calling_listing_and_removing() -> None:
         assert listed["tools"] == [{**WEATHER, "version": "1"}]
         assert (await agent.ask("DELETE", "/tools/get_weather"))[0] in (200, 204)
         assert (await agent.call("get_weather", {"city": "Beijing"}))[0] == 404
+
+
+async def test_an_implementation_needs_what_the_server_entered_at_its_start() -> None:
+    async with serving() as agent:
+        assert (await agent.register({"name": "counted", "parameters": {"type": "object"}}))[0] in (200, 201)
+        assert [await agent.call("counted") for _ in range(2)] == [(200, 1), (200, 2)]
 
 
 @pytest.mark.parametrize("value", [{"a": 1}, [1, None], "text", "7", 7, 1.5, True, None, {"result": 1}])

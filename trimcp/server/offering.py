@@ -369,7 +369,7 @@ class Offering:
             from trimcp.server.prompts import Completer
 
             prepared = prepare(function)
-            self._share(prepared)
+            self.share(prepared)
             self.completers[(name, argument)] = Completer(
                 prepared, quota, _permission({"scopes": wanted, "allow": allow})
             )
@@ -384,7 +384,7 @@ class Offering:
 
     # What handlers need
 
-    def _share(self, prepared: PreparedFunction) -> None:
+    def share(self, prepared: PreparedFunction) -> None:
         """Have each run enter what a function needs that belongs to a run. Raises LocalError once the server runs."""
         shared = [one for _, need in prepared.needs for one in need.everything() if one.owner == "server"]
         for provider in shared:
@@ -537,7 +537,7 @@ class Offering:
             raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
         prepared = getattr(entry, "prepared", None) or getattr(entry, "source", None)
         if isinstance(prepared, PreparedFunction):
-            self._share(prepared)
+            self.share(prepared)
         registry.add(name, entry, live=self._live, listed=listed, **_seen_by(entry))
         self._declare()
 
