@@ -62,11 +62,11 @@ from trimcp.schema.forms import Answer as Answer
 from trimcp.schema.forms import Form as Form
 from trimcp.schema.forms import form_for as form
 from trimcp.schema.hints import Arg as Arg
-from trimcp.server.calling import Depends as Depends
 from trimcp.server.calling import Elicit as Elicit
 from trimcp.server.logbridge import LogBridge as LogBridge
 from trimcp.server.media import Audio as Audio
 from trimcp.server.media import Image as Image
+from trimcp.server.needs import Depends as Depends
 from trimcp.server.offering import Notice as Notice
 from trimcp.server.running import Running as Running
 from trimcp.server.server import Server as Server

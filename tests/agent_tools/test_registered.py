@@ -101,7 +101,7 @@ async def serving(
 ) -> AsyncIterator[Agent]:
     server = trimcp.Server("s")
     server.add_tool(get_weather, name="own")
-    implementations = {
+    implementations: dict[str, Any] = {
         "get_weather": Implemented(get_weather, validate=check),
         "anything": anything,
         "counted": counted,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import attrs
 import trio
@@ -25,6 +25,7 @@ from trimcp.schema.hints import is_union, split
 from trimcp.schema.signature import ResultShape, Signature, describe, describe_result, target_of
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.media import is_content
+from trimcp.server.needs import Depends, Need, marker_of, need_of
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
@@ -34,7 +35,6 @@ from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 if TYPE_CHECKING:
-    from trimcp.server.dependencies import Provider
     from trimcp.server.pools import Pools
     from trimcp.workers.remote import RemoteTool
 
@@ -44,10 +44,7 @@ Handler: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
 Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 """Checks a tool's arguments, sync or async: raises ToolError or ValueError if they are wrong, and returns nothing."""
 
-Owner: TypeAlias = Literal["request", "session", "server"]
-
 _MethodT = TypeVar("_MethodT", bound=Callable[..., Any])
-_MarkerT = TypeVar("_MarkerT")
 
 
 @attrs.frozen
@@ -68,25 +65,6 @@ class Elicit:
     message: str
     schema: dict[str, Any] | None = None
     key: str | None = None
-
-
-@slotted(frozen=True)
-class Depends:
-    """Marks a parameter that a function provides: `Annotated[Db, Depends(open_db)]`. It is no argument of the tool.
-
-    The function is async or sync. One that yields, with or without `contextlib.asynccontextmanager`, is entered before
-    the handler runs and left after it, and sees its exception or cancellation; of any other the result is the value. It
-    may need others by such parameters of its own, and take the `Context` of the request.
-
-    Args:
-        provider: the function. In one request, session or run it is called once, whoever needs it.
-        scope: what the value belongs to. "session" is one connection, or one request where each is a connection by
-            itself (HTTP, 2026-07-28); "server" is a run of the server, and entered before anybody is served. The
-            function of neither may take a `Context`, nor need what ends earlier.
-    """
-
-    provider: Callable[..., Any]
-    scope: Owner = "request"
 
 
 @slotted(frozen=True)
@@ -120,10 +98,6 @@ def _is_context(parameter: inspect.Parameter, hint: Any) -> bool:
     kinds = [split(each)[0] for each in get_args(bare)] if is_union(bare) else [bare]
     named = any((get_origin(kind) or kind) in (Context, ThreadContext) for kind in kinds)
     return named or (parameter.name == "ctx" and parameter.annotation is parameter.empty)
-
-
-def marker_of(hint: Any, kind: type[_MarkerT]) -> _MarkerT | None:
-    return next((extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kind)), None)
 
 
 def _is_injected(parameter: inspect.Parameter, hint: Any) -> bool:
@@ -204,7 +178,7 @@ class PreparedFunction:
     signature: Signature
     context_parameter: str | None
     questions: tuple[Question, ...]
-    needs: tuple[tuple[str, Provider], ...]  # what other functions provide, by parameter
+    needs: tuple[tuple[str, Need], ...]  # what other functions provide, by parameter
     is_async: bool
     run_mode: str
     whole_arguments: bool
@@ -248,7 +222,7 @@ class PreparedFunction:
             keywords.update(await _answer_all(self.questions, ctx))
         if not self.needs:
             return await self._call(pools, ctx, keywords)
-        from trimcp.server.dependencies import provided  # few servers need it
+        from trimcp.server.provided import provided  # few servers need it
 
         async with provided(self.needs, ctx) as values:
             return await self._call(pools, ctx, {**keywords, **values})
@@ -341,9 +315,7 @@ def prepare(
             raise TypeError(
                 f"{signature.name}(): the parameter {parameter!r} cannot be handed to a worker process; make it there"
             )
-        from trimcp.server.dependencies import provider_of  # few servers need it
-
-        needs.append((parameter, provider_of(marker)))
+        needs.append((parameter, need_of(marker, inspected)))
     whole = schema_given and list(signature.parameters) == ["arguments"]
     is_async = inspect.iscoroutinefunction(function)
     if not is_async and inspect.iscoroutinefunction(target_of(function)):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from trimcp.errors import LocalError
 from trimcp.server.calling import at_users_line
-from trimcp.server.offering import Offering, check_method
+from trimcp.server.offering import Offering
+from trimcp.server.options import check_method
 from trimcp.support.bounds import check_callable
 from trimcp.wire.capabilities import APP_TYPE, APPS, SKILLS
 from trimcp.wire.given import given_meta

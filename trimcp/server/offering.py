@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args, overload
@@ -15,8 +14,9 @@ from trimcp.errors import LocalError
 from trimcp.protocol.events import Admission, Admitted
 from trimcp.protocol.profile import Profile
 from trimcp.protocol.request_state import Sealer
-from trimcp.server.calling import Handler, PreparedFunction, at_users_line, prepare
-from trimcp.server.options import check_options, check_quota, check_scopes
+from trimcp.server.calling import Handler, at_users_line, prepare
+from trimcp.server.needs import Needs
+from trimcp.server.options import check_method, check_options, check_quota, check_scopes
 from trimcp.server.registry import Bus, Change, Registry
 from trimcp.server.tools import RunMode, ToolEntry, ToolOptions, tool_entry, warn_of_name
 from trimcp.session.job import Finished
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from trimcp.guard.filters import AppliedFilter, Filter
     from trimcp.guard.permission import Allow, Fallback, Permission
     from trimcp.server.commands import CommandOptions
-    from trimcp.server.dependencies import Provider
     from trimcp.server.prompts import Completer, PromptEntry, PromptOptions
     from trimcp.server.resources import ResourceEntry, ResourceOptions
     from trimcp.session.session import Session
@@ -126,8 +125,7 @@ class Offering:
         self.notification_handlers: dict[str, list[Callable[[Any], Awaitable[object]]]] = {}
         self.foreign: dict[str, Handler] = {}
         self.completers: dict[tuple[str, str], Completer] = {}
-        self.shared: dict[Callable[..., Any], Provider] = {}  # what belongs to a run, in the order of entering it
-        self.overrides: dict[Callable[..., Any], Provider] = {}
+        self.needs: Needs = Needs()
         self.middlewares: list[Middleware] = []
         self._filters: list[AppliedFilter] = []
         self.around: Callable[[Handler], Handler] | None = None  # goes around each handler, outermost
@@ -369,10 +367,9 @@ class Offering:
             from trimcp.server.prompts import Completer
 
             prepared = prepare(function)
-            self.share(prepared)
-            self.completers[(name, argument)] = Completer(
-                prepared, quota, _permission({"scopes": wanted, "allow": allow})
-            )
+            self.needs.add(prepared.needs, live=self._live)
+            permission = _permission({"scopes": wanted, "allow": allow})
+            self.completers[(name, argument)] = Completer(prepared, quota, permission)
             self._declare()
             return function
 
@@ -381,40 +378,6 @@ class Offering:
     @property
     def completes(self) -> bool:
         return bool(self.completers) or any(entry.choices for entry in self.prompts)
-
-    # What handlers need
-
-    def share(self, prepared: PreparedFunction) -> None:
-        """Have each run enter what a function needs that belongs to a run. Raises LocalError once the server runs."""
-        shared = [one for _, need in prepared.needs for one in need.everything() if one.owner == "server"]
-        for provider in shared:
-            if provider.name not in self.shared:
-                if self._live:
-                    raise LocalError(
-                        f"{prepared.signature.name}() needs what is entered when a server starts: add it before"
-                    )
-                self.shared[provider.name] = provider
-
-    @contextmanager
-    def override(self, provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
-        """Have `replacement()` provide what `provider` does (see `Depends`) while the block runs, as tests want it.
-
-        What belongs to the server is entered when it starts, so override it before. The function of the replacement
-        takes nothing; it may be async and may yield, as any provider.
-
-        Raises TypeError: it takes something.
-        """
-        from trimcp.server.dependencies import replacement_of
-
-        before = self.overrides.get(provider)
-        self.overrides[provider] = replacement_of(replacement)
-        try:
-            yield
-        finally:
-            if before is None:
-                del self.overrides[provider]
-            else:
-                self.overrides[provider] = before
 
     # Around handlers
 
@@ -536,8 +499,7 @@ class Offering:
         if registry.change.value not in self.offers:
             raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
         prepared = getattr(entry, "prepared", None) or getattr(entry, "source", None)
-        if isinstance(prepared, PreparedFunction):
-            self.share(prepared)
+        self.needs.add(getattr(prepared, "needs", ()), live=self._live)
         registry.add(name, entry, live=self._live, listed=listed, **_seen_by(entry))
         self._declare()
 
@@ -610,12 +572,6 @@ def _permission(options: Mapping[str, Any], tool: ToolEntry | None = None) -> Pe
     if tool is None:
         return permission_of(scopes, allow, visible=visible)
     return permission_of(scopes, allow, tool.listed, tool.confirmation, visible)
-
-
-def check_method(name: object, decorator: str, example: str) -> None:
-    """Raise TypeError if a decorator was given no name, but for example the function."""
-    if not isinstance(name, str):
-        raise TypeError(f'{decorator} needs a name: @server.{decorator}("{example}"), not {name!r:.60}')
 
 
 def _decorate(add: Callable[..., None], function: Any, options: Mapping[str, Any]) -> Any:

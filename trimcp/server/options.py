@@ -139,3 +139,9 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "cache_scope": _check_cache_scope,
 }
 """What checks an option; others are checked where they are used."""
+
+
+def check_method(name: object, decorator: str, example: str) -> None:
+    """Raise TypeError if a decorator was given no name, but for example the function."""
+    if not isinstance(name, str):
+        raise TypeError(f'{decorator} needs a name: @server.{decorator}("{example}"), not {name!r:.60}')

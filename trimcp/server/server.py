@@ -188,7 +188,7 @@ class Server(Extending, Generic[StateT]):
                     running = Running(self, state, nursery)
                     self.runs.add(running)
                     try:
-                        async with self._parts_of(running) if self.parts or self.shared else nullcontext():
+                        async with self._parts_of(running) if self.parts or self.needs.shared else nullcontext():
                             yield running
                     finally:
                         self.runs.discard(running)
@@ -198,13 +198,36 @@ class Server(Extending, Generic[StateT]):
     @asynccontextmanager
     async def _parts_of(self, running: Running) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            if self.shared:
-                from trimcp.server.dependencies import while_running  # few servers need it
+            if self.needs.shared:
+                from trimcp.server.provided import while_running  # few servers need it
 
                 await stack.enter_async_context(while_running(running))
             for part in self.parts:
                 await stack.enter_async_context(part(running))
             yield
+
+    @contextmanager
+    def override(self, provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+        """Have `replacement()` provide what `provider` does (see `Depends`) while the block runs, as tests want it.
+
+        The replacement takes nothing; it may be async and may yield, as any provider. What belongs to the server is
+        entered when that starts, so override it before.
+
+        Raises TypeError: it takes something.
+        """
+        from trimcp.server.calling import inspected
+        from trimcp.server.needs import replacement_of
+
+        overrides = self.needs.overrides
+        before = overrides.get(provider)
+        overrides[provider] = replacement_of(replacement, inspected)
+        try:
+            yield
+        finally:
+            if before is None:
+                del overrides[provider]
+            else:
+                overrides[provider] = before
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of the requests that run, wait or were refused, dropped messages, and memory."""

@@ -14,7 +14,8 @@ import trio.testing
 import trimcp
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.server.calling import Depends, Elicit
+from trimcp.server.calling import Elicit
+from trimcp.server.needs import Depends
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.context import Context
@@ -298,7 +299,7 @@ async def test_a_test_overrides_what_is_provided(log: Log, autojump_clock: Any) 
             with server.override(database, lambda: "other"):
                 assert text(await session.call_tool("tool")) == "other fake"
     assert log == ["+fake", "+fake", "-fake", "-fake"]
-    assert not server.overrides
+    assert not server.needs.overrides
     with pytest.raises(TypeError, match="takes nothing"), server.override(database, lambda x: x):
         pass
 
@@ -367,7 +368,7 @@ def test_a_worker_process_gets_nothing_of_this_one() -> None:
 async def test_what_belongs_to_a_run_is_declared_before_it_starts(autojump_clock: Any) -> None:
     server = Server("s")
     async with server.running():
-        with pytest.raises(trimcp.LocalError, match="when a server starts"):
+        with pytest.raises(trimcp.LocalError, match="when the server starts"):
 
             @server.tool
             async def tool(x: Annotated[str, Depends(of_a_request, scope="server")]) -> str:
