@@ -448,6 +448,16 @@ async def test_without_a_token_only_on_loopback_and_only_where_that_was_chosen(c
 # How many, how large
 
 
+async def test_more_tools_at_once_than_one_may_have_are_refused_before_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An entry of each would take memory that nobody counts, and a while."""
+    _, catalog = make(RegistrationRules(max_per_owner=2))
+    monkeypatch.setattr(Manifest, "parse", None)
+    with pytest.raises(TooMuch, match="one owner may register 2 tools"):
+        await catalog.register_all([WEATHER] * 3, ADA)
+
+
 async def test_the_number_of_tools_is_bounded() -> None:
     _, catalog = make(RegistrationRules(max_tools=4, max_per_owner=2, max_versions=2))
     await catalog.register(versioned_manifest("1"), ADA)

@@ -22,6 +22,7 @@ from trimcp.agent_tools.messages.messages import MESSAGES, ToolRequest
 from trimcp.agent_tools.messages.protobuf import (
     METHODS,
     PB,
+    MemberCount,
     at_once,
     decode,
     fill,
@@ -89,11 +90,11 @@ def test_every_member_of_a_message_has_its_field() -> None:
 def test_values_survive_in_both_directions(value: Any) -> None:
     """What is written here is read by protobuf, and the other way round."""
     written = FOREIGN.ToolResponse()
-    written.result.ParseFromString(at_once(write_any(value)))
+    written.result.ParseFromString(at_once(write_any(value, MemberCount())))
     assert json_format.MessageToDict(written).get("result") == value
     foreign = FOREIGN.ToolResponse()
     json_format.ParseDict(value, foreign.result)
-    read = at_once(read_any(foreign.result.SerializeToString()))
+    read = at_once(read_any(foreign.result.SerializeToString(), MemberCount()))
     assert json.dumps(read, sort_keys=True) == json.dumps(_as_integers(value), sort_keys=True)  # 1 is not 1.0
 
 
@@ -111,7 +112,7 @@ def _as_integers(value: Any) -> Any:
 def test_a_message_has_the_same_members_in_either_form(state: dict[str, Any]) -> None:
     for both in (True, False):
         filled = at_once(fill(PB.ContextState(), {"context_id": "c", "version": 2, "state": state}, both=both))
-        assert at_once(members_of(filled)) == {"context_id": "c", "version": 2, "state": state}
+        assert at_once(members_of(filled, MemberCount())) == {"context_id": "c", "version": 2, "state": state}
         assert filled.HasField("state") is both
         assert FOREIGN.ContextState.FromString(filled.SerializeToString()).HasField("state") is both
 
@@ -127,15 +128,15 @@ def nested(levels: int) -> bytes:
     value: Any = None
     for _ in range(levels):
         value = [value]
-    return at_once(write_object({"a": value}))
+    return at_once(write_object({"a": value}, MemberCount()))
 
 
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (nested(128), "deeper"),
-        (at_once(write_object({"a": [None] * 1_000})), "more than 1,000 members"),
-        (at_once(write_object({str(n): n for n in range(1_001)})), "more than 1,000 members"),
+        (at_once(write_object({"a": [None] * 1_000}, MemberCount())), "more than 1,000 members"),
+        (at_once(write_object({str(n): n for n in range(1_001)}, MemberCount())), "more than 1,000 members"),
         (b"\x0a\x0e\x0a\x01a\x12\x09\x11" + struct.pack("<d", math.inf), "infinite"),
         (b"\x0a\x07\x0a\x01a\x12\x03\x1a\x01\xff", "malformed"),
         (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "cut short"),
@@ -146,18 +147,18 @@ def nested(levels: int) -> bytes:
 )
 def test_hostile_values_are_malformed(data: bytes, why: str) -> None:
     with pytest.raises(MalformedMessage, match=why):
-        at_once(read_object(data, ParseLimits(max_members=1_000)))
+        at_once(read_object(data, MemberCount(ParseLimits(max_members=1_000))))
 
 
 @settings(max_examples=200)
 @given(VALUES, st.data())
 def test_any_bytes_are_a_value_or_malformed(value: Any, data: st.DataObject) -> None:
     """Never anything else; and what protobuf's own parser refuses is refused."""
-    good = bytearray(at_once(write_object({"a": value, "b": [value]})))
+    good = bytearray(at_once(write_object({"a": value, "b": [value]}, MemberCount())))
     for _ in range(data.draw(st.integers(1, 3))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
     try:
-        found = at_once(read_object(bytes(good)))
+        found = at_once(read_object(bytes(good), MemberCount()))
     except MalformedMessage:
         return
     foreign = struct_pb2.Struct.FromString(bytes(good))
@@ -166,7 +167,7 @@ def test_any_bytes_are_a_value_or_malformed(value: Any, data: st.DataObject) -> 
 
 def test_members_that_are_no_json_are_malformed() -> None:
     with pytest.raises(MalformedMessage):
-        at_once(members_of(PB.ContextCreate(state_json=b"{")))
+        at_once(members_of(PB.ContextCreate(state_json=b"{"), MemberCount()))
     assert ToolRequest.type == "tool_request"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 import zlib
+from functools import partial
 from typing import Any
 
 import h2.config
@@ -19,7 +20,9 @@ from tests.peers.serving import ServedHere, connect
 from tests.peers.states import until
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools import connect as connect_agent
+from trimcp.agent_tools.bindings.grpc import _provider_steps
 from trimcp.agent_tools.messages import protobuf
+from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame, varint
 from trimcp.transports.grpc.calls import CallFailed
 from trimcp.transports.grpc.client import GrpcServer
@@ -168,14 +171,14 @@ def asking(tool: str, arguments: bytes, **members: Any) -> bytes:
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many members each conversion of a Struct has read."""
     seen: list[int] = []
-    convert = protobuf.read_counted
+    convert = protobuf.read_object
 
-    def counting(data: bytes, limits: Any) -> Any:
-        found = yield from convert(data, limits)
-        seen.append(found[1])
+    def counting(data: bytes, count: protobuf.MemberCount) -> Any:
+        found = yield from convert(data, count)
+        seen.append(count.members)
         return found
 
-    monkeypatch.setattr(protobuf, "read_counted", counting)
+    monkeypatch.setattr(protobuf, "read_object", counting)
     return seen
 
 
@@ -248,12 +251,90 @@ async def test_large_values_are_converted_in_turns() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        found = await protobuf.in_turns(protobuf.read_object(nulls(100_000)))
+        found = await protobuf.in_turns(protobuf.read_object(nulls(100_000), protobuf.MemberCount()))
         assert turns >= 190
         before = turns
-        assert await protobuf.in_turns(protobuf.write_object(found)) == nulls(100_000)
+        assert await protobuf.in_turns(protobuf.write_object(found, protobuf.MemberCount())) == nulls(100_000)
         assert turns - before >= 190
         nursery.cancel_scope.cancel()
+
+
+async def test_of_many_conversions_one_is_at_work_in_each_turn() -> None:
+    """However many callers there are, others wait for one part of one conversion."""
+    steps = turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    def conversion() -> protobuf.Steps[None]:
+        nonlocal steps
+        for _ in range(100):
+            steps += 1
+            yield
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        async with trio.open_nursery() as callers:
+            for _ in range(20):
+                callers.start_soon(protobuf.in_turns, conversion())
+        nursery.cancel_scope.cancel()
+    assert steps == 2_000
+    assert turns >= steps
+
+
+def stops_of(steps: protobuf.Steps[Any]) -> int:
+    """How often a conversion stops for others."""
+    return sum(1 for _ in steps)
+
+
+def offering(tools: int, **members: bytes) -> Any:
+    """A message with so many tools, and a number of members in each that is nothing by itself."""
+    message = PB.ProvideTools()
+    for n in range(tools):
+        manifest = message.tools.add(name=f"t{n}")
+        for name, value in members.items():
+            (manifest.parameters.ParseFromString if name == "parameters" else partial(setattr, manifest, name))(value)
+    return protobuf.decode(protobuf.PB.ProvideTools, message.SerializeToString())
+
+
+def test_the_values_of_a_message_are_converted_in_turns_together() -> None:
+    offered = offering(500, parameters=nulls(300))
+    assert stops_of(protobuf.members_of(offered, protobuf.MemberCount())) >= 280
+    assert stops_of(protobuf.members_of(offering(5_000), protobuf.MemberCount())) >= 70
+    text = b'{"enum":[%b]}' % b",".join([b"null"] * 300)
+    assert stops_of(protobuf.members_of(offering(500, parameters_json=text), protobuf.MemberCount())) >= 250
+    members = protobuf.at_once(protobuf.members_of(offered, protobuf.MemberCount()))
+    assert stops_of(protobuf.fill(protobuf.PB.ProvideTools(), members, both=True)) >= 280
+    assert stops_of(protobuf.write_any([[None] * 300] * 500, protobuf.MemberCount())) >= 280
+
+
+def test_messages_that_arrive_together_are_converted_in_turns_together() -> None:
+    response = PB.FromProvider()
+    response.tool_response.request_id = "r"
+    response.tool_response.result.list_value.extend([None] * 400)
+    assert stops_of(_provider_steps([response.SerializeToString()] * 128)) >= 90
+    assert stops_of(_provider_steps([PB.FromProvider().SerializeToString()] * 128)) >= 1
+
+
+def test_the_members_of_all_values_of_a_message_are_bounded() -> None:
+    lists = b",".join([b"[]"] * 45_000)  # whose brackets count as well as their commas
+    for members in ({"parameters": nulls(90_000)}, {"parameters_json": b'{"enum":[%b]}' % lists}):
+        protobuf.at_once(protobuf.members_of(offering(2, **members), protobuf.MemberCount()))
+        with pytest.raises(MalformedMessage, match="more than 200,000 members"):
+            protobuf.at_once(protobuf.members_of(offering(3, **members), protobuf.MemberCount()))
+    commas = b'{"description":"%b"}' % (b"," * 90_000)  # no members
+    protobuf.at_once(protobuf.members_of(offering(3, parameters_json=commas), protobuf.MemberCount()))
+
+
+async def test_the_bound_is_of_each_message() -> None:
+    response = PB.FromProvider()
+    response.tool_response.result.list_value.extend([None] * 150_000)
+    payload = response.SerializeToString()
+    found = protobuf.at_once(_provider_steps([payload, payload]))
+    assert [each["type"] for each in found] == ["tool_response"] * 2
 
 
 # Compression

@@ -319,14 +319,17 @@ def more_members_than(limit: int, data: bytes) -> bool:
 
     The memory for parsing depends on these and on the text's length. Stops at the limit.
     """
-    if _without(_NOT_STRUCTURE, data) <= limit:
-        return False
+    return _without(_NOT_STRUCTURE, data) > limit and members_in(data, limit) > limit
+
+
+def members_in(data: bytes, limit: int) -> int:
+    """Count what `more_members_than` counts; beyond the limit not all of it."""
     members = 0
     for piece in _outside_strings(data):
         members += len(piece.translate(None, _NOT_STRUCTURE))
         if members > limit:
-            return True
-    return False
+            break
+    return members
 
 
 def deeper_than(limit: int, data: bytes) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from struct import Struct
 from typing import Any, Final, TypeAlias
@@ -28,7 +28,6 @@ from trimcp.agent_tools.messages import messages, protobuf
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed
 from trimcp.agent_tools.service import AgentCall
-from trimcp.budget import LARGE
 from trimcp.channel import Outgoing
 from trimcp.framing import grpc
 from trimcp.transports.grpc import server
@@ -94,7 +93,7 @@ class AgentRpc:
         except AgentToolsError as error:
             return error_response(error)
         serve = partial(self.port.serve, head, caller)
-        return routes.tunnel(head, attrs.evolve(found, serve=serve, read=_from_provider), _to_provider)
+        return routes.tunnel(head, attrs.evolve(found, serve=serve), read=_from_provider, write=_to_provider)
 
 
 def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:
@@ -143,7 +142,8 @@ class RpcExchange(AgentExchange):
 
     async def _convert_and_receive(self, size: int) -> None:
         message, self._asked = self._asked, None
-        members = await protobuf.in_turns(protobuf.members_of(message, self.port.shared.settings.limits))
+        count = protobuf.MemberCount(self.port.shared.settings.limits)
+        members = await protobuf.in_turns(protobuf.members_of(message, count))
         left = self.receive(messages.read_as(self._method[0], members), size)
         if left is not None:
             await left()
@@ -233,10 +233,10 @@ class RpcExchange(AgentExchange):
         error, request = answer.error, call.request
         if error is None:
             result, status = answer.result or b"null", answer.status(extended=True)
-            if self._both and len(result) >= LARGE:
+            if self._both and len(result) >= protobuf.SOON:
                 self.work(partial(self._answer_both, request, status, result), request)
                 return
-            value = protobuf.at_once(protobuf.write_any(_loads(result))) if self._both else None
+            value = protobuf.at_once(protobuf.write_any(_loads(result), protobuf.MemberCount())) if self._both else None
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
         elif isinstance(error, ToolFailed):
             members = {"request_id": request.request_id, "status": answer.status(extended=True), "error": error.body()}
@@ -250,7 +250,7 @@ class RpcExchange(AgentExchange):
 
     async def _answer_both(self, request: messages.ToolRequest, status: str, result: bytes) -> None:
         """Respond with a large result in both forms."""
-        value = await protobuf.in_turns(protobuf.write_any(_loads(result)))
+        value = await protobuf.in_turns(protobuf.write_any(_loads(result), protobuf.MemberCount()))
         if self._reply is not None:
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
 
@@ -345,21 +345,27 @@ def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpRes
 # A provider's stream
 
 
-def _from_provider(payload: bytes) -> Any:
-    """Return the JSON message that a `FromProvider` is, or what is wrong with it; of a large one, what returns that."""
-    steps = _provider_steps(payload)
-    return protobuf.at_once(steps) if len(payload) < LARGE else partial(protobuf.in_turns, steps)
+async def _from_provider(payloads: Sequence[bytes]) -> list[Any]:
+    """Return the JSON messages that `FromProvider` messages are, or what is wrong with them; many in turns."""
+    steps = _provider_steps(payloads)
+    return protobuf.at_once(steps) if sum(map(len, payloads)) < _SOON else await protobuf.in_turns(steps)
 
 
-def _provider_steps(payload: bytes) -> protobuf.Steps[Any]:
-    try:
-        message = protobuf.decode(protobuf.PB.FromProvider, payload)
-        name = message.WhichOneof("message")
-        if name is None:
-            return Malformed(INVALID_REQUEST, "an empty message", None, "shape")
-        return {"type": name, **(yield from protobuf.members_of(getattr(message, name)))}
-    except MalformedMessage as error:
-        return Malformed(INVALID_REQUEST, error.message, None, "shape")
+def _provider_steps(payloads: Sequence[bytes]) -> protobuf.Steps[list[Any]]:
+    found: list[Any] = []
+    count = protobuf.MemberCount()
+    for payload in payloads:
+        try:
+            message = protobuf.decode(protobuf.PB.FromProvider, payload)
+            name = message.WhichOneof("message")
+            if name is None:
+                raise MalformedMessage("an empty message")
+            found.append({"type": name, **(yield from protobuf.members_of(getattr(message, name), count))})
+        except MalformedMessage as error:
+            found.append(Malformed(INVALID_REQUEST, error.message, None, "shape"))
+        if count.next():
+            yield
+    return found
 
 
 async def _to_provider(text: bytes) -> bytes:

@@ -163,8 +163,7 @@ class Catalog:
 
     def may_wait(self, raws: Sequence[Any]) -> bool:
         """Return whether registering these may take long: somebody approves them, or a host has to be resolved."""
-        callbacks = any("callback" in raw for raw in raws if type(raw) is dict)
-        return callbacks or self.rules.approve is not None
+        return self.rules.approve is not None or any("callback" in raw for raw in raws if type(raw) is dict)
 
     async def register_all(
         self, raws: Sequence[Any], caller: AgentCaller, by: Provider | None = None
@@ -176,6 +175,7 @@ class Catalog:
         self._registering[by] += 1
         try:
             self._approval.check(caller)
+            self._table.check_number(len(raws))
             prepared: list[_Prepared] = []
             for raw in raws:
                 one = await self._prepared(raw, caller, by, turns)

@@ -120,6 +120,11 @@ class ToolTable:
 
     # Places
 
+    def check_number(self, tools: int) -> None:
+        """Raise TooMuch for more tools than one owner may have: to read them takes memory that nobody counts."""
+        if tools > (most := self._rules.max_per_owner):
+            raise TooMuch(f"one owner may register {most} tools")
+
     def place(self, manifest: Manifest, owner: Owner) -> VersionPlace:
         """Return where a manifest belongs, perhaps a place that is not kept yet. Raises NameTaken, TooMuch."""
         name, rules = manifest.name, self._rules
@@ -130,8 +135,7 @@ class ToolTable:
         place = family.find(manifest.version)
         if place is not None:
             return place
-        if self.owned[owner] >= rules.max_per_owner:
-            raise TooMuch(f"one owner may register {rules.max_per_owner} tools")
+        self.check_number(self.owned[owner] + 1)
         total = self.owned.total()
         if total + sum(self.owned[each] for each in self.owned if each[0] == owner[0]) >= rules.max_tools:
             raise TooMuch(f"there are {total} registered tools of at most {rules.max_tools}; the rest is for others")

@@ -32,6 +32,7 @@ try:
         METHODS,
         PB,
         SERVICE,
+        MemberCount,
         at_once,
         decode,
         fill,
@@ -165,7 +166,7 @@ def _decoded(cls: Any, payload: bytes) -> Any:
 def _tagged(cls: type[messages.AgentMessage], message: Any) -> dict[str, Any]:
     """Return a protobuf message as the JSON message that it is."""
     try:
-        return {"type": cls.type, **at_once(members_of(message))}
+        return {"type": cls.type, **at_once(members_of(message, MemberCount()))}
     except errors.MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
 
@@ -226,7 +227,7 @@ class GrpcProviderStream(wire.ProviderStream):
         found: Any = await self._next()
         name = found and found.WhichOneof("message")
         if name == "refused":
-            raise errors.error_from(at_once(members_of(found.refused)).get("error"))
+            raise errors.error_from(at_once(members_of(found.refused, MemberCount())).get("error"))
         if name != "tools_registered":
             raise InvalidReply("the service does not say what it makes of the tools")
         answer = wire.answer_in(_tagged(messages.ToolsRegistered, found.tools_registered), offer)

@@ -5,8 +5,8 @@ Both have the same members. A JSON value has two fields, `NAME` (Struct or Value
 here, and only once it is known that it is wanted. They are in a pool of descriptors of their own.
 
 protobuf's own classes for JSON values would make an object for each member before anybody can count them. Here members
-are counted, and depth is checked, while the bytes become JSON values. Both directions are generators: they stop now and
-then, so that a large value can be converted in turns (`in_turns`).
+are counted over all values of a message, and depth is checked, while the bytes become JSON values. Both directions are
+generators: they stop now and then, so that a large message can be converted in turns (`in_turns`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from struct import Struct
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias, TypeVar
 
+import attrs
 import orjson
 import trio
 
@@ -27,6 +28,7 @@ from trimcp.agent_tools.messages.messages import read_value
 from trimcp.errors import LocalError
 from trimcp.framing.grpc import message_frame, next_field, read_varint, text_field, varint
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits, encode
+from trimcp.wire.scanner import members_in, structure_of
 
 try:
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
@@ -37,12 +39,13 @@ except ImportError as _error:
 ResultT = TypeVar("ResultT")
 
 Steps: TypeAlias = Generator[None, None, ResultT]
-"""A conversion that stops after each `_TURN` members, and returns its result."""
+"""A conversion that stops after about `_TURN` members, and returns its result."""
 
 MEMBER: Final = 64
 """Bytes of memory that a member takes, approximately, beside those on the wire."""
 
 _TURN: Final = 512
+_MESSAGE: Final = 8  # members that cost about as much as a message within another
 _EXACT: Final = float(2**53)  # up to here every integer is a double
 _DOUBLE: Final = Struct("<d")
 _NUMBER_AT: Final = _DOUBLE.unpack_from
@@ -61,60 +64,113 @@ def at_once(steps: Steps[ResultT]) -> ResultT:
             return end.value  # type: ignore[no-any-return]  # what the generator returns
 
 
+_lock: Final = trio.lowlevel.RunVar[trio.Lock]("trimcp.protobuf")
+
+
 async def in_turns(steps: Steps[ResultT]) -> ResultT:
-    """Return the result of a conversion; other tasks run in between."""
+    """Return the result of a conversion; other tasks run in between, but of all conversions only one at a time."""
+    try:
+        lock = _lock.get()
+    except LookupError:
+        _lock.set(lock := trio.Lock())
     while True:
         try:
+            lock.acquire_nowait()
+        except trio.WouldBlock:
+            await lock.acquire()
+        try:
             next(steps)
+            await trio.lowlevel.checkpoint()
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]  # as above
-        await trio.lowlevel.checkpoint()
+        finally:
+            lock.release()
+
+
+@attrs.define(eq=False)
+class MemberCount:
+    """Counts the members of a message, in all of its values, and says when a conversion stops for others."""
+
+    limits: ParseLimits = DEFAULT_LIMITS
+    members: int = 0
+    turn: int = _TURN  # at so many members it stops
+    _before: int = 0  # members of the messages before this one
+
+    def add(self, members: int) -> bool:
+        """Count more members; return whether to stop."""
+        self.members += members
+        if self.members < self.turn:
+            return False
+        self.turn = self.members + _TURN
+        return True
+
+    def next(self) -> bool:
+        """Count a message of several that are converted one after another; return whether to stop."""
+        stops = self.add(_MESSAGE)
+        self._before = self.members
+        return stops
+
+    @property
+    def left(self) -> int:
+        """Members that the message may still have."""
+        return self.limits.max_members + self._before - self.members
+
+    def too_many(self) -> MalformedMessage:
+        return MalformedMessage(f"more than {self.limits.max_members:,} members")
 
 
 # Reading
 
 
-def read_object(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Steps[dict[str, Any]]:
-    """Convert a Struct to the JSON object that it is.
+def read_object(data: bytes, count: MemberCount) -> Steps[dict[str, Any]]:
+    """Convert a Struct to the JSON object that it is, and count its members and those in it.
 
     Raises MalformedMessage beyond the limits on depth and members, and for a number that is NaN or infinite.
     """
-    found, _ = yield from read_counted(data, limits)
+    found: dict[str, Any] = {}
+    yield from _read(data, found, count)
     return found
 
 
-def read_counted(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Steps[tuple[dict[str, Any], int]]:
-    """Convert a Struct as `read_object`, and count its members and those in it."""
-    found: dict[str, Any] = {}
-    members = yield from _read(data, found, limits)
-    return found, members
-
-
-def read_any(data: bytes, limits: ParseLimits = DEFAULT_LIMITS) -> Steps[Any]:
+def read_any(data: bytes, count: MemberCount) -> Steps[Any]:
     """Convert a Value to the JSON value that it is. A whole number is an integer, as far as it is exact.
 
     Raises as `read_object`.
     """
     found: list[Any] = []
-    yield from _read(b"\x0a" + varint(len(data)) + data, found, limits)
+    yield from _read(b"\x0a" + varint(len(data)) + data, found, count)
     return found[0]
 
 
-def _read(data: bytes, whole: Any, limits: ParseLimits) -> Steps[int]:
-    """Fill an object or a list, and those in it; return how many members all of them have."""
+def _read_text(data: bytes, count: MemberCount) -> Steps[Any]:
+    """Convert JSON text. Raises as `read_object`."""
+    if (members := structure_of(data)) >= _TURN:
+        members = members_in(data, count.left)
+    if members > count.left:
+        raise count.too_many()
+    if count.add(members):
+        yield
+    return read_value(data, count.limits)
+
+
+def _read(data: bytes, whole: Any, count: MemberCount) -> Steps[None]:
+    """Fill an object or a list, and those in it."""
     into, end, at = whole, len(data), 0
     open_: list[tuple[Any, int]] = []  # those that are not complete, with their ends
-    members, most, deepest = 0, limits.max_members, limits.max_depth
+    members, turn = count.members, count.turn
+    most, deepest = members + count.left, count.limits.max_depth
     try:
         while True:
             while at == end:
                 if not open_:
-                    return members
+                    count.members, count.turn = members, turn
+                    return
                 into, end = open_.pop()
             members += 1
             if members > most:
-                raise MalformedMessage(f"more than {most:,} members")
-            if not members % _TURN:
+                raise count.too_many()
+            if members >= turn:
+                turn = members + _TURN
                 yield
             if data[at] != _FIRST:
                 raise MalformedMessage("a value of google.protobuf has an unknown field")
@@ -195,31 +251,31 @@ def _value_of(data: bytes, at: int, stop: int) -> tuple[Any, int, int]:
 # Writing
 
 
-def write_object(value: Mapping[str, Any]) -> Steps[bytes]:
+def write_object(value: Mapping[str, Any], count: MemberCount) -> Steps[bytes]:
     """Convert a JSON object to a Struct; an integer that no double holds is rounded."""
     parts: list[bytes] = []
-    for count, (name, member) in enumerate(value.items(), 1):
+    for name, member in value.items():
         raw = name.encode()
-        written = yield from write_any(member)
+        written = yield from write_any(member, count)
         entry = b"".join((b"\x0a", varint(len(raw)), raw, b"\x12", varint(len(written)), written))
         parts += (b"\x0a", varint(len(entry)), entry)
-        if not count % _TURN:
+        if count.add(1):
             yield
     return b"".join(parts)
 
 
-def write_any(value: Any) -> Steps[bytes]:
+def write_any(value: Any, count: MemberCount) -> Steps[bytes]:
     """Convert a JSON value to a Value; an integer that no double holds is rounded."""
     kind = type(value)
     if kind is dict:
-        written = yield from write_object(value)
+        written = yield from write_object(value, count)
         return b"".join((b"\x2a", varint(len(written)), written))
     if kind is list:
         parts: list[bytes] = []
-        for count, member in enumerate(value, 1):
-            written = yield from write_any(member)
+        for member in value:
+            written = yield from write_any(member, count)
             parts += (b"\x0a", varint(len(written)), written)
-            if not count % _TURN:
+            if count.add(1):
                 yield
         written = b"".join(parts)
         return b"".join((b"\x32", varint(len(written)), written))
@@ -239,7 +295,9 @@ SERVICE: Final = "/trimcp.v1.AgentTools/"
 ERROR_TRAILER: Final = "trimcp-error-bin"
 """The trailer with the JSON text of an error, in base64."""
 
-_SOON: Final = 4 * 1024
+SOON: Final = 4 * 1024
+"""Bytes of a value from which on it is converted in turns."""
+
 _MOST_FIELDS: Final = 20_000  # of one message that may hold lists of messages: as many tools at once
 _TEXT: Final = "_json"
 _WHOLE: Final = "manifest_json"
@@ -289,7 +347,7 @@ def decode(cls: Any, payload: bytes) -> Any:
 
     An empty message takes two bytes, and an object of a hundred: where they may be many, they are counted before.
     """
-    if len(payload) >= _SOON and (holding := _lists_in(cls.DESCRIPTOR)):
+    if len(payload) >= SOON and (holding := _lists_in(cls.DESCRIPTOR)):
         _count_fields(payload, holding)
     try:
         return cls.FromString(payload)
@@ -326,24 +384,29 @@ def _count_fields(payload: bytes, holding: Mapping[int, Any]) -> None:
 # Messages
 
 
-def members_of(message: Any, limits: ParseLimits = DEFAULT_LIMITS) -> Steps[dict[str, Any]]:
-    """Convert a protobuf message to the members that the protocol's JSON message has. Raises MalformedMessage."""
+def members_of(message: Any, count: MemberCount) -> Steps[dict[str, Any]]:
+    """Convert a protobuf message to the members that the protocol's JSON message has. Raises MalformedMessage.
+
+    `count` bounds the members of all of its values together.
+    """
     found: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     for field, value in message.ListFields():
         name, kind = field.name, _VALUES.get(field.full_name)
         if name.endswith(_TEXT):
-            texts[name[: -len(_TEXT)]] = read_value(value, limits)
+            texts[name[: -len(_TEXT)]] = yield from _read_text(value, count)
         elif kind is not None:
-            found[name] = yield from (read_object if kind == _OBJECT else read_any)(value, limits)
+            found[name] = yield from (read_object if kind == _OBJECT else read_any)(value, count)
         elif field.message_type is None:
             found[name] = value
         elif field.is_repeated:
             found[name] = []
             for item in value:
-                found[name].append((yield from members_of(item, limits)))
+                if count.add(_MESSAGE):
+                    yield
+                found[name].append((yield from members_of(item, count)))
         else:
-            found[name] = yield from members_of(value, limits)
+            found[name] = yield from members_of(value, count)
     for name, default in _defaults(message.DESCRIPTOR):
         found.setdefault(name, [] if default is None else default)
     whole = texts.pop("manifest", None)
@@ -362,11 +425,12 @@ def _defaults(descriptor: Any) -> list[tuple[str, int | None]]:
     ]
 
 
-def fill(message: Any, members: Mapping[str, Any], *, both: bool) -> Steps[Any]:
+def fill(message: Any, members: Mapping[str, Any], *, both: bool, count: MemberCount | None = None) -> Steps[Any]:
     """Set a protobuf message to the members of a JSON message and return it; others are left out.
 
     With `both` JSON values are also set as Struct or Value.
     """
+    count = count or MemberCount()
     fields = _fields(message.DESCRIPTOR)
     for member, value in members.items():
         if value is None:
@@ -378,14 +442,16 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool) -> Steps[Any]:
                 setattr(message, name, encode(value))
             elif form is _FieldForm.OBJECT or form is _FieldForm.ANY:
                 if both:
-                    written = yield from (write_object if form is _FieldForm.OBJECT else write_any)(value)
+                    written = yield from (write_object if form is _FieldForm.OBJECT else write_any)(value, count)
                     setattr(message, name, written)
             elif form is _FieldForm.LIST:
                 for item in value:
-                    yield from fill(getattr(message, name).add(), item, both=both)
+                    if count.add(_MESSAGE):
+                        yield
+                    yield from fill(getattr(message, name).add(), item, both=both, count=count)
             else:
                 getattr(message, name).SetInParent()
-                yield from fill(getattr(message, name), value, both=both)
+                yield from fill(getattr(message, name), value, both=both, count=count)
     if _WHOLE in message.DESCRIPTOR.fields_by_name:
         message.manifest_json = encode(dict(members))
     return message
@@ -461,13 +527,15 @@ def arguments_of(message: Any, limits: ParseLimits = DEFAULT_LIMITS) -> Steps[tu
     if text := message.arguments_json:
         return read_value(text, limits), 0
     if message.HasField("arguments"):
-        return (yield from read_counted(message.arguments, limits))
+        count = MemberCount(limits)
+        found = yield from read_object(message.arguments, count)
+        return found, count.members
     return None, 0
 
 
 def is_large(message: Any) -> bool:
     """Whether the arguments of a `ToolRequest` are so large that they are converted in turns."""
-    return len(message.arguments) >= _SOON and not message.arguments_json
+    return len(message.arguments) >= SOON and not message.arguments_json
 
 
 def in_text(message: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 import attrs
 import trio
@@ -55,10 +55,11 @@ class GrpcChannel(MessageChannel):
     )
     _principal: Principal | None = attrs.field(default=None, kw_only=True, alias="principal")
     _headers: Mapping[str, str] | None = attrs.field(default=None, kw_only=True, alias="headers")
-    # returns a message from its bytes, or a function that does, in turns with other tasks. Never raises.
-    _read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True, alias="read")
-    # returns the frame of a message's JSON text. With it payloads are of another kind, which `read` knows; by default
-    # they are `JsonRpc`.
+    # returns the messages that payloads of another kind than `JsonRpc` are, and the frame of a message's JSON text in
+    # that kind. Neither raises.
+    _read: Callable[[Sequence[bytes]], Awaitable[list[Any]]] | None = attrs.field(
+        default=None, kw_only=True, alias="read"
+    )
     _write: Callable[[bytes], Awaitable[bytes]] | None = attrs.field(default=None, kw_only=True, alias="write")
     read_ahead: tuple[int, int] = attrs.field(init=False)
     _decoder: GrpcDecoder = attrs.field(init=False)
@@ -137,7 +138,7 @@ class GrpcChannel(MessageChannel):
                 if decoder.behind:
                     await trio.lowlevel.checkpoint()
                     if found := self._take():
-                        return found if self._write is None else await self._converted(found)
+                        return found if self._read is None else await self._converted(found, self._read)
                 if decoder.fault is not None:
                     raise self._failed(decoder.fault.status, decoder.fault.reason)
                 if self._unfinished.counted and self.holding is not None and not self.holding.may_grow:
@@ -147,15 +148,15 @@ class GrpcChannel(MessageChannel):
                     raise trio.EndOfChannel("the peer has ended the call")
                 decoder.feed(data)
                 if found := self._take():
-                    return found if self._write is None else await self._converted(found)
+                    return found if self._read is None else await self._converted(found, self._read)
 
-    async def _converted(self, found: list[Incoming]) -> list[Incoming]:
-        """Return messages of another kind, the large ones converted in turns with other tasks."""
-        for at, each in enumerate(found):
-            message: Any = each.message
-            if callable(message):
-                convert = cast("Callable[[], Awaitable[Any]]", message)
-                found[at] = attrs.evolve(each, message=await convert())
+    @staticmethod
+    async def _converted(
+        found: list[Incoming], read: Callable[[Sequence[bytes]], Awaitable[list[Any]]]
+    ) -> list[Incoming]:
+        payloads: list[Any] = [each.message for each in found]
+        for each, message in zip(found, await read(payloads), strict=True):
+            each.message = message
         return found
 
     def _take(self) -> list[Incoming]:
@@ -174,7 +175,8 @@ class GrpcChannel(MessageChannel):
 
     def _incoming(self, found: bytes | Malformed) -> Incoming:
         if isinstance(found, bytes):
-            return Incoming(self._read(found), len(found), None, self._headers, self._principal)
+            message: Any = parse(found) if self._read is None else found
+            return Incoming(message, len(found), None, self._headers, self._principal)
         return Incoming(found, 0, None, self._headers, self._principal)
 
     async def _more(self) -> bytes:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import attrs
 import orjson
@@ -186,18 +186,16 @@ class GrpcRoutes:
         for watcher in watchers:
             watcher.tell_end()
 
-    def tunnel(
-        self, head: Head, found: Upgrade | HttpResponse, write: Callable[[bytes], Awaitable[bytes]] | None = None
-    ) -> Tunnel | HttpResponse:
+    def tunnel(self, head: Head, found: Upgrade | HttpResponse, **kind: Any) -> Tunnel | HttpResponse:
         """Return how to serve a call as a channel of messages, or its refusal.
 
         Args:
             found: how to serve the session, or the refusal.
-            write: returns the frame of a JSON text; None for those of MCP's tunnel.
+            kind: `read` and `write` of the `GrpcChannel`; without them messages are those of MCP's tunnel.
         """
         if isinstance(found, HttpResponse):
             return self.refused(head, found)
-        call = ExchangeCall(self, head, found, write)
+        call = ExchangeCall(self, head, found, kind)
         return Tunnel(call.serve) if self.has_room(call) else self.refused(head, self.too_many(head))
 
     def has_room(self, call: ExchangeCall) -> bool:
@@ -234,7 +232,7 @@ class ExchangeCall:
     _routes: GrpcRoutes
     _head: Head
     _upgrade: Upgrade
-    _write: Callable[[bytes], Awaitable[bytes]] | None
+    _kind: Mapping[str, Any]
     owner: str = attrs.field(init=False)  # whose share of all sessions it counts into
     _stream: ByteStream | None = attrs.field(init=False, default=None)
     _channel: GrpcChannel | None = attrs.field(init=False, default=None)
@@ -265,8 +263,7 @@ class ExchangeCall:
             ending=self._ending,
             principal=upgrade.principal,
             headers=upgrade.headers,
-            read=upgrade.read,
-            write=self._write,
+            **self._kind,
         )
         self._due += timeout_of(self._head)
         try:
