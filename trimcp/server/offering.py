@@ -169,7 +169,7 @@ class Offering:
             if entry.listed.app is not None and self.find_resource(entry.listed.app)[0] is None:
                 raise LocalError(f"there is no page {entry.listed.app}: add it with server.ui before the tool")
             self.extend(APPS)
-        self._add(self.tools, entry.listed.name, entry)
+        self.add_entry(self.tools, entry.listed.name, entry)
         warn_of_name(entry.listed.name)
 
     def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
@@ -193,7 +193,7 @@ class Offering:
             self.tools.replace(name, entry, live=self._live, **_seen_by(entry))
             self._declare()
         else:
-            self._add(self.tools, name, entry, listed)
+            self.add_entry(self.tools, name, entry, listed)
 
     @at_users_line
     def add_command(self, name: str, command: Sequence[str], /, **options: Unpack[CommandOptions]) -> None:
@@ -277,7 +277,7 @@ class Offering:
     def _add_resource(self, entry: ResourceEntry, options: ResourceOptions) -> None:
         entry.permission = _permission(options)
         self._normal_uris = None
-        self._add(self.resources if entry.template is None else self.templates, entry.address, entry)
+        self.add_entry(self.resources if entry.template is None else self.templates, entry.address, entry)
 
     def remove_resource(self, uri: str) -> None:
         """Stop offering a resource or a template. Raises KeyError for an unknown URI."""
@@ -325,7 +325,7 @@ class Offering:
         checked: Any = check_options(options, PromptOptions)
         entry = prompt_entry(function, checked)
         entry.permission = _permission(checked)
-        self._add(self.prompts, entry.listed.name, entry)
+        self.add_entry(self.prompts, entry.listed.name, entry)
 
     def remove_prompt(self, name: str) -> None:
         """Stop offering a prompt. Raises KeyError for an unknown name."""
@@ -493,9 +493,10 @@ class Offering:
         entry = self.tools.get(tool)
         return entry is not None and entry.prepared.run_mode == "thread" and not entry.prepared.is_async
 
-    def _add(
+    def add_entry(
         self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry, listed: bool = True
     ) -> None:
+        """Offer what another method has made; for those methods and for `include`."""
         if registry.change.value not in self.offers:
             raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
         prepared = getattr(entry, "prepared", None) or getattr(entry, "source", None)

@@ -93,6 +93,10 @@ class Registry(Generic[EntryT]):
             return iter(self._entries.values())
         return (entry for name, entry in self._entries.items() if name not in unlisted)
 
+    def items(self) -> Iterator[tuple[str, EntryT, bool]]:
+        """Return every entry with its name, and whether it is listed."""
+        return ((name, entry, name not in self._unlisted) for name, entry in self._entries.items())
+
     def __contains__(self, name: object) -> bool:
         return name in self._entries
 

@@ -229,6 +229,23 @@ class Server(Extending, Generic[StateT]):
             else:
                 overrides[provider] = before
 
+    def include(self, other: Server[Any]) -> None:
+        """Offer what another server offers, too: a large program has one in each of its modules, and serves one.
+
+        That is its tools, resources, prompts, completions, methods of extensions and notification handlers, as they are
+        now. They are called in runs of this server: with its state, its limits and inside its middleware.
+
+        Raises:
+            LocalError: both have something of one name, or the other has what only a server that is served uses: a
+                lifespan, middleware, filters or another `confirm`. Then nothing is included.
+        """
+        from trimcp.server.including import include  # few servers need it
+
+        if not isinstance(other, Server):
+            raise TypeError(f"include takes a trimcp.Server, not {other!r:.60}")
+        own = {"a lifespan": other.lifespan is not _no_lifespan, "middleware": other.middlewares}
+        include(self, other, live=self._live, own={**own, "filters": other._filters})
+
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of the requests that run, wait or were refused, dropped messages, and memory."""
         from trimcp.watch.statistics import ServerStatistics  # loaded on first use
