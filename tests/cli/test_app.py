@@ -24,9 +24,9 @@ from click.testing import CliRunner, Result
 from trimcp.cli import conversation
 from trimcp.cli.app import COMMANDS as NAMES
 from trimcp.cli.app import app, find_command
-from trimcp.cli.command import Subcommand
 from trimcp.cli.inspecting import describe, take_stock
 from trimcp.cli.loading import load_program
+from trimcp.cli.options import Subcommand
 from trimcp.client.client import Client
 from trimcp.errors import ErrorReply
 from trimcp.run import in_process

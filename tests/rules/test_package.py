@@ -129,7 +129,7 @@ trimcp.cli.main()
     loaded = json.loads(done.stderr)
     assert [name for name in loaded if name.partition(".")[0] == "rich" or name.startswith(NOT_RUN)] == []
     assert [name.removeprefix("trimcp.cli.") for name in loaded if name.startswith("trimcp.cli.")] == [
-        *("app", "command", "exits", "loading", "options", "run", "text")
+        *("app", "exits", "loading", "options", "run", "text")
     ]
 
 

@@ -38,10 +38,10 @@ from trimcp.cli.bench_table import (
     three,
     what,
 )
-from trimcp.cli.command import Subcommand
 from trimcp.cli.conversation import Stop, own_version, signals, trace_to
 from trimcp.cli.exits import BENCH_EXIT_CODES, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
+from trimcp.cli.options import Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs

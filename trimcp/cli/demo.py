@@ -14,9 +14,9 @@ import attrs
 import click
 import trio
 
-from trimcp.cli.command import Subcommand
 from trimcp.cli.conversation import own_version, trace_to
 from trimcp.cli.exits import DEMO_EXIT_CODES, INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, Failure
+from trimcp.cli.options import Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import describe_content, describe_resource, number_text, theirs
 from trimcp.client.client import Client

@@ -12,9 +12,8 @@ import attrs
 import click
 import trio
 
-from trimcp.cli.command import Subcommand
 from trimcp.cli.exits import INTERRUPTED, LOGIN_EXIT_CODES, NO_CONNECTION, Failure, say
-from trimcp.cli.options import LoginOptions, with_options
+from trimcp.cli.options import LoginOptions, Subcommand, with_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import theirs
 from trimcp.errors import AuthorizationError, LocalError

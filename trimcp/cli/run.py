@@ -11,10 +11,9 @@ from typing import Final
 
 import click
 
-from trimcp.cli.command import WORDS, Subcommand
 from trimcp.cli.exits import RUN_EXIT_CODES, Failure, say
 from trimcp.cli.loading import load_to_run
-from trimcp.cli.options import RUN_SECTIONS, RunOptions, check_network, with_options
+from trimcp.cli.options import RUN_SECTIONS, WORDS, RunOptions, Subcommand, check_network, with_options
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError
 from trimcp.run import run_stdio

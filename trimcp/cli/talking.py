@@ -9,11 +9,10 @@ from typing import Any
 
 import click
 
-from trimcp.cli.command import Subcommand
 from trimcp.cli.conversation import Body, converse
 from trimcp.cli.exits import EXIT_CODES, REMOTE_ERROR, TALK_EXIT_CODES, TOOL_ERROR, Failure
 from trimcp.cli.inspecting import describe, find_tool, list_tools, offer_json, take_stock
-from trimcp.cli.options import ConnectOptions, web_options, with_options
+from trimcp.cli.options import ConnectOptions, Subcommand, web_options, with_options
 from trimcp.cli.schemas import read_json, read_words
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP
