@@ -5,7 +5,7 @@
     bytes(engine.out)           what is to be written; whoever writes it clears it
 
 It knows no HTTP: a stream is told of heads, bytes and its end, and sends them. Priorities are ignored (section 5.3.2).
-What costs this side work and the peer nothing is counted by kind: it may not outgrow the useful frames (`floods`).
+What costs this side work and the peer nothing is counted by kind: it may not outgrow the useful frames (`Allowance`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from trimcp.transports.http.h2 import frames as h2
-from trimcp.transports.http.h2.floods import RESETS, Allowance
-from trimcp.transports.http.h2.frames import Code, Http2Error, Setting
+from trimcp.transports.http.h2.frames import RESETS, Allowance, Code, Http2Error, Setting
 from trimcp.transports.http.h2.heads import BlockReader
 from trimcp.transports.http.h2.interface import EngineUser, Http2Stream
 
