@@ -148,8 +148,12 @@ class Bounds(NamedTuple):
     most: float | None = None
 
 
+@wire(since=V2025_06_18)
 class _FormField:
     """Base class of a form's fields, with what is needed to display any of them."""
+
+    title: str | None = field(default=None, kw_only=True)
+    description: str | None = field(default=None, kw_only=True)
 
     @property
     def choices(self) -> list[Choice]:
@@ -166,8 +170,6 @@ class _FormField:
 class StringSchema(_FormField):
     """A line of text, which may have a known format."""
 
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
     min_length: int | None = field(default=None)
     max_length: int | None = field(default=None)
     format: Literal["email", "uri", "date", "date-time"] | None = field(default=None)
@@ -183,8 +185,6 @@ class StringSchema(_FormField):
 class NumberSchema(_FormField):
     """A number or an integer."""
 
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
     minimum: float | None = field(default=None)
     maximum: float | None = field(default=None)
     default: float | None = field(default=None, since=V2025_11_25)
@@ -199,8 +199,6 @@ class NumberSchema(_FormField):
 class BooleanSchema(_FormField):
     """Yes or no."""
 
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
     default: bool | None = field(default=None)
     type: Literal["boolean"] = field(default="boolean", required=True)
 
@@ -210,8 +208,6 @@ class UntitledSingleSelectEnumSchema(_FormField):
     """One of several values."""
 
     enum: list[str]
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
     default: str | None = field(default=None, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
 
@@ -226,8 +222,6 @@ class LegacyTitledEnumSchema(_FormField):
 
     enum: list[str]
     enum_names: list[str] | None = field(default=None)
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
     default: str | None = field(default=None, since=V2025_11_25)
     type: Literal["string"] = field(default="string", required=True)
 
@@ -260,8 +254,6 @@ class TitledSingleSelectEnumSchema(_FormField):
     """One of several values, each with a name. For an older peer it is written in the older notation."""
 
     one_of: list[EnumOption]
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
     default: str | None = field(default=None)
     type: Literal["string"] = field(default="string", required=True)
 
@@ -286,20 +278,13 @@ class TitledItems:
 
 
 @wire(since=V2025_11_25)
-class UntitledMultiSelectEnumSchema(_FormField):
-    """A selection of several values."""
+class _Selection(_FormField):
+    """Base class of selections of several values."""
 
-    items: UntitledItems
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
-    min_items: int | None = field(default=None)
-    max_items: int | None = field(default=None)
-    default: list[str] | None = field(default=None)
-    type: Literal["array"] = field(default="array", required=True)
-
-    @property
-    def choices(self) -> list[Choice]:
-        return [Choice(value, value) for value in self.items.enum]
+    min_items: int | None = field(default=None, kw_only=True)
+    max_items: int | None = field(default=None, kw_only=True)
+    default: list[str] | None = field(default=None, kw_only=True)
+    type: Literal["array"] = field(default="array", required=True, kw_only=True)
 
     @property
     def bounds(self) -> Bounds:
@@ -307,24 +292,25 @@ class UntitledMultiSelectEnumSchema(_FormField):
 
 
 @wire(since=V2025_11_25)
-class TitledMultiSelectEnumSchema(_FormField):
+class UntitledMultiSelectEnumSchema(_Selection):
+    """A selection of several values."""
+
+    items: UntitledItems
+
+    @property
+    def choices(self) -> list[Choice]:
+        return [Choice(value, value) for value in self.items.enum]
+
+
+@wire(since=V2025_11_25)
+class TitledMultiSelectEnumSchema(_Selection):
     """A selection of several values, each with a name."""
 
     items: TitledItems
-    title: str | None = field(default=None)
-    description: str | None = field(default=None)
-    min_items: int | None = field(default=None)
-    max_items: int | None = field(default=None)
-    default: list[str] | None = field(default=None)
-    type: Literal["array"] = field(default="array", required=True)
 
     @property
     def choices(self) -> list[Choice]:
         return [Choice(option.const, option.title) for option in self.items.any_of]
-
-    @property
-    def bounds(self) -> Bounds:
-        return Bounds(self.min_items, self.max_items)
 
 
 PrimitiveSchema: TypeAlias = (
