@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import attrs
 
 from trimcp.bench.report import Cost
+from trimcp.support.descendants import with_descendants
 
 _PROC: Final = Path("/proc")
 
@@ -34,7 +34,7 @@ class ProcessTree:
         """Find new descendants."""
         roots = {pid for some in self._roots for pid in some}
         if sys.platform == "linux" and roots:
-            self._known |= _with_descendants(roots)
+            self._known |= with_descendants(roots)
 
     def cpu(self) -> dict[int, float]:
         """Return the CPU seconds by process id, over all threads; processes that have exited are left out."""
@@ -58,24 +58,6 @@ class ProcessTree:
                 held, most = memory_of(pid)
                 rss, peak = rss + held, peak + most
         return Cost(sum(seconds - before.get(pid, 0.0) for pid, seconds in clocks.items()), rss, peak)
-
-
-def _with_descendants(roots: Iterable[int]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for name in os.listdir(_PROC):
-        if name.isdecimal():
-            with suppress(OSError):
-                # proc(5): the name in field 2 may contain any character, also a parenthesis.
-                fields = (_PROC / name / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(name))
-    found: set[int] = set()
-    todo = list(roots)
-    while todo:
-        pid = todo.pop()
-        if pid not in found:
-            found.add(pid)
-            todo += children.get(pid, ())
-    return found
 
 
 def cpu_seconds(pid: int) -> float:

@@ -64,6 +64,18 @@ async def look(descendants: Descendants) -> list[KnownProcess]:
     return await trio.to_thread.run_sync(descendants.look, limiter=trio.CapacityLimiter(1))
 
 
+def with_descendants(roots: Iterable[int]) -> set[int]:
+    """Return these processes and what they have started, and that in turn."""
+    known = set(roots)
+    return known | _descendants(known, _table())
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the process that has started another, or looks after it since; None if it is gone."""
+    row = _table([pid]).get(pid)
+    return None if row is None else row.parent
+
+
 @attrs.frozen
 @valued
 class KnownProcess:

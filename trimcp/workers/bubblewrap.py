@@ -18,7 +18,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -26,7 +25,7 @@ import orjson
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.support.descendants import MARK, Descendants, look
+from trimcp.support.descendants import MARK, Descendants, look, parent_of
 from trimcp.workers.programs import INHERITED, Pipes, environment_of, worker_loads
 from trimcp.workers.seccomp import seccomp_filter
 
@@ -266,7 +265,7 @@ class SandboxedProgram:
         with suppress(orjson.JSONDecodeError, KeyError, OSError):
             pid = orjson.loads(told)["child-pid"]
             handle = os.pidfd_open(pid)
-            if _parent_of(pid) == self._popen.pid:
+            if parent_of(pid) == self._popen.pid:
                 self._init = handle
             else:  # it has ended already, and its id is another's
                 os.close(handle)
@@ -366,11 +365,6 @@ async def _read_all(stream: trio.lowlevel.FdStream) -> bytes:
     while chunk := await stream.receive_some(4_096):
         told += chunk
     return told
-
-
-def _parent_of(pid: int) -> int:
-    # proc(5): the name in field 2 may contain parentheses; field 3 follows the last one.
-    return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
 
 
 def _is_signal(number: int) -> bool:
