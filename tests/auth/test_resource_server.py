@@ -21,7 +21,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from tests.auth.authority import reply
 from trimcp.auth.fetching import _is_public, opened_fetcher
 from trimcp.auth.issuers import Introspection
-from trimcp.auth.jose import ProofKey, access_token_hash
+from trimcp.auth.jose import ProofKey, hash_of
 from trimcp.auth.metadata import parse_challenges
 from trimcp.auth.resource_server import ResourceServer
 from trimcp.auth.steps import Fetch
@@ -496,7 +496,7 @@ async def test_a_proof_that_holds_nonsense_is_refused_as_a_proof(published: Publ
     key = ECKey.generate_key("P-256")
     text = token(cnf={"jkt": key.thumbprint()})
     async with serving(published, nonces=name == "nonce") as server:
-        said = {"htm": "POST", "htu": RESOURCE, "ath": access_token_hash(text), "jti": "one", "iat": NOW, name: value}
+        said = {"htm": "POST", "htu": RESOURCE, "ath": hash_of(text), "jti": "one", "iat": NOW, name: value}
         header = {"alg": "ES256", "typ": "dpop+jwt", "jwk": key.as_dict(private=False)}
         made = jws.serialize_compact(header, json.dumps(said), key)
         found = await ask(server, text, "DPoP", headers={"dpop": made})

@@ -10,8 +10,6 @@ Specification, "Authorization"; OAuth 2.1; RFC 7591 (registration), 7636 (PKCE),
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import hmac
 import json
 import logging
@@ -25,7 +23,7 @@ import attrs
 from trimcp.auth.credentials import Credentials, Registration, Tokens, sendable
 from trimcp.auth.discovery import Discovery, Flow, TokenSource, check_url
 from trimcp.auth.grants import AuthorizationCode, ClientCredentials, EnterpriseManaged, Grant, JwtBearer
-from trimcp.auth.jose import ProofKey
+from trimcp.auth.jose import ProofKey, hash_of
 from trimcp.auth.metadata import (
     AuthChallenge,
     AuthorizationServer,
@@ -208,7 +206,7 @@ class Login:
             "response_type": "code",
             "client_id": registration.client_id,
             "redirect_uri": redirect_uri,
-            "code_challenge": _b64(hashlib.sha256(verifier.encode()).digest()),
+            "code_challenge": hash_of(verifier),
             "code_challenge_method": "S256",
             "state": state,
         }
@@ -472,7 +470,3 @@ def _seconds(value: Any) -> float | None:
 
 def _native(redirect_uri: str) -> bool:
     return secure_url(redirect_uri) and urlsplit(redirect_uri).scheme == "http"
-
-
-def _b64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

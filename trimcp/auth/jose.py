@@ -26,10 +26,9 @@ _ASSERTION_SECONDS: Final = 60
 _MEMBERS: Final = ("kty", "crv", "x", "y", "d")
 
 
-def access_token_hash(token: str) -> str:
-    """Return what ties a proof to an access token (`ath`; RFC 9449 section 4.2)."""
-    digest = hashlib.sha256(token.encode("ascii")).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+def hash_of(text: str) -> str:
+    """Return what ties a proof to an access token (`ath`; RFC 9449 section 4.2), or a code to its verifier."""
+    return base64.urlsafe_b64encode(hashlib.sha256(text.encode("ascii")).digest()).rstrip(b"=").decode()
 
 
 @attrs.frozen
@@ -77,7 +76,7 @@ class ProofKey:
             "iat": int(self.now()),
         }
         if token is not None:
-            claims["ath"] = access_token_hash(token)
+            claims["ath"] = hash_of(token)
         if (nonce := self.nonces.get(origin_of(url))) is not None:
             claims["nonce"] = nonce
         header = {"alg": "ES256", "typ": _PROOF, "jwk": self._key.as_dict(private=False)}

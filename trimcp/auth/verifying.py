@@ -21,7 +21,7 @@ from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
-from trimcp.auth.jose import access_token_hash
+from trimcp.auth.jose import hash_of
 from trimcp.auth.metadata import canonical_url, is_text, json_object, same_issuer, texts_in
 
 ASYMMETRIC: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -294,7 +294,7 @@ def check_proof(
     id, issued, theirs = claims.get("jti"), claims.get("iat"), claims.get("ath")
     if claims.get("htm") != method or not isinstance(claims.get("htu"), str) or not _same(claims["htu"], url):
         raise bad("the proof is for another request")
-    if not isinstance(theirs, str) or not _equal(theirs, access_token_hash(token)):
+    if not isinstance(theirs, str) or not _equal(theirs, hash_of(token)):
         raise bad("the proof is for another token")
     if not isinstance(id, str) or not 0 < len(id) <= 256:
         raise bad("the proof has no id of its own")
