@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from trimcp.session.limits import Quota
@@ -77,7 +78,8 @@ def check_options(options: Mapping[str, Any], known: type) -> dict[str, Any]:
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
             raise TypeError(f"there is no option {name!r}; {hint}")
         if name == "annotations":
-            checked[name] = None if value is None else given_payload(name, value, _annotations_of(names))
+            kind = Annotations if "mime_type" in names else ToolAnnotations  # resources have others than tools
+            checked[name] = None if value is None else given_payload(name, value, kind)
         else:
             check = _CHECKS.get(name)
             checked[name] = value if check is None else check(name, value)
@@ -96,21 +98,11 @@ def check_quota(name: str, value: Any) -> Any:
     return value
 
 
-def _truth(name: str, value: Any, *, optional: bool = False) -> Any:
-    check_truth(name, value, optional=optional)
-    return value
-
-
 def check_schema(name: str, value: Any) -> Any:
     """Return a JSON Schema as given. Raises TypeError if it is no object; its keywords are checked later."""
     if value is not None and not isinstance(value, Mapping):
         raise TypeError(f"{name} is a JSON Schema, such as {{'type': 'object'}}, not {value!r:.60}")
     given_meta(name, value)  # it is sent as it is
-    return value
-
-
-def _check_size(name: str, value: Any, *, optional: bool = False) -> Any:
-    check_number(name, value, whole=True, zero=True, optional=optional)
     return value
 
 
@@ -120,11 +112,6 @@ def _check_cache_scope(name: str, value: Any) -> Any:
     return value
 
 
-def _annotations_of(names: list[str]) -> type:
-    """Return the class of `annotations` among these options: tools have another one than resources."""
-    return Annotations if "mime_type" in names else ToolAnnotations
-
-
 _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     **dict.fromkeys(("name", "title", "description", "mime_type"), given_text),
     "icons": given_icons,
@@ -132,10 +119,10 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "quota": check_quota,
     "scopes": check_scopes,
     **dict.fromkeys(("input_schema", "output_schema"), check_schema),
-    "structured": _truth,
-    "confirm": lambda name, value: _truth(name, value, optional=True),
-    "size": lambda name, value: _check_size(name, value, optional=True),
-    "ttl_ms": _check_size,
+    "structured": check_truth,
+    "confirm": partial(check_truth, optional=True),
+    "size": partial(check_number, whole=True, zero=True, optional=True),
+    "ttl_ms": partial(check_number, whole=True, zero=True),
     "cache_scope": _check_cache_scope,
 }
 """What checks an option; others are checked where they are used."""

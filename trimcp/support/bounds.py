@@ -29,29 +29,30 @@ def is_token(text: str) -> bool:
     return re.fullmatch(TOKEN, text) is not None
 
 
-def check_number(name: str, value: object, *, whole: bool = False, zero: bool = False, optional: bool = False) -> None:
-    """Check one number of a setting: an integer if it has to be `whole`, else infinity is accepted as well.
+def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = False, optional: bool = False) -> Any:
+    """Return one number of a setting: an integer if it has to be `whole`, else infinity is accepted as well.
 
     Raises TypeError: the value is not a number of that kind (a bool is not a number). Raises ValueError: it is NaN or
     negative, or it is 0 and `zero` is not set.
     """
     if value is None and optional:
-        return
+        return value
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if isinstance(value, int) and value.bit_length() > _BITS:
         raise ValueError(f"{name} is a number of at most {_BITS} bits, not {value!r:.60}")
-    if number and (value >= 0 if zero else value > 0):  # type: ignore[operator]  # it is a number; NaN is neither
-        return
+    if number and (value >= 0 if zero else value > 0):  # NaN is neither
+        return value
     wanted = "an integer" if whole else "a number"
     wanted += " of at least 0" if zero else " of at least 1" if whole else " greater than 0"
     text = f"{name} is {wanted}{' or None' if optional else ''}, not {value!r:.60}"
     raise ValueError(text) if number else TypeError(text)
 
 
-def check_truth(name: str, value: object, *, optional: bool = False) -> None:
-    """Raise TypeError unless a setting is True or False, or None if it is `optional`."""
+def check_truth(name: str, value: Any, *, optional: bool = False) -> Any:
+    """Return a setting. Raises TypeError unless it is True or False, or None if it is `optional`."""
     if not isinstance(value, bool) and not (optional and value is None):
         raise TypeError(f"{name} is True or False, not {value!r:.60}")
+    return value
 
 
 def check_members(name: str, value: object, kind: type | tuple[type, ...], kinds: str) -> tuple[Any, ...]:
