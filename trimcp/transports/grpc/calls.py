@@ -307,7 +307,6 @@ class Http2Call(Http2Stream):
     # The engine
 
     def response(self, head: ResponseFields) -> bool:
-        """See `Http2Stream.response`."""
         if 100 <= head.status < 200:
             return True
         self._http, self.headers = head.status, head.headers
@@ -318,11 +317,9 @@ class Http2Call(Http2Stream):
         return False
 
     def trailers(self, headers: dict[str, str]) -> None:
-        """See `Http2Stream.trailers`."""
         self.last_headers = headers
 
     def arrived(self, data: bytes) -> None:
-        """See `Http2Stream.arrived`."""
         size = len(data)
         self._size += size
         if not self._closed:
@@ -339,20 +336,17 @@ class Http2Call(Http2Stream):
             self._news.unpark_all()
 
     def peer_ended(self) -> None:
-        """See `Http2Stream.peer_ended`."""
         self.ended = True
         if self.sends:  # our side may be open still
             self._connection.engine.reset(self, Code.CANCEL)
         self._wake()
 
     def was_reset(self, code: int, reason: str) -> None:
-        """See `Http2Stream.was_reset`."""
         status = _BY_RESET.get(code, GrpcStatus.INTERNAL)  # type: ignore[call-overload]  # any number
         why = f"the server reset the call ({name_of(code)})"
         self.fail(CallFailed(status, why, begun=code != Code.REFUSED_STREAM))
 
     def window_opened(self) -> None:
-        """See `Http2Stream.window_opened`."""
         if self._news:
             self._news.unpark_all()
 

@@ -41,7 +41,6 @@ class Reflection:
         return status_response(GrpcStatus.UNIMPLEMENTED, "there is no such method")
 
     def refused(self, refused: HttpResponse) -> HttpResponse:
-        """See `GrpcService.refused`."""
         return refused_call(refused)
 
     def _answer(self, request: bytes) -> bytes:

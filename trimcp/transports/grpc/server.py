@@ -369,11 +369,9 @@ class MissingService:
     why: str
 
     def admit(self, routes: GrpcRoutes, head: Head) -> HttpResponse:
-        """See `GrpcService.admit`."""
         return status_response(GrpcStatus.UNIMPLEMENTED, self.why)
 
     def refused(self, refused: HttpResponse) -> HttpResponse:
-        """See `GrpcService.refused`."""
         return refused_call(refused)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from trimcp.channel import HttpClientStatistics
 from trimcp.transports.descriptors import AnySocket
+
+TRUSTING: Final = "name what to trust in SSL_CERT_FILE, or pass an httpx2.AsyncClient of your own"
+"""What a user can do about a certificate that is not trusted."""
 
 
 class ExchangeBroken(Exception):

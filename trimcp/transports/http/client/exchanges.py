@@ -28,7 +28,7 @@ from trimcp.support.addresses import is_loopback
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.connection import dialing
-from trimcp.transports.http.client.engine import ExchangeBroken, HttpEngine, RawReply
+from trimcp.transports.http.client.engine import TRUSTING, ExchangeBroken, HttpEngine, RawReply
 from trimcp.transports.http.client.h1 import H1Engine, request_head
 from trimcp.transports.http.client.policy import Timeouts, refusal, seconds_to_wait
 from trimcp.transports.http.client.pool import Pool
@@ -52,7 +52,6 @@ EVENT_STREAM: Final = "text/event-stream"
 
 _MAX_REDIRECTS: Final = 3
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
-_TRUSTING: Final = "name what to trust in SSL_CERT_FILE, or pass an httpx2.AsyncClient of your own"
 _PIECE: Final = 64 * 1024
 _MOST_CONNECTIONS: Final = 1_024
 
@@ -375,7 +374,7 @@ async def opened_http(
     if auth is not None:
         headers["authorization"] = basic_authorization(*auth)
     place = origin(url) if uds is None else f"the socket {uds!r:.200}"
-    dial = dialing(url, uds, timeouts.connect, _TRUSTING)
+    dial = dialing(url, uds, timeouts.connect, TRUSTING)
     pool = Pool(dial, origin(url), place, timeouts, _MOST_CONNECTIONS + most, most)
     async with open_service_nursery() as nursery:
         await nursery.start(pool.run)

@@ -37,7 +37,6 @@ class H1Engine:
         content: bytes | None,
         written: Callable[[], object] | None,
     ) -> PulledReply:
-        """See `HttpEngine.request`."""
         head = request_head(method, url, headers) + self.cookie_line(url)
         reply = PulledReply(self, url, whole_request(head, content), written)
         self.pool.begin(reply)
@@ -57,7 +56,6 @@ class H1Engine:
         return reply
 
     def statistics(self) -> HttpClientStatistics:
-        """See `HttpEngine.statistics`."""
         return self.pool.statistics()
 
     def cookie_line(self, url: str) -> bytes:
@@ -97,7 +95,6 @@ class PulledReply:
 
     @property
     def socket(self) -> AnySocket | None:
-        """See `RawReply.socket`."""
         return None if self.connection is None else self.connection.socket
 
     async def begun(self) -> None:
@@ -108,7 +105,6 @@ class PulledReply:
             await self._reader.park()
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """See `RawReply.pieces`."""
         return self
 
     def __aiter__(self) -> PulledReply:
@@ -129,7 +125,6 @@ class PulledReply:
         return piece
 
     async def abandon(self) -> None:
-        """See `RawReply.abandon`."""
         self._pieces.clear()
         if not self._complete and self._failure is None:
             self._engine.pool.withdraw(self)
@@ -138,12 +133,10 @@ class PulledReply:
     # Called by the connection
 
     def sent(self) -> None:
-        """See `ClientExchange.sent`."""
         if self._written is not None:
             self._written()
 
     async def arrived(self, reply: ReplyParser) -> None:
-        """See `ClientExchange.arrived`."""
         if not self.status and reply.status:
             self.status, self.headers = reply.status, reply.headers
             self._engine.note_cookies(self._url, reply.cookies)
@@ -161,7 +154,6 @@ class PulledReply:
         """See `ClientExchange.finished`."""
 
     def broken(self, why: str, nothing_sent: bool) -> None:
-        """See `ClientExchange.broken`."""
         self._failure = ExchangeBroken(why, nothing_sent)
         self._reader.unpark_all()
 

@@ -15,12 +15,9 @@ import trio
 from trimcp.channel import HttpClientStatistics
 from trimcp.transports.descriptors import AnySocket
 from trimcp.transports.http.client.cookies import BoundedCookieJar
-from trimcp.transports.http.client.engine import ExchangeBroken
+from trimcp.transports.http.client.engine import TRUSTING, ExchangeBroken
 from trimcp.transports.http.client.policy import Timeouts
 from trimcp.transports.targets import origin, unreachable
-
-TRUSTING: Final = "name what to trust in SSL_CERT_FILE, or pass an httpx2.AsyncClient of your own"
-"""What a user can do about a certificate that is not trusted."""
 
 _LONGEST: Final = 200
 _KEPT: Final = 4.0  # as for connections of our own
@@ -63,8 +60,6 @@ class HttpxEngine:
         content: bytes | None,
         written: Callable[[], object] | None,
     ) -> HttpxReply:
-        """See `HttpEngine.request`."""
-
         async def trace(name: str, info: object) -> None:
             if written is not None and name.endswith("send_request_body.complete"):
                 written()
@@ -109,34 +104,28 @@ class HttpxReply:
 
     @property
     def status(self) -> int:
-        """See `RawReply.status`."""
         return self._response.status_code
 
     @property
     def headers(self) -> dict[str, str]:
-        """See `RawReply.headers`."""
         return {name.lower(): value for name, value in self._response.headers.items()}
 
     @property
     def http2(self) -> bool:
-        """See `RawReply.http2`."""
         return self._response.http_version == "HTTP/2"
 
     @property
     def socket(self) -> AnySocket | None:
-        """See `RawReply.socket`."""
         stream = self._response.extensions.get("network_stream")
         found = None if stream is None else stream.get_extra_info("socket")
         return found if isinstance(found, trio.socket.SocketType) else None
 
     def pieces(self) -> AsyncIterator[bytes]:
-        """See `RawReply.pieces`."""
         if self._pieces is None:
             self._pieces = _Pieces(self._response.aiter_raw(), self._url)
         return self._pieces
 
     async def abandon(self) -> None:
-        """See `RawReply.abandon`."""
         if not self._abandoned:
             self._abandoned = True
             self._over()

@@ -178,7 +178,6 @@ class Post:
         return True
 
     def sent(self) -> None:
-        """See `ClientExchange.sent`."""
         self._is_written = True
         if self._written is not None:
             self._written.set()
@@ -249,7 +248,6 @@ class Post:
         await raw.arrived(reply)
 
     def finished(self) -> None:
-        """See `ClientExchange.finished`."""
         if self._answered:
             self._end()
         else:
@@ -257,7 +255,6 @@ class Post:
             self._carry_on(self._next or partial(self._resume, cursor, self._session_id))
 
     def broken(self, why: str, nothing_sent: bool) -> None:
-        """See `ClientExchange.broken`."""
         if self._answered:
             self._end()
         elif self._events is not None:
