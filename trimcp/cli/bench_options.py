@@ -163,7 +163,7 @@ def _warm_up(typed: str | None, counted: bool) -> tuple[float, int]:
 def needs_tools(options: BenchOptions) -> bool:
     """Whether the requests can be made only once the server has listed its tools."""
     named = any(value is not None for value in (options.tool, options.method, options.script))
-    return not named or any(not _is_json(word) for word in options.arguments)
+    return not named or any(not word.partition("=")[0].endswith(":") for word in options.arguments)
 
 
 def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tuple[MixEntry, ...]:
@@ -185,10 +185,6 @@ def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tu
     except LocalError as error:
         raise Failure(str(error)) from None
     raise Failure("say what to send: --tool NAME, --method METHOD or --script FILE")
-
-
-def _is_json(word: str) -> bool:
-    return word.partition("=")[0].endswith(":")
 
 
 def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, Any]:

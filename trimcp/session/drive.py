@@ -339,7 +339,7 @@ class _ChannelDriver:
             if self._stalled():
                 why = stall_text(session.limits.stall_timeout)
                 session.lose(why)
-                self._report_stalled()
+                report_stalled(session)
                 self._drop(why)
                 return
 
@@ -391,7 +391,7 @@ class _ChannelDriver:
         slow = first and self.channel.too_slow
         self.session.lose((slow and self.channel.close_reason()) or why)
         if slow:
-            self._report_stalled()
+            report_stalled(self.session)
 
     # Writing
 
@@ -440,10 +440,6 @@ class _ChannelDriver:
 
     def _taken(self) -> Hashable:
         return self.outbox.batches, self.channel.write_progress()
-
-    def _report_stalled(self) -> None:
-        """Log a peer that was dropped because it took nothing, and stop its handlers for that reason."""
-        report_stalled(self.session)
 
 
 async def _wind_down(session: Session, grace: float) -> None:
