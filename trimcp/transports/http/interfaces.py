@@ -36,6 +36,8 @@ from trimcp.wire.revisions import Revision
 _log = logging.getLogger("trimcp.http")
 
 JSON_HEADERS: Final = (("Content-Type", "application/json"),)
+BODILESS: Final = frozenset({204, 304})
+"""Statuses of responses that have no body, and no length of one (RFC 9110, section 8.6)."""
 _LATER: Final = (("Retry-After", "1"),)
 
 

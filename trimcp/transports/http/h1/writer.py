@@ -24,7 +24,7 @@ from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.parser import H1Request
 from trimcp.transports.http.h1.wires import Wire
-from trimcp.transports.http.interfaces import Handler, HttpResponse
+from trimcp.transports.http.interfaces import BODILESS, Handler, HttpResponse
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
 
@@ -34,7 +34,6 @@ _BURST: Final = 0.001  # seconds after an immediate write in which later pieces 
 _COUNTED: Final = 256 * 1024  # bytes written after which the budget's count is updated
 _GATHERED: Final = 64 * 1024  # bytes; this much is neither held back to be gathered nor copied into one write
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n" for status in HTTPStatus}
-_BODILESS: Final = frozenset({204, 304})
 
 
 class WriterOwner(Protocol):
@@ -250,7 +249,7 @@ class H1Reply:
         owner, body = self._owner, response.body
         if owner is None or self.status:
             return
-        head = self._begin(owner, response, "" if response.status in _BODILESS else f"Content-Length: {len(body)}\r\n")
+        head = self._begin(owner, response, "" if response.status in BODILESS else f"Content-Length: {len(body)}\r\n")
         self.ended = True
         if self._bodiless:
             body = b""
@@ -266,7 +265,7 @@ class H1Reply:
         owner = self._owner
         if owner is None or self.status:
             return
-        self._chunked = not self.request.http10 and response.status not in _BODILESS
+        self._chunked = not self.request.http10 and response.status not in BODILESS
         head = self._begin(owner, response, "Transfer-Encoding: chunked\r\n" if self._chunked else "")
         self._streams = self._chunked and not self._bodiless
         for piece in self._framed(head, response.body, b""):
@@ -322,7 +321,7 @@ class H1Reply:
     def _begin(self, owner: _ReplyOwner, response: HttpResponse, framing: str) -> bytes:
         request = self.request
         self.status = status = response.status
-        self._bodiless = status in _BODILESS or request.head.method == "HEAD"
+        self._bodiless = status in BODILESS or request.head.method == "HEAD"
         if not framing and not self._bodiless:
             request.keep_alive = False  # only the end of the connection ends the body
         if owner.will_close(request):

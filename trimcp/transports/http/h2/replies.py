@@ -24,11 +24,10 @@ from trimcp.transports.http.h2.engine import Engine
 from trimcp.transports.http.h2.frames import Code
 from trimcp.transports.http.h2.heads import RequestFields, write_block
 from trimcp.transports.http.h2.interface import Http2Stream
-from trimcp.transports.http.interfaces import Handler, Head, HttpResponse, Tunnel, Upgrade
+from trimcp.transports.http.interfaces import BODILESS, Handler, Head, HttpResponse, Tunnel, Upgrade
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
-_BODILESS: Final = frozenset({204, 304})
 _SMALL: Final = 16 * 1024  # bytes that are sent at once if the windows let it
 
 
@@ -185,7 +184,7 @@ class ReplyStream(Http2Stream):
 
     def _is_bodiless(self, status: int) -> bool:
         self.status = status
-        self._bodiless = status in _BODILESS or self.fields.method == "HEAD"
+        self._bodiless = status in BODILESS or self.fields.method == "HEAD"
         return self._bodiless
 
     def _block(self, response: HttpResponse, length: int | None) -> bytes:
@@ -338,7 +337,7 @@ def response_block(now: int, status: int, headers: tuple[tuple[str, str], ...], 
     """Return the block of a response's head. Raises ValueError if a header cannot be sent."""
     fields = [(":status", str(status)), ("date", _date(now))]
     fields += [(name.lower(), value) for name, value in headers]
-    if length is not None and status not in _BODILESS:
+    if length is not None and status not in BODILESS:
         fields.append(("content-length", str(length)))
     return write_block(fields)
 
