@@ -24,7 +24,7 @@ from trimcp.support.addresses import bracketed
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.peers.identity import TokenAuth
-from trimcp.transports.http.settings import Companion, HttpLimits, HttpSettings
+from trimcp.transports.http.settings import HttpLimits, HttpSettings, SecondProtocolFactory
 from trimcp.transports.trace import Write, trace_from_environment
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Common(TypedDict, total=False):
     uds: str | Path | None
     sockets: Sequence[socket.socket]
     auth: TokenAuth | None
-    agent_tools: Companion | None
+    agent_tools: SecondProtocolFactory | None
     limits: HttpLimits | None
     certfile: str | Path | None
     keyfile: str | Path | None
@@ -125,7 +125,7 @@ async def serve_http(
     uds: str | Path | None = None,
     sockets: Sequence[socket.socket] = (),
     auth: TokenAuth | None = None,
-    agent_tools: Companion | None = None,
+    agent_tools: SecondProtocolFactory | None = None,
     settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     certfile: str | Path | None = None,
@@ -245,7 +245,9 @@ async def _observable(server: Served, admin: str | Path | Literal[True] | None) 
         yield
 
 
-def _with_auth(settings: HttpSettings | None, auth: TokenAuth | None, agent_tools: Companion | None) -> HttpSettings:
+def _with_auth(
+    settings: HttpSettings | None, auth: TokenAuth | None, agent_tools: SecondProtocolFactory | None
+) -> HttpSettings:
     settings = HttpSettings() if settings is None else settings
     if auth is not None:
         settings = attrs.evolve(settings, auth=auth)
@@ -408,7 +410,7 @@ def asgi_app(
     server: Served,
     *,
     auth: TokenAuth | None = None,
-    agent_tools: Companion | None = None,
+    agent_tools: SecondProtocolFactory | None = None,
     settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     root: str = "",

@@ -410,7 +410,7 @@ async def test_a_request_of_an_extension_is_under_the_work_clock_too(autojump_cl
         assert (await session.request("com.example/quick"))["n"] == 1
         with pytest.raises(trio.TooSlowError):
             await session.request("com.example/slow", {"x": 1})
-        with pytest.raises(LocalError, match="its own verb"):
+        with pytest.raises(LocalError, match="its own method"):
             await session.request("tools/list")
 
 

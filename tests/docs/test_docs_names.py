@@ -42,7 +42,7 @@ OTHERS = {
 """Names of Python, its packages and the system."""
 
 NOT_CODE = {
-    *("build/soak.json", "trimcp.hung_up", "data.reason"),
+    *("build/soak.json", "trimcp.peer_closed", "data.reason"),
     *("JsonRpc", "Check", "trimcp.v1", "trimcp.v1.Mcp", "trimcp.v1.AgentTools", "grpc.health.v1.Health"),
 }
 """A report that a run writes, an extension of an ASGI scope, a member of an error on the wire, and names of gRPC."""
@@ -214,7 +214,7 @@ def test_every_layer_stands_in_the_diagram_of_layers() -> None:
 def test_what_a_page_has_of_trimcp_is_public(page: Path) -> None:
     """Names such as `trimcp.Limits` in running text; those of snippets are run."""
     found = set(re.findall(r"`@?trimcp\.(\w+)", page.read_text("utf-8"))) - {
-        "hung_up",
+        "peer_closed",
         "v1",
         "access",
         "admin",

@@ -44,7 +44,7 @@ async def test_a_method_of_the_protocol_is_no_foreign_one() -> None:
     with pytest.raises(trimcp.LocalError, match="method of the protocol"):
         server.method("tools/call")
     async with connected(server) as session:
-        with pytest.raises(trimcp.LocalError, match="its own verb"):
+        with pytest.raises(trimcp.LocalError, match="its own method"):
             await session.request("tools/call", {})
 
 

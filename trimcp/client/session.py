@@ -357,7 +357,7 @@ class ClientSession:
         Cancelling this tells the server. Raises as `call_tool`, and LocalError for a method of the protocol itself.
         """
         if name in METHODS:
-            raise LocalError(f"{name} is a method of the protocol; use its own verb")
+            raise LocalError(f"{name} is a method of the protocol; use its own method")
         self.client.foreign.add(name)
         result: dict[str, JSON] = await self._ask(name, dict(params or {}))
         return result
@@ -372,7 +372,7 @@ class ClientSession:
             ConnectionLost: the connection has ended.
         """
         if name in METHODS:
-            raise LocalError(f"{name} is of the protocol itself; use its own verb")
+            raise LocalError(f"{name} is of the protocol itself; use its own method")
         if self.session.lost is not None:
             raise ConnectionLost(*self.session.lost.args)
         await self.session.notify(name, params)

@@ -41,7 +41,7 @@ class PortalOutcome:
         self._came.acquire()
         self._tell: list[Callable[[], object]] = []
 
-    def settle(self, error: Exception | None, value: Any = None) -> None:
+    def resolve(self, error: Exception | None, value: Any = None) -> None:
         """Give it a value or an exception, unless it has one. In the thread of Trio."""
         if not self.done:
             self.error, self._value, self.done = error, value, True
@@ -100,12 +100,12 @@ class Portal:
             trio.run(self._serve)
         finally:  # whatever ends it, nobody waits for ever
             for work in [*self.works]:
-                work.settle(ConnectionLost(_OVER))
+                work.resolve(ConnectionLost(_OVER))
 
     async def _serve(self) -> None:
         async with trio.open_nursery() as self.nursery:
             self.token = trio.lowlevel.current_trio_token()
-            self._ready.settle(None)
+            self._ready.resolve(None)
             await trio.sleep_forever()
 
     @property
@@ -213,7 +213,7 @@ class PortalWork:
             return
         if nursery is None:
             assert around is not None
-            self.settle(around.over())
+            self.resolve(around.over())
         else:
             self._began = True
             self.portal.works.add(self)
@@ -226,7 +226,7 @@ class PortalWork:
     def _cancel(self) -> None:
         self._scope.cancel(reason="the caller gave it up")
         if not self._began:
-            self.settle(CancelledError())
+            self.resolve(CancelledError())
 
     async def _run(self) -> None:
         error: Exception | None = None
@@ -238,25 +238,25 @@ class PortalWork:
             error = failure
         except BaseException:  # what is around it ends, and says why
             if self.around is None:
-                self.settle(ConnectionLost(_OVER))
+                self.resolve(ConnectionLost(_OVER))
             else:
                 self.around.orphans.append(self)
             raise
-        self.settle(CancelledError() if self._scope.cancelled_caught else error, value)
+        self.resolve(CancelledError() if self._scope.cancelled_caught else error, value)
 
     async def perform(self) -> Any:
         """Do it, and return its value."""
         assert self._function is not None
         return await self._function()
 
-    def settle(self, error: Exception | None, value: Any = None) -> None:
+    def resolve(self, error: Exception | None, value: Any = None) -> None:
         """Give it its outcome, unless it has one. Exceptions of Trio become those that other programs know."""
         for kind, instead in ((trio.TooSlowError, TimeoutError), (trio.EndOfChannel, EOFError)):
             if isinstance(error, kind):
                 known = instead(*error.args)
                 known.__cause__, error = error, known
         self.portal.works.discard(self)
-        self.outcome.settle(error, value)
+        self.outcome.resolve(error, value)
 
 
 @attrs.define(eq=False)
@@ -274,7 +274,7 @@ class PortalBlock(PortalWork):
 
     async def perform(self) -> None:
         async with self.manager as value, open_service_nursery() as self.nursery:
-            self.entered.settle(None, value)
+            self.entered.resolve(None, value)
             await self._leaving.wait()
 
     def leave(self) -> None:
@@ -291,9 +291,9 @@ class PortalBlock(PortalWork):
         failure = self.outcome.error
         return ConnectionLost(_OVER) if failure is None or isinstance(failure, CancelledError) else failure
 
-    def settle(self, error: Exception | None, value: Any = None) -> None:
-        super().settle(error, value)
+    def resolve(self, error: Exception | None, value: Any = None) -> None:
+        super().resolve(error, value)
         self.nursery = None
-        self.entered.settle(self.outcome.error or ConnectionLost(_OVER))
+        self.entered.resolve(self.outcome.error or ConnectionLost(_OVER))
         for work in self.orphans:
-            work.settle(self.over())
+            work.resolve(self.over())

@@ -482,7 +482,7 @@ class Connection:
         wants_progress: bool = False,
         meta: Mapping[str, JSON] | None = None,
     ) -> bytes:
-        """Return a request of ours as bytes; `params` is the verb's payload or None, `meta` goes into `_meta`.
+        """Return a request of ours as bytes; `params` is the method's payload or None, `meta` goes into `_meta`.
 
         Raises LocalError: the params cannot be encoded as JSON, or not in this revision (`NotInRevision`).
         """

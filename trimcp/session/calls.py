@@ -197,7 +197,7 @@ class Call(Generic[ResultT]):
     _clock: WorkClock | None = attrs.field(init=False, default=None)
     _around: ExitStack = attrs.field(init=False, factory=ExitStack)
     _asking: trio.CancelScope | None = attrs.field(init=False, default=None)
-    _settled: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _over: trio.Event = attrs.field(init=False, factory=trio.Event)
     _outcome: Any = attrs.field(init=False, default=None)
     _error: Exception | None = attrs.field(init=False, default=None)
 
@@ -227,7 +227,7 @@ class Call(Generic[ResultT]):
             self._rounds.abandon(why)
             if self._asking is not None:
                 self._asking.cancel(reason=why)
-                await self._settled.wait()  # until its background work has ended
+                await self._over.wait()  # until its background work has ended
             if error is not None:
                 raise error
 
@@ -241,7 +241,7 @@ class Call(Generic[ResultT]):
             InvalidReply: the peer's answer is not valid.
             ConnectionLost: the connection ended before the answer.
         """
-        await self._settled.wait()
+        await self._over.wait()
         if self._error is None and self._outcome is None:
             try:
                 self._outcome = self._rounds.payload_now()
@@ -274,7 +274,7 @@ class Call(Generic[ResultT]):
             self._asking = trio.CancelScope()
             self._context.run(self._rounds.session.nursery.start_soon, self._finish)
         else:
-            self._settle()
+            self._end()
 
     async def _finish(self) -> None:
         assert self._asking is not None
@@ -286,10 +286,10 @@ class Call(Generic[ResultT]):
         except Exception as error:  # any failure; `result` raises it in the caller's task
             self._error = error
         finally:
-            self._settle()
+            self._end()
 
-    def _settle(self) -> None:
+    def _end(self) -> None:
         if self._clock is not None:
             self._clock.stop()
         self._keep.close()
-        self._settled.set()
+        self._over.set()

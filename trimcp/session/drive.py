@@ -378,10 +378,10 @@ class _ChannelDriver:
         Raises trio.EndOfChannel: the peer disconnected meanwhile, so nobody would read the answers to what is still
         unread.
         """
-        if await readable_or_left(self.receiver, self._hung_up):
+        if await readable_or_left(self.receiver, self._peer_closed):
             raise trio.EndOfChannel("the peer has left")
 
-    async def _hung_up(self) -> bool:
+    async def _peer_closed(self) -> bool:
         await self.channel.wait_peer_closed()
         return True
 

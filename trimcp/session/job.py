@@ -445,7 +445,7 @@ class Job:
         from trimcp.security import security_event
 
         principal = self.request.admission.principal
-        security_event("flood_refused", what="results", verb=self.request.method.name, principal=principal)
+        security_event("flood_refused", what="results", method=self.request.method.name, principal=principal)
         text = "the call was carried out, but its result was dropped: those that wait to be read are too large together"
         reply = self.reply = self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "results_unread"}))
         return reply

@@ -439,7 +439,7 @@ class Session:
         Raises LocalError: the protocol itself defines it, or it cannot be encoded.
         """
         if name in METHODS:
-            raise LocalError(f"{name} is of the protocol itself; use its own verb")
+            raise LocalError(f"{name} is of the protocol itself; use its own method")
         return self.engine.encode_notification(foreign(name, notification=True), {} if params is None else params)
 
     async def notify(self, name: str, params: Any = None) -> None:

@@ -23,7 +23,7 @@ from tests.transports.http.asgi_support import (
 from trimcp.budget import LARGE, Budget
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.testing.contract import check_channel
-from trimcp.transports.http.asgi.request import HUNG_UP
+from trimcp.transports.http.asgi.request import PEER_CLOSED
 from trimcp.transports.http.asgi.websocket import AsgiWebSocket
 from trimcp.transports.http.interfaces import HttpResponse
 from trimcp.wire.jsonrpc import Malformed, Request, encode_request, parse
@@ -135,7 +135,7 @@ async def test_that_the_peer_is_gone_is_known_before_all_was_received_where_the_
 
     face = DummyFace()
     face["/ws"] = upgrade(serve)
-    extensions: dict[str, Any] = {HUNG_UP: told.wait} if extension else {}
+    extensions: dict[str, Any] = {PEER_CLOSED: told.wait} if extension else {}
     async with app_of(face) as app, calling(app, websocket_scope("/ws", extensions=extensions)) as call:
         call.put.send_nowait({"type": "websocket.connect"})
         say(call, "1")

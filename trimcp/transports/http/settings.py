@@ -26,7 +26,7 @@ Dialect: TypeAlias = Callable[[Head, bytes], HttpResponse | None]
 """Checks the body of a POST to the endpoint: returns the response if the body is of its protocol, else None."""
 
 
-class Companion(Protocol):
+class SecondProtocolFactory(Protocol):
     """Another protocol of a server, such as `trimcp.agent_tools.AgentTools`."""
 
     @property
@@ -89,7 +89,7 @@ class HttpSettings:
     health: bool = True
     routes: Mapping[str, Route] = attrs.field(factory=dict)
     dialects: Sequence[Dialect] = ()
-    agent_tools: Companion | None = None
+    agent_tools: SecondProtocolFactory | None = None
     origins: Origins = attrs.field(factory=Origins)
     authenticate: Authenticate | None = None
     auth: TokenAuth | None = None

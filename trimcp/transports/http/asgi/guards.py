@@ -44,7 +44,7 @@ from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single
 from trimcp.transports.descriptors import over_or_peer_closed, wait_peer_closed
-from trimcp.transports.http.asgi.request import CUT, HUNG_UP, MESSAGES
+from trimcp.transports.http.asgi.request import CUT, MESSAGES, PEER_CLOSED
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
 from trimcp.transports.http.peers.shares import Shares
@@ -248,7 +248,7 @@ async def _spawn_app(
         if isinstance(stream, WSStream):
             scope["extensions"][MESSAGES] = partial(_bound_messages, stream)
         sock = None if connection is None else _socket_of(connection)
-        scope["extensions"][HUNG_UP] = lambda: over_or_peer_closed(gone, sock)
+        scope["extensions"][PEER_CLOSED] = lambda: over_or_peer_closed(gone, sock)
         if isinstance(connection, _GuardedStream):
             scope["extensions"][CUT] = connection.cut
 

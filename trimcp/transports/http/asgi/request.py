@@ -22,7 +22,16 @@ from trimcp.channel import PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.support.addresses import host_port, is_loopback_address
 from trimcp.transports.descriptors import PIECE
-from trimcp.transports.http.interfaces import Application, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
+from trimcp.transports.http.interfaces import (
+    BODILESS,
+    Application,
+    Handler,
+    Head,
+    HttpResponse,
+    Tunnel,
+    Upgrade,
+    stalled,
+)
 from trimcp.transports.http.settings import HttpLimits
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -34,7 +43,7 @@ AsgiEvent: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[AsgiEvent]]
 Send: TypeAlias = Callable[[AsgiEvent], Awaitable[None]]
 
-HUNG_UP: Final = "trimcp.hung_up"
+PEER_CLOSED: Final = "trimcp.peer_closed"
 """The extension of a `websocket` scope that waits until the peer is gone, even with unread events."""
 
 MESSAGES: Final = "trimcp.messages"
@@ -46,7 +55,6 @@ It takes the size limit in bytes, and the `MemoryAccount` that counts an incompl
 CUT: Final = "trimcp.cut"
 """The extension of a `websocket` scope that closes the connection at once, whatever is still to be sent."""
 
-_BODILESS: Final = frozenset((204, 304))
 _BEGINNING: Final = 64 * 1024  # bytes of a too large body that are searched for its id
 _MAX_DIGITS: Final = 18
 _NEARLY: Final = 0.9
@@ -62,7 +70,7 @@ def plain(status: int, text: str, *headers: tuple[str, str]) -> HttpResponse:
 def response_start(kind: str, response: HttpResponse, length: int | None) -> AsgiEvent:
     """Return the event that begins a response; `length` is None if it is unknown."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in response.headers]
-    if length is not None and response.status not in _BODILESS:
+    if length is not None and response.status not in BODILESS:
         headers.append((b"content-length", b"%d" % length))
     return {"type": kind, "status": response.status, "headers": headers}
 

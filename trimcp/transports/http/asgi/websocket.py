@@ -19,8 +19,8 @@ from trimcp.channel import Incoming, MessageChannel, OneTask, Outgoing, stall_te
 from trimcp.principal import Principal
 from trimcp.transports.http.asgi.request import (
     CUT,
-    HUNG_UP,
     MESSAGES,
+    PEER_CLOSED,
     AsgiEvent,
     Receive,
     Scope,
@@ -70,7 +70,7 @@ class WebSocketCall:
                     found.headers,
                     read=found.read,
                     stall_timeout=self._stall_timeout,
-                    wait_hung_up=extensions.get(HUNG_UP),
+                    wait_closed=extensions.get(PEER_CLOSED),
                     cut=extensions.get(CUT),
                 )
                 if self.head.holding is not None:
@@ -123,7 +123,7 @@ class AsgiWebSocket(MessageChannel):
     headers: Mapping[str, str] | None = None  # likewise
     stall_timeout: float = attrs.field(default=60.0, kw_only=True)  # seconds: for a peer that does not read
     # Waits until the server knows that the peer is gone, even with unread events; None if it cannot.
-    wait_hung_up: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
+    wait_closed: Callable[[], Awaitable[object]] | None = attrs.field(default=None, kw_only=True)
     cut: Callable[[], object] | None = attrs.field(default=None, kw_only=True)  # closes the connection at once
     read: Callable[[bytes], Any] = attrs.field(default=parse, kw_only=True)  # returns a message from its text
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # set once the peer is gone
@@ -176,7 +176,7 @@ class AsgiWebSocket(MessageChannel):
                 raise
 
     async def wait_peer_closed(self) -> None:
-        await (self.over.wait if self.wait_hung_up is None else self.wait_hung_up)()
+        await (self.over.wait if self.wait_closed is None else self.wait_closed)()
 
     def set_max_message(self, size: int) -> None:
         self.max_message = size

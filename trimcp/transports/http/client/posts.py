@@ -375,8 +375,8 @@ class Post:
         if forgotten is not None:
             return Trouble(why, status=status, forgotten=forgotten)
         code = None if error is None else error.code
-        unheard = (status == 403 and code != FORBIDDEN) or (status in (404, 405) and code == INVALID_REQUEST)
-        if unheard or status in (401, 426):
+        by_another = (status == 403 and code != FORBIDDEN) or (status in (404, 405) and code == INVALID_REQUEST)
+        if by_another or status in (401, 426):
             return Trouble(why, status=status)  # not refused by the endpoint, which would know the request
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
