@@ -265,13 +265,14 @@ class Login:
             )
         methods = server.token_endpoint_auth_methods_supported or ("none",)
         method = next((m for m in ("none", "client_secret_basic", "client_secret_post") if m in methods), "none")
+        native = secure_url(redirect_uri) and urlsplit(redirect_uri).scheme == "http"
         about: dict[str, Any] = {
             "client_name": grant.client_name,
             "redirect_uris": [redirect_uri],
             "grant_types": ["authorization_code", "refresh_token"],
             "response_types": ["code"],
             "token_endpoint_auth_method": method,
-            "application_type": "native" if _native(redirect_uri) else "web",
+            "application_type": "native" if native else "web",
         }
         if asked:
             about["scope"] = " ".join(asked)
@@ -466,7 +467,3 @@ def _shows_secret(grant: Grant) -> bool:
 def _seconds(value: Any) -> float | None:
     """Return a number of seconds that somebody said, or None where that is none."""
     return float(value) if type(value) in (int, float) and 0 < value < _LONGEST_LIFE else None
-
-
-def _native(redirect_uri: str) -> bool:
-    return secure_url(redirect_uri) and urlsplit(redirect_uri).scheme == "http"

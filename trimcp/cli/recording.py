@@ -106,13 +106,19 @@ def _run_proxy(
 
     `masked` and `max_bytes` are those of `JournalWriter`; `agent_port` is where an agent connects, None for MCP.
     """
-    target = _named_target(words, headers) if agent_port is None else _agent_target(words, headers)
+    relay: Callable[[JournalWriter], Awaitable[int]]
+    if agent_port is None:
+        target = _named_target(words, headers)
+        relay = partial(_relay_bytes if isinstance(target, StdioServer) else _relay_messages, target)
+    else:
+        target = _agent_target(words, headers)
+        relay = partial(relay_agent, target, agent_port)
     try:
         journal = JournalWriter(file, shlex.join(words), masked=masked, max_bytes=max_bytes, tell=_tell)
     except OSError as error:
         raise Failure(f"cannot write {file}: {error}") from None
     try:
-        return trio.run(_record, _relay_of(target, agent_port), journal)
+        return trio.run(_record, relay, journal)
     except McpError as error:
         raise Failure(lost_text(error, target), NO_CONNECTION) from None
     finally:
@@ -128,12 +134,6 @@ def _named_target(words: tuple[str, ...], headers: Mapping[str, str]) -> Any:
         # It replaces the server, so it has the environment meant for the server.
         target = attrs.evolve(target, inherit_env=True, on_stderr=say)
     return target
-
-
-def _relay_of(target: Any, agent_port: int | None) -> Callable[[JournalWriter], Awaitable[int]]:
-    if agent_port is not None:
-        return partial(relay_agent, target, agent_port)
-    return partial(_relay_bytes if isinstance(target, StdioServer) else _relay_messages, target)
 
 
 def _tell(line: str) -> None:

@@ -34,7 +34,7 @@ from trimcp.transports.http.h1.sockets import open_tcp, open_unix, tls_context, 
 from trimcp.transports.http.peers.access import AccessLog, JsonFormatter
 from trimcp.transports.http.peers.identity import Authenticate, TokenAuth, bearer_tokens
 from trimcp.transports.http.peers.origins import Origins
-from trimcp.transports.http.settings import Companion, HttpSettings
+from trimcp.transports.http.settings import HttpSettings
 
 _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
 _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
@@ -63,7 +63,9 @@ def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions)
         if auth is not None and settings.auth is None and settings.authenticate is None:
             settings = attrs.evolve(settings, auth=auth)
         if options.agent_tools:
-            settings = attrs.evolve(settings, agent_tools=loaded.agent_tools or _agent_tools_for(server))
+            from trimcp.agent_tools import AgentTools
+
+            settings = attrs.evolve(settings, agent_tools=loaded.agent_tools or AgentTools(server))
         if options.metrics:
             from trimcp.watch.metrics import Metrics
 
@@ -176,12 +178,6 @@ def _settings(options: RunOptions) -> HttpSettings:
         )
     except ValueError as error:
         raise Failure(str(error)) from None
-
-
-def _agent_tools_for(server: Server[Any]) -> Companion:
-    from trimcp.agent_tools import AgentTools
-
-    return AgentTools(server)
 
 
 def _token_auth(options: RunOptions, path: str, also: Authenticate | None) -> TokenAuth:

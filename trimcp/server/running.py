@@ -300,10 +300,7 @@ class Running:
             self.pools.closed(session)
 
     def open_brief(self, holding: MemoryAccount | None = None, via: object = None) -> Pushed:
-        """Return a session for one request of the modern era. It sends no messages outside that request.
-
-        Its memory is counted in `holding`; it is drained with `via`, see `drain`.
-        """
+        """Return a session for one request of the modern era. It sends no messages outside that request."""
         if self._spare and not self._drained:
             pushed = self._spare.pop()
             session = pushed.session
@@ -325,15 +322,13 @@ class Running:
         return True
 
     def open(self, sink: Sink, holding: MemoryAccount | None = None, via: object = None) -> Pushed:
-        """Return a new session into which messages are pushed; `sink` takes the messages outside any request.
-
-        Its memory is counted in `holding`; it is drained with `via`, see `drain`.
-        """
+        """Return a new session into which messages are pushed; `sink` takes the messages outside any request."""
         from trimcp.session.push import Pushed
 
         return self._opened_with(Pushed(self.session(sink), self._handler_tasks), holding, via)
 
     def _opened_with(self, pushed: Pushed, holding: MemoryAccount | None, via: object) -> Pushed:
+        """Count a session's memory in `holding`, and drain it with `via`, see `drain`."""
         session = pushed.session
         session.memory.holding, session.transport.via = holding, via
         if self._drained and not self._drained.isdisjoint((via, None)):
@@ -343,10 +338,7 @@ class Running:
     def open_connected(
         self, writer: MessageWriter, holding: MemoryAccount | None = None, via: object = None
     ) -> PushedConnection:
-        """Return a new session that is one connection; its transport pushes messages and `writer` sends its own.
-
-        Its memory is counted in `holding`; it is drained with `via`, see `drain`.
-        """
+        """Return a new session that is one connection; its transport pushes messages and `writer` sends its own."""
         from trimcp.session.push import PushedConnection, WrittenOutbox
 
         session = self.session(WrittenOutbox(self.server.limits, writer))

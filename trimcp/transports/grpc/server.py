@@ -122,17 +122,13 @@ def kept_headers(refused: HttpResponse) -> list[tuple[str, str]]:
 
 def timeout_of(head: Head) -> float:
     """Return the seconds that the caller gives a call; infinity if it does not say."""
-    value = head.headers.get("grpc-timeout")
-    if value is None:
-        return math.inf
-    seconds = decode_timeout(value)
+    seconds = decode_timeout(head.headers["grpc-timeout"]) if "grpc-timeout" in head.headers else None
     return math.inf if seconds is None else seconds
 
 
 def has_bad_timeout(head: Head) -> bool:
     """Return whether the caller says how long a call may take, and nobody understands it."""
-    value = head.headers.get("grpc-timeout")
-    return value is not None and decode_timeout(value) is None
+    return "grpc-timeout" in head.headers and decode_timeout(head.headers["grpc-timeout"]) is None
 
 
 # What there is
@@ -247,7 +243,8 @@ class ExchangeCall:
         routes, upgrade = self._routes, self._upgrade
         stream.start(GRPC_HEADERS)
         if not routes.has_room(self):  # others have begun since its head was judged
-            stream.finish(_trailers_of(routes.refused(self._head, routes.too_many(self._head))))
+            refused = routes.refused(self._head, routes.too_many(self._head))
+            stream.finish(tuple(pair for pair in refused.headers if pair[0].startswith("grpc-")))
             return
         routes.remember(self)
         self._stream = stream
@@ -304,10 +301,6 @@ class ExchangeCall:
                 self._stream.reset(why)
             else:
                 self._stream.finish(self._ending())
-
-
-def _trailers_of(response: HttpResponse) -> tuple[tuple[str, str], ...]:
-    return tuple(pair for pair in response.headers if pair[0].startswith("grpc-"))
 
 
 # Small services
