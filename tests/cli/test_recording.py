@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import orjson
 import pytest
 import trio
 from click.testing import CliRunner
@@ -22,7 +23,7 @@ from tests.yardsticks import turns
 from trimcp.cli.app import app
 from trimcp.cli.recording import _pass
 from trimcp.transports.descriptors import READ_SIZE
-from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, V2025_06_18, Revision
 
 PROGRAM = """
 import os, sys, time, trimcp, trio
@@ -206,6 +207,54 @@ async def test_a_url_is_recorded_as_well(how: str, journal: Path) -> None:
             assert [message["method"] for message in messages(name) if "id" in message and "method" in message][-1]
             code, told = await run("replay", name, place.url)
             assert code == 0, told
+
+
+BIG = orjson.Fragment(b"18446744073709551617")  # sent as it is, as another implementation would
+BIG_PROGRAM = """
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    result = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}}
+    if asked["method"] == "tools/call":
+        result = {"content": [], "structuredContent": asked["params"]["arguments"]}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+async def test_integers_of_any_size_are_written_down_exactly_and_said_again(tmp_path: Path, journal: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(BIG_PROGRAM)
+    command = (sys.executable, program)
+    with trio.fail_after(30):
+        async with trimcp.Client("c").connect(recorded(journal, *command), revision=V2025_06_18) as session:
+            with pytest.raises(trimcp.InvalidReply, match="64 bits"):  # by us, the journal has it
+                await session.call_tool("any", {"n": BIG, "few": [1, BIG]})
+    numbers = {"n": 2**64 + 1, "few": [1, 2**64 + 1]}
+    asked, answer = messages(journal)[-2:]
+    assert asked["params"]["arguments"] == answer["result"]["structuredContent"] == numbers
+    assert await run("replay", journal, "--", *command) == (0, "the server says the same: 2 messages\n")
+    program.write_text(BIG_PROGRAM.replace('"content": []', '"content": [5]'))
+    code, told = await run("replay", journal, "--", *command)
+    assert (code, told.count("expected")) == (1, 1), told
+
+
+@pytest.mark.slow
+async def test_a_request_that_cannot_be_read_is_answered_when_a_url_is_recorded(journal: Path) -> None:
+    server = trimcp.Server("far")
+
+    @server.tool
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async with (
+        served(server, "http") as place,
+        trimcp.Client("c").connect(recorded(journal, place.url), revision=V2025_06_18) as session,
+    ):
+        with trio.fail_after(30):
+            with pytest.raises(trimcp.RemoteError, match="does not fit in 64 bits"):
+                await session.call_tool("add", {"a": BIG, "b": 2})
+            assert (await session.call_tool("add", {"a": 1, "b": 2})).text == "3"
 
 
 @pytest.mark.slow

@@ -206,10 +206,15 @@ async def _pass(source: trio.abc.ReceiveStream, sink: trio.abc.SendStream, note:
 async def _relay_messages(target: Any, journal: JournalWriter) -> int:
     """Forward messages until either side has closed; without a client no more responses are expected."""
     ended = trio.Event()
+    telling = trio.Lock()  # what the client hears comes from both ways
 
     async def one_way(source: MessageChannel, sink: MessageChannel, from_client: bool) -> None:
-        await _relay(source, sink, from_client, journal)
+        await _relay(source, sink, from_client, journal, tell)
         ended.set()
+
+    async def tell(message: Outgoing) -> None:
+        async with telling:
+            await client.send([message])
 
     async with (
         target.connect() as server,
@@ -223,22 +228,33 @@ async def _relay_messages(target: Any, journal: JournalWriter) -> int:
     return 0
 
 
-async def _relay(source: MessageChannel, sink: MessageChannel, from_client: bool, journal: JournalWriter) -> None:
+async def _relay(
+    source: MessageChannel,
+    sink: MessageChannel,
+    from_client: bool,
+    journal: JournalWriter,
+    tell: Callable[[Outgoing], Awaitable[None]],
+) -> None:
+    """Forward messages. The client is told of its requests that could not be read, or whose answer could not."""
     with suppress(trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
         while True:
             for incoming in await source.receive():
                 message = incoming.message
-                if isinstance(message, Malformed):
-                    journal.note(from_client, message.message.encode())
+                if not isinstance(message, Lost | Malformed):
+                    said = as_json(message)
+                    journal.note(from_client, orjson.dumps(said))
+                    await (sink.send([outgoing_of(said)]) if from_client else tell(outgoing_of(said)))
                     continue
-                said = as_json(message)
+                error = {"code": INTERNAL_ERROR, "message": message.message}
+                failed = {"jsonrpc": "2.0", "id": message.id, "error": error}
                 if isinstance(message, Lost):
-                    error = {"code": INTERNAL_ERROR, "message": message.message}
-                    said = {"jsonrpc": "2.0", "id": message.id, "error": error}
-                    if message.id is None:
-                        continue
-                journal.note(from_client, orjson.dumps(said))
-                await sink.send([outgoing_of(said)])
+                    noted, waits = orjson.dumps(failed), True
+                else:
+                    noted = message.message.encode()
+                    waits = message.is_request if from_client else message.is_response
+                journal.note(from_client, noted)
+                if waits and message.id is not None:
+                    await tell(outgoing_of(failed))
 
 
 # A WebSocket on this machine that an agent connects to in place of a service

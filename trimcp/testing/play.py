@@ -8,6 +8,7 @@ messages, and responses to cancelled requests may differ. The messages may be th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -22,7 +23,11 @@ from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.trace import as_json
 from trimcp.wire.codes import METHOD_NOT_FOUND
 from trimcp.wire.common import META_PROTOCOL_VERSION, META_TIMEOUT
+from trimcp.wire.jsonrpc import Malformed
 from trimcp.wire.revisions import find
+
+_LONG_DIGITS: Final = re.compile(r"\d{19}")  # the shortest integers beyond 64 bits have 19 digits
+_BITS: Final = 63
 
 CHOSEN: Final = {key: key for key in ("context_id", "session_id", "request_state")}
 """The members in which the service sends a value of its choice and the agent returns it."""
@@ -140,6 +145,7 @@ class _Player:
     _given_up: set[Any] = attrs.field(init=False, factory=set)
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     _sending: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _marks: set[str] = attrs.field(init=False, factory=set)  # in place of integers beyond 64 bits
     _ended: bool = attrs.field(init=False, default=False)
     _unexpected: int = attrs.field(init=False, default=0)  # messages that are not in the journal
 
@@ -249,6 +255,9 @@ class _Player:
             while True:
                 for incoming in await self.channel.receive():
                     found = as_json(incoming.message)
+                    if isinstance(incoming.message, Malformed) and incoming.message.marked is not None:
+                        found = incoming.message.marked.value
+                        self._marks.add(incoming.message.marked.mark)
                     for message in _members(as_mcp(found, not self.client) if self.agents else found):
                         await self._take(message)
                 self._changed.unpark_all()
@@ -279,7 +288,12 @@ class _Player:
         if actual.get("method") == _PROGRESS:
             left, right = _params(expected), _params(actual)
             return bool(left.get("progressToken") == right.get("progressToken"))
-        return "method" in actual or expected.get("id") == actual.get("id")
+        left, right = expected.get("id"), actual.get("id")
+        return "method" in actual or left == right or self._is_beyond(left, right)
+
+    def _is_beyond(self, left: Any, right: Any) -> bool:
+        """Return whether the journal has an integer beyond 64 bits where one came, of which nothing more is known."""
+        return isinstance(right, str) and right in self._marks and isinstance(left, int) and left.bit_length() > _BITS
 
     async def _take_unexpected(self, message: Any) -> None:
         method = message.get("method")
@@ -302,6 +316,8 @@ class _Player:
 
         def alike(left: Any, right: Any, path: str) -> bool:
             key = path.rpartition(".")[2]
+            if self._is_beyond(left, right):
+                return True
             if path == cancelled and expected.get("method") == _CANCELLED:
                 return bool(self._ids.get(_key(left)) == right)
             if (path == own and "method" in expected) or key == META_TIMEOUT:  # the caller's remaining time
@@ -340,7 +356,7 @@ def _members(message: Any) -> list[Any]:
 
 def _key(value: Any) -> Any:
     """Return an id or a token as a key: a broken journal, or a peer, may have any JSON value there."""
-    return orjson.dumps(value) if isinstance(value, dict | list) else value
+    return write_json(value) if isinstance(value, dict | list) else value
 
 
 def _params(message: Any) -> dict[str, Any]:
@@ -371,13 +387,27 @@ def _without(value: Any, pointer: list[str]) -> Any:
     return value
 
 
+def read_json(data: str | bytes) -> Any:
+    """Return a JSON value with integers of any size. Raises ValueError: it is none."""
+    value = orjson.loads(data)
+    return json.loads(data) if _LONG_DIGITS.search(data if isinstance(data, str) else data.decode()) else value
+
+
+def write_json(value: Any) -> bytes:
+    """Return a JSON value of `read_json` as text on one line."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer beyond 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 def _of_agent(message: Any) -> Outgoing:
-    return Outgoing(orjson.dumps(as_agent(message)), Kind.NOTIFICATION)
+    return Outgoing(write_json(as_agent(message)), Kind.NOTIFICATION)
 
 
 def outgoing_of(message: Any) -> Outgoing:
     """Return a JSON message to send over a channel, with the request headers of HTTP."""
-    data = orjson.dumps(message)
+    data = write_json(message)
     if not isinstance(message, dict):
         return Outgoing(data, Kind.NOTIFICATION)
     method, id, params = message.get("method"), message.get("id"), _params(message)
@@ -418,5 +448,5 @@ def differences(expected: Any, actual: Any, path: str = "$", alike: Alike | None
 
 def _short(value: Any, longest: int = 120) -> str:
     """Return a JSON value as text of at most `longest` characters."""
-    text = orjson.dumps(value).decode()
+    text = write_json(value).decode()
     return text if len(text) <= longest else text[: longest - 3] + "..."

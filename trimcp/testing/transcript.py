@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import attrs
-import orjson
 import trio
 import trio.testing
 
@@ -33,7 +32,7 @@ from trimcp.run import in_process
 from trimcp.server.server import Server
 from trimcp.support.cleaning import MASK, mask_text, names_a_secret
 from trimcp.support.nurseries import open_service_nursery
-from trimcp.testing.play import differences, of_agent_tools, play
+from trimcp.testing.play import differences, of_agent_tools, play, read_json, write_json
 from trimcp.transports.memory import memory_channels
 from trimcp.transports.trace import as_json
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS
@@ -139,7 +138,7 @@ async def _compare(transcript: Transcript, server: Server[Any]) -> list[str]:
         nursery.start_soon(receive)
         for number, (from_client, message) in enumerate(transcript.messages, 1):
             if from_client:
-                await theirs.send([Outgoing(orjson.dumps(message), Kind.REQUEST)])
+                await theirs.send([Outgoing(write_json(message), Kind.REQUEST)])
                 continue
             with trio.move_on_after(_PATIENCE) as patience:
                 answer = await inbox.receive()
@@ -191,8 +190,8 @@ class JournalWriter:
             return
         entry: dict[str, Any] = {"at": round(time.monotonic() - self._began, 4), "from": _SIDES[from_client]}
         try:
-            message = orjson.loads(data)
-        except orjson.JSONDecodeError:
+            message = read_json(data)
+        except ValueError:
             text = data.decode(errors="replace")
             entry["text"] = mask_text(text) if self.masked else text
         else:
@@ -205,11 +204,11 @@ class JournalWriter:
             self._file.close()
 
     def _write(self, entry: dict[str, Any]) -> None:
-        line = orjson.dumps(entry) + b"\n"
+        line = write_json(entry) + b"\n"
         if self._written + len(line) > self.max_bytes:
             self.full = True
             note = f"the recording ends here: it has come to its limit of {self.max_bytes:,} bytes"
-            line = orjson.dumps({"note": note}) + b"\n"
+            line = write_json({"note": note}) + b"\n"
             self.tell(note)
         self._written += len(line)
         try:
@@ -223,7 +222,7 @@ class JournalWriter:
         if isinstance(value, Mapping):
             return {name: self._mask(member, name) for name, member in value.items()}
         if names_a_secret(key) and value is not None and not isinstance(value, bool):
-            return self._secrets.setdefault(orjson.dumps(value), f"{MASK}{len(self._secrets) + 1}")
+            return self._secrets.setdefault(write_json(value), f"{MASK}{len(self._secrets) + 1}")
         if isinstance(value, list):
             return [self._mask(member) for member in value]
         return mask_text(value) if isinstance(value, str) else value
@@ -263,8 +262,8 @@ def read_journal(text: str) -> list[tuple[bool, Any]]:
 
 def _value(text: str, number: int) -> Any:
     try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
+        value = read_json(text)
+    except ValueError as error:
         raise ValueError(f"line {number}: {error}") from None
     if len(text) > 2 * _DEEPEST and deeper_than(_DEEPEST, text.encode()):
         raise ValueError(f"line {number}: nested deeper than {_DEEPEST} levels")
