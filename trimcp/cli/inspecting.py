@@ -97,6 +97,8 @@ async def take_stock(session: ClientSession, *, choices: bool = False) -> Offer:
 def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
     """Return it as JSON, in the form of the session's revision."""
     dump = converter_for(session.revision).dump
+    lists = (offer.tools, offer.resources, offer.templates, offer.prompts)
+    rejected = [attrs.asdict(each) for items in lists for each in getattr(items, "rejected", ())]
     return {
         "protocolVersion": session.revision.name,
         "serverInfo": dump(session.server_info) if session.server_info is not None else None,
@@ -107,6 +109,7 @@ def offer_json(session: ClientSession, offer: Offer) -> dict[str, Any]:
         "resourceTemplates": [dump(template) for template in offer.templates],
         "prompts": [dump(prompt) for prompt in offer.prompts],
         **({"errors": dict(offer.failures)} if offer.failures else {}),
+        **({"rejected": rejected} if rejected else {}),
     }
 
 
@@ -114,6 +117,8 @@ def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
     """Yield it as escaped lines, each with a rich style."""
     info = session.server_info
     name = f"{theirs(info.name)} {theirs(info.version)}" if info is not None else "a server without a name"
+    if info is not None and info.title and info.title != info.name:
+        name += f" ({theirs(info.title, 100)})"
     yield name, "bold"
     yield f"speaks {session.revision.name}; declares {_capabilities(session)}", "dim"
     if session.instructions:
@@ -123,7 +128,7 @@ def describe(session: ClientSession, offer: Offer) -> Iterator[Line]:
     why = offer.failures.get
     yield from _section("Tools", offer.tools, _tool, why(_TOOLS))
     yield from _section("Resources", offer.resources, _resource, why(_RESOURCES))
-    yield from _section("Resource templates", offer.templates, _template, why(_TEMPLATES))
+    yield from _section("Resource templates", offer.templates, _resource, why(_TEMPLATES))
     yield from _section("Prompts", offer.prompts, partial(_prompt, choices=offer.choices), why(_PROMPTS))
 
 
@@ -172,16 +177,17 @@ def _tool(tool: Tool) -> Iterator[Line]:
             yield line, "dim"
 
 
-def _resource(resource: Resource) -> Iterator[Line]:
-    size = resource.size if isinstance(resource.size, int) else None
-    notes = [resource.mime_type or "", f"{size:,} bytes" if size is not None else ""]
-    yield _headline(resource.uri, resource.title, resource.description, resource.name)
+def _resource(resource: Resource | ResourceTemplate) -> Iterator[Line]:
+    address = resource.uri if isinstance(resource, Resource) else resource.uri_template
+    yield _headline(address, resource.title, resource.description, resource.name)
+    size, said = getattr(resource, "size", None), resource.annotations
+    notes = [resource.mime_type, None if size is None else f"{size:,} bytes"]
+    if said is not None:
+        notes.append(f"for the {' and the '.join(said.audience)}" if said.audience else None)
+        notes.append(None if said.priority is None else f"priority {said.priority:g}")
+        notes.append(f"changed {said.last_modified}" if said.last_modified else None)
     if any(notes):
         yield f"      {theirs(', '.join(note for note in notes if note))}", "dim"
-
-
-def _template(template: ResourceTemplate) -> Iterator[Line]:
-    yield _headline(template.uri_template, template.title, template.description, template.name)
 
 
 def _prompt(prompt: Prompt, choices: Mapping[tuple[str, str], Completion]) -> Iterator[Line]:
