@@ -351,6 +351,7 @@ def test_call_takes_json_from_standard_input_and_gives_json() -> None:
         (["zzz"], 2, "no tool 'zzz'; it has add, slow, stubborn"),
         (["fail"], 1, "it did \\x1b[5mnot work"),
         (["add"], 1, "lacks the required property 'a'"),
+        (["add", "a:=18446744073709551617"], 2, "JSON cannot carry this value: Integer exceeds 64-bit range"),
         (["add", "--revision", V2025_03_26.name], 4, "(code -32602)"),
         (["slow", f"file={os.devnull}", "--timeout", "0.5"], 124, "the server was told to stop"),
     ],

@@ -13,14 +13,14 @@ import attrs
 import trio
 
 from trimcp.cli.asking import Asker
-from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, Failure
+from trimcp.cli.exits import INTERRUPTED, NO_CONNECTION, REMOTE_ERROR, TERMINATED, TIMED_OUT, USAGE, Failure
 from trimcp.cli.options import ConnectOptions
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import Target, find_target, lost_text, read_headers
 from trimcp.cli.text import as_json
 from trimcp.client.client import Client, Opener
 from trimcp.client.session import ClientSession
-from trimcp.errors import InvalidReply, McpError, RemoteError
+from trimcp.errors import InvalidReply, LocalError, McpError, RemoteError
 from trimcp.run import on_signals
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.trace import Write, trace_writer
@@ -157,7 +157,7 @@ def _failure(error: McpError, server: Target, *, connected: bool) -> Failure:
     if isinstance(error, RemoteError):
         text = f"the server answered with an error: {text}"
     data = getattr(error, "data", None)
-    return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", REMOTE_ERROR)
+    return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", USAGE if isinstance(error, LocalError) else REMOTE_ERROR)
 
 
 @contextmanager
