@@ -157,7 +157,8 @@ def _failure(error: McpError, server: Target, *, connected: bool) -> Failure:
     if isinstance(error, RemoteError):
         text = f"the server answered with an error: {text}"
     data = getattr(error, "data", None)
-    return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", USAGE if isinstance(error, LocalError) else REMOTE_ERROR)
+    code = USAGE if isinstance(error, LocalError) else REMOTE_ERROR
+    return Failure(text if data is None else f"{text}\n{as_json(data)[:2_000]}", code)
 
 
 @contextmanager
