@@ -75,6 +75,22 @@ async def test_progress_that_does_not_increase_is_not_sent(value: float, caplog:
     assert [record.levelname for record in said] == ["DEBUG", "DEBUG"]
 
 
+async def test_progress_that_cannot_be_sent_stops_none_after_it() -> None:
+    async def run(ctx: Any) -> str:
+        with pytest.raises(LocalError):
+            await ctx.report_progress(float("inf"))
+        await ctx.report_progress(1)
+        with pytest.raises(LocalError):
+            ctx.report_progress_nowait(2**64)
+        await ctx.report_progress(2)
+        return "x"
+
+    async with served({"run": run}) as (wire, _session):
+        wire.feed(call(1, token="t"))
+        await wait_all_tasks_blocked()
+        assert _progress(wire.take()) == [1, 2]
+
+
 async def test_reporting_is_a_cancel_point_each_time_and_a_schedule_point_at_least_every_64th() -> None:
     async def run(ctx: Any) -> str:
         others = 0

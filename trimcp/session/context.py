@@ -220,9 +220,9 @@ class Context(Admitted, Generic[StateT]):
             reports.drop(progress)
             await trio.lowlevel.checkpoint()
             return
+        data = self._encode_progress(reports, progress, total, message)
         reports.last = progress
         reports.count += 1
-        data = self._encode_progress(reports, progress, total, message)
         request, sink = job.request, job.sink
         if data is not None and sink.full:
             await sink.room()
@@ -251,8 +251,8 @@ class Context(Admitted, Generic[StateT]):
         if not progress > reports.last:
             reports.drop(progress)
             return
-        reports.last = progress
         data = self._encode_progress(reports, progress, total, message)
+        reports.last = progress
         if data is not None and job.request.state is Inbound.UNDER_WAY:
             id = job.request.id
             reports.latest_queued = True
