@@ -20,7 +20,6 @@ import trio
 
 from trimcp.errors import ErrorReply
 from trimcp.session.job import Job
-from trimcp.session.queues import Outbox
 from trimcp.support.cleaning import harmless, mask, shapes
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, OVERLOADED
 
@@ -266,7 +265,7 @@ def _transport(job: Job) -> str:
         return "stream"
     if job.headers.get("content-type", "").startswith("application/grpc"):
         return "grpc"
-    return "websocket" if isinstance(job.session.sink, Outbox) else "sse"
+    return "websocket" if job.session.sink.queues else "sse"
 
 
 class _LineFile:

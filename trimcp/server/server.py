@@ -266,8 +266,7 @@ class Server(Extending, Generic[StateT]):
         """
         from trimcp.watch.observing import Observation  # loaded on first use
 
-        observation = Observation(self, interval)
-        with self.telling_finished(observation.finished):
+        with Observation(self, interval) as observation:
             yield observation
 
     @contextmanager

@@ -109,8 +109,7 @@ async def _serve(server: Observed, places: trio.Semaphore, stream: trio.SocketSt
             who = _who(stream.socket)
             if who is None:
                 return
-            observation = Observation(server, who=who)
-            with server.telling_finished(observation.finished):
+            with Observation(server, who=who) as observation:
                 lines = _Lines(stream, _LONGEST)
                 while (line := await lines.next()) is not None:
                     answer = await _answer(observation, line)
@@ -192,6 +191,7 @@ _ACTS: Final[Mapping[str, Callable[..., Any]]] = {
     "cancel": Observation.cancel,
     "close": Observation.close,
     "drain": Observation.drain,
+    "wire": Observation.wire,
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -16,6 +16,7 @@ from trimcp.session.session import Session
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import in_quotes
 from trimcp.watch.picture import EndedRequest, Observed, Picture, ended_request, request_key, take_picture
+from trimcp.watch.wire import Tap, look_at
 
 log: logging.Logger = logging.getLogger("trimcp.admin")
 
@@ -25,7 +26,8 @@ _KEPT: Final = 100  # requests that have ended
 class Observation:
     """Pictures of a server while it runs: `async for picture in observation`. Made by `Server.observe`.
 
-    A picture is taken when it is asked for, so whoever is slow gets the latest, and there is no queue.
+    A picture is taken when it is asked for, so whoever is slow gets the latest, and there is no queue. It is entered
+    once, and keeps of what ends from then on.
 
     Args:
         server: the server.
@@ -42,6 +44,16 @@ class Observation:
         self._ended: deque[EndedRequest] = deque(maxlen=_KEPT)
         self._taken = -interval
         self._room = _KEPT
+        self._telling = server.telling_finished(self.finished)
+        self._tap: Tap | None = None
+
+    def __enter__(self) -> Observation:
+        self._telling.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._look_away()
+        self._telling.__exit__(*raised)
 
     def __aiter__(self) -> AsyncIterator[Picture]:
         return self
@@ -56,6 +68,38 @@ class Observation:
         """Return a picture of now at once."""
         self._room = _KEPT
         return take_picture(self._server, self._ended)
+
+    def wire(self, session: str, after: int = 0, text: bool = False) -> dict[str, Any]:
+        """Look at the messages of one session, from the first time that this is called for it.
+
+        It ends when it is called for another one, after ten seconds without a call, and with the session. At most 500
+        messages are kept, and 1 MiB of what is in them.
+
+        Args:
+            session: its `key` in a picture.
+            after: the number of the last message that was seen.
+            text: say what is in messages that come from now on, with secrets masked, of each at most 8 KiB.
+
+        Returns the latest messages as `events`, the number of those that are not kept any more as `missed`, of all as
+        `count`, and why the session has ended, or None, as `ended`.
+
+        Raises:
+            LocalError: it has ended before this was called.
+        """
+        tap = self._tap
+        if tap is None or session_key(tap.session) != session or tap.over:
+            found = self._session(session)
+            self._look_away()
+            tap, after = look_at(found), 0
+            self._tap = tap
+        if text and not tap.wants(self):
+            self._say("reads what is said in a session", session)
+        return tap.latest(self, after, text=text)
+
+    def _look_away(self) -> None:
+        tap, self._tap = self._tap, None
+        if tap is not None:
+            tap.leave(self)
 
     # What an operator does; each is logged as a warning of the logger "trimcp.admin".
 

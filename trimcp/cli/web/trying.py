@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import Any, Final
 
 import attrs
@@ -26,10 +24,10 @@ from trimcp.cli.web.exports import exported
 from trimcp.cli.web.site import Send, serving
 from trimcp.client.session import ClientSession
 from trimcp.errors import LocalError, RemoteError
-from trimcp.support.cleaning import mask
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports import trace
 from trimcp.transports.wrapped import WrappedChannel
+from trimcp.watch.wire import Wire, masked_text
 from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import ElicitParams, ElicitResult
 from trimcp.wire.jsonrpc import Malformed
@@ -37,39 +35,19 @@ from trimcp.wire.lifecycle import LoggingMessageParams
 from trimcp.wire.revisions import LATEST
 
 _REASON: Final = "cancelled in the browser"
-_KEPT: Final = 500  # events
-_LONGEST: Final = 8 * 1024  # characters of a message that are kept
-_LONGEST_NAME: Final = 200  # characters of anything else in an event
 _LARGEST_QUESTION: Final = 64 * 1024  # bytes
 _PACE: Final = 0.1  # seconds between two batches
-_WAITING: Final = 1_000  # requests whose answers are timed
 
 
 @attrs.define(eq=False)
-class Feed:
+class Feed(Wire):
     """The latest events, for pages that read as fast as they can: a slow one is told how many it has missed."""
 
     state: Callable[[], Mapping[str, Any]]  # returns what is true now; a page gets it with every batch
-    _kept: deque[Mapping[str, Any]] = attrs.field(init=False, factory=lambda: deque(maxlen=_KEPT))
-    _count: int = attrs.field(init=False, default=0)
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     def add(self, kind: str, text: str, **members: Any) -> None:
-        """Add an event; the oldest goes where there are too many.
-
-        Of its text, and of every other one, so much is kept: a server says methods, ids and names of loggers too.
-        """
-        self._count += 1
-        event = {
-            "n": self._count,
-            "kind": kind,
-            "at": time.time(),
-            "text": text[:_LONGEST],
-            "cut": len(text) > _LONGEST,
-        }
-        for name, value in members.items():
-            event[name] = value[:_LONGEST_NAME] if isinstance(value, str) else value
-        self._kept.append(event)
+        super().add(kind, text, **members)
         self.changed()
 
     def changed(self) -> None:
@@ -82,10 +60,8 @@ class Feed:
         seen = 0
         while True:
             changed = self._changed
-            oldest = self._count - len(self._kept)
-            missed, seen = max(0, oldest - seen), max(oldest, seen)
-            events = list(islice(self._kept, seen - oldest, None))
-            seen = self._count
+            events, missed = self.since(seen)
+            seen = self.count
             await send({"events": events, "missed": missed, **self.state()})
             await trio.sleep(_PACE)
             await changed.wait()
@@ -96,7 +72,6 @@ class _WatchedChannel(WrappedChannel):
     """Tells a feed of each message: its size, its text with secrets masked, and how long an answer took."""
 
     _feed: Feed
-    _began: dict[str, float] = attrs.field(init=False, factory=dict)
 
     async def send(self, batch: Sequence[Outgoing]) -> None:
         for message in batch:
@@ -111,17 +86,8 @@ class _WatchedChannel(WrappedChannel):
         return batch
 
     def _note(self, ours: bool, value: Any, size: int) -> None:
-        id, method, took = None, None, None
-        if isinstance(value, Mapping):
-            id, method = value.get("id"), value.get("method")
-            key = f"{ours == (method is not None)} {id!r}"  # our requests, or theirs
-            if method is None:
-                began = self._began.pop(key, None)
-                took = None if began is None else trio.current_time() - began
-            elif id is not None and len(self._began) < _WAITING:
-                self._began[key] = trio.current_time()
-        text = orjson.dumps(mask(value), default=repr).decode()
-        self._feed.add("message", text, ours=ours, id=id, method=method, size=size, took=took)
+        id, method = (value.get("id"), value.get("method")) if isinstance(value, Mapping) else (None, None)
+        self._feed.message(ours, id, method, size, masked_text(value))
 
 
 @attrs.frozen
