@@ -21,7 +21,7 @@ from trimcp.cli.web.site import serving
 from trimcp.cli.web.trying import Trying
 from trimcp.watch.admin import serve_admin
 
-__all__ = ["HOSTILE", "PICTURES", "Answers", "inspected", "picture", "visit", "watched"]
+__all__ = ["HOSTILE", "PICTURES", "Answers", "frames_in_time", "inspected", "picture", "visit", "watched"]
 
 HOSTILE = "<img src=x onerror=hit()><script>hit()</script><b id=hit>\u202e\"'`${hit()}javascript:hit()"
 """What a peer says that wants to be markup or a program."""
@@ -78,6 +78,45 @@ def picture(page: Page, name: str) -> None:
     page.set_viewport_size({"width": 1200, "height": 800})
 
 
+_FRAMES = """() => {
+    const frames = window.frames = {on: true, between: [], drawn: [], last: 0};
+    const frame = began => {
+        if (!frames.on) return;
+        if (frames.last) frames.between.push(began - frames.last);
+        frames.last = began;
+        const now = performance.now(), ended = new MessageChannel();
+        ended.port1.onmessage = () => frames.drawn.push(performance.now() - now);
+        ended.port2.postMessage(0);
+        requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+}"""
+_EMPTY = 1000 / 60  # milliseconds between two frames of a page that does nothing
+_FRAME = 33.0  # milliseconds that nearly every frame may take
+
+
+@contextmanager
+def frames_in_time(page: Page) -> Iterator[None]:
+    """Check that 19 of 20 frames that the block makes the page draw take no longer than 33 ms each.
+
+    The yardstick is the same page while it does nothing: where its frames are late, the machine is busy, and the others
+    may be later by as much.
+    """
+    page.evaluate(_FRAMES)
+    page.wait_for_timeout(1_000)
+    empty = _nearly_all(page, "between")
+    page.evaluate(_FRAMES)
+    yield
+    most = _FRAME * max(1.0, empty / _EMPTY)
+    assert _nearly_all(page, "between") <= most
+    assert _nearly_all(page, "drawn") <= most
+
+
+def _nearly_all(page: Page, what: str) -> float:
+    found: list[float] = page.evaluate("what => { window.frames.on = false; return window.frames[what]; }", what)
+    return sorted(found)[int(0.95 * len(found))]
+
+
 @contextmanager
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Have a folder of sockets of the test's own."""
@@ -94,7 +133,7 @@ async def watched(*servers: trimcp.Server[None]) -> AsyncIterator[str]:
         async with (
             serve_admin(servers[0]),
             serve_admin(servers[-1]) if len(servers) > 1 else trio.open_nursery(),
-            serving("top", {"pictures": watching.pictures, "act": watching.act}) as url,
+            serving("top", watching.commands) as url,
         ):
             yield url
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
 import trio
@@ -11,7 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trimcp
 import trimcp.testing
-from tests.browser.pages import HOSTILE, picture, visit, watched
+from tests.browser.pages import HOSTILE, frames_in_time, picture, visit, watched
 from tests.peers.chromium import serving_pages
 from trimcp.cli.top import connected
 from trimcp.cli.top_view import Shown, view
@@ -40,9 +40,9 @@ def make_server(told: list[str], limits: trimcp.Limits | None = None) -> trimcp.
     return server
 
 
-async def call(session: trimcp.ClientSession, tool: str, refusals: list[str], **arguments: Any) -> None:
+async def call(session: trimcp.ClientSession, tool: str, refusals: list[str], files: int | None = None) -> None:
     try:
-        await session.call_tool(tool, arguments)
+        await session.call_tool(tool, {} if files is None else {"files": files})
     except trimcp.McpError as error:
         refusals.append(str(error))
 
@@ -159,6 +159,61 @@ async def test_keys_alone_select_open_cancel_close_and_drain() -> None:
         assert await visit(url, walk) == []
     assert told == ["by hand", "goodbye"]
     assert len(refusals) == 2
+
+
+async def test_what_is_said_in_a_session_is_shown_while_somebody_looks() -> None:
+    server = make_server([])
+
+    @server.tool
+    async def echo(text: str, password: str) -> str:
+        await trio.lowlevel.checkpoint()
+        return text
+
+    def walk(page: Page) -> None:
+        lines, opened = page.locator(".wire li"), page.locator(".wire pre")
+        heading = page.get_by_role("heading", name="Messages of")
+        page.get_by_role("button", name="stuck", exact=True).click()
+        page.locator(".opened").get_by_role("button", name="Messages").click()
+        expect(heading).to_contain_text("0 events")
+        trio.from_thread.run(partial(session.call_tool, "echo", {"text": "Atlas", "password": "tiger"}))
+        expect(lines).to_have_count(2)
+        lines.nth(1).get_by_role("button").click()
+        expect(opened).to_have_text("What is in it was not asked for.")
+        page.get_by_label("with what is in them").check()
+        expect(heading).to_contain_text("events")
+        before = heading.inner_text()
+        trio.from_thread.run(partial(session.call_tool, "echo", {"text": "Atlas", "password": "tiger"}))
+        expect(heading).not_to_have_text(before)
+        lines.nth(1).get_by_role("button").click()
+        expect(opened.first).to_contain_text('"text": "Atlas"')
+        picture(page, "wire")
+        assert "tiger" not in page.content()
+        page.get_by_role("button", name="Look away").click()
+        expect(lines).to_have_count(0)
+
+    async with trimcp.testing.connected(server) as session, watched(server) as url, trio.open_nursery() as nursery:
+        nursery.start_soon(call, session, "stuck", [])
+        assert await visit(url, walk) == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_hundreds_of_calls_are_drawn_in_time() -> None:
+    server = make_server([])
+
+    def walk(page: Page) -> None:
+        calls = page.locator(".calls > li")
+        expect(calls).to_have_count(100)
+        expect(page.locator("main")).to_contain_text("300 calls below these")
+        with frames_in_time(page):
+            page.wait_for_timeout(3_000)
+        page.get_by_role("button", name="Show more").click()
+        expect(calls).to_have_count(200)
+
+    async with trio.open_nursery() as nursery, trimcp.testing.connected(server) as session, watched(server) as url:
+        for _ in range(400):
+            nursery.start_soon(call, session, "build", [], 100_000)
+        assert await visit(url, walk) == []
+        nursery.cancel_scope.cancel()
 
 
 async def test_what_a_client_says_is_text() -> None:

@@ -27,9 +27,10 @@ from trimcp.support.nurseries import open_service_nursery
 from trimcp.watch.admin import AdminClient, announced_sockets, connect_admin
 
 if TYPE_CHECKING:
-    from trimcp.cli.web.site import Send
+    from trimcp.cli.web.site import Command, Send
 
 _PAUSE: Final = 0.5  # seconds between two pictures
+_PACE: Final = 0.25  # seconds between two looks at what is said
 _REASON: Final = "cancelled in trimcp top"
 _STOPS: Final = (signal.SIGTERM, signal.SIGHUP)
 _ON_A_ROW: Final = ("enter", "c", "x", "d")  # keys that mean the request which is selected, or else the first
@@ -50,10 +51,20 @@ async def act(target: str | None, source: str, do: str, **members: Any) -> Any:
     `do` and `members` are those of `AdminClient.ask`. Raises LocalError if the server refused it or is not there, and
     ConnectionLost if it is gone.
     """
+    async with reached(target, source) as client:
+        return await client.ask(do, **members)
+
+
+@asynccontextmanager
+async def reached(target: str | None, source: str) -> AsyncIterator[AdminClient]:
+    """Connect to the server that is the `source` of a picture while the block runs.
+
+    Raises LocalError if it is not there, and ConnectionLost if it is gone.
+    """
     if source not in map(str, sockets_of(target)):
         raise LocalError("this server is not there")
     async with connect_admin(source) as client:
-        return await client.ask(do, **members)
+        yield client
 
 
 @attrs.define(eq=False)
@@ -380,12 +391,33 @@ class Watching:
 
     target: str | None  # whose servers it shows; see `sockets_of`
 
+    @property
+    def commands(self) -> dict[str, Command]:
+        """All of them, by name."""
+        return {"pictures": self.pictures, "act": self.act, "wire": self.wire}
+
     async def pictures(self, members: Mapping[str, Any], send: Send) -> None:
         """Send pictures of all servers, until the page leaves. One that reads slowly gets fewer of them."""
         async with connected(self.target) as sources:
             while True:
                 await send(await sources.pictures())
                 await trio.sleep(_PAUSE)
+
+    async def wire(self, members: Mapping[str, Any], send: Send) -> None:
+        """Send what is said in the `session` of a `source`, with what is in it if `text` says so, as it comes.
+
+        It ends with the session.
+        """
+        seen = 0
+        async with reached(self.target, members.get("source", "")) as client:
+            while True:
+                asked = {"session": members.get("session"), "text": members.get("text") is True}
+                told = await client.ask("wire", after=seen, **asked)
+                seen = told["count"]
+                await send(told)
+                if told["ended"] is not None:
+                    await trio.sleep_forever()  # until nobody looks
+                await trio.sleep(_PACE)
 
     async def act(self, members: Mapping[str, Any], send: Send) -> None:
         """Cancel, close or drain, as `AdminClient.ask` does."""
@@ -402,8 +434,7 @@ def _watch_in_browser(target: str | None, port: int) -> int:
     from trimcp.cli.web.site import serving  # not needed at a terminal
 
     async def run() -> None:
-        watching = Watching(target)
-        commands = {"pictures": watching.pictures, "act": watching.act}
+        commands = Watching(target).commands
         with run_signals() as stop:
             async with serving("top", commands, port) as url:
                 say(f"open {url}")

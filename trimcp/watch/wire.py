@@ -38,7 +38,7 @@ _METHOD_WITHIN: Final = 200  # first bytes of a message of ours that contain its
 
 
 @attrs.define(eq=False)
-class Wire:
+class MessageLog:
     """The latest messages, and what else is told with them: the oldest go where there are too many."""
 
     kept: deque[Mapping[str, Any]] = attrs.field(init=False, factory=lambda: deque(maxlen=_KEPT))
@@ -110,7 +110,7 @@ class Tap:
     """What is said in one session, while anybody looks at it. Made by `look_at`."""
 
     session: Session
-    wire: Wire = attrs.field(init=False, factory=Wire)
+    wire: MessageLog = attrs.field(init=False, factory=MessageLog)
     ended: str | None = attrs.field(init=False, default=None)
     """Why the session has ended."""
     _looking: dict[object, tuple[float, bool]] = attrs.field(init=False, factory=dict)

@@ -266,7 +266,7 @@ async def test_whatever_a_server_says_at_length_a_page_gets_little_of_it(tmp_pat
             await trio.testing.wait_all_tasks_blocked(0.05)
             nursery.cancel_scope.cancel()
     assert 100_000 < largest < 300 * 10 * 1024
-    assert sum(len(json.dumps(event)) for event in trying.feed._kept) < 300 * 10 * 1024
-    told = [event["text"] for event in trying.feed._kept if event.get("level") == "warning"]
+    assert sum(len(json.dumps(event)) for event in trying.feed.kept) < 300 * 10 * 1024
+    told = [event["text"] for event in trying.feed.kept if event.get("level") == "warning"]
     assert told
     assert all(text.startswith("a question of 200,") and text.endswith("was not shown") for text in told)

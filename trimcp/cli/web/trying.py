@@ -27,7 +27,7 @@ from trimcp.errors import LocalError, RemoteError
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports import trace
 from trimcp.transports.wrapped import WrappedChannel
-from trimcp.watch.wire import Wire, masked_text
+from trimcp.watch.wire import MessageLog, masked_text
 from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import ElicitParams, ElicitResult
 from trimcp.wire.jsonrpc import Malformed
@@ -40,7 +40,7 @@ _PACE: Final = 0.1  # seconds between two batches
 
 
 @attrs.define(eq=False)
-class Feed(Wire):
+class Feed(MessageLog):
     """The latest events, for pages that read as fast as they can: a slow one is told how many it has missed."""
 
     state: Callable[[], Mapping[str, Any]]  # returns what is true now; a page gets it with every batch

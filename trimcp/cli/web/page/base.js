@@ -42,13 +42,13 @@ export async function ask(name, members) {
   return last.done;
 }
 
-// Follows a command for as long as the page lives, and begins it anew where it ends.
-export function follow(name, take, failed) {
+// Follows a command until what it returns is called, and begins it anew where it ends.
+export function follow(name, members, take, failed) {
   const stop = new AbortController();
   (async () => {
     while (!stop.signal.aborted) {
       try {
-        for await (const line of lines(name, {}, stop.signal)) {
+        for await (const line of lines(name, members, stop.signal)) {
           if (line.error !== undefined) throw new Error(line.error);
           take(line);
         }

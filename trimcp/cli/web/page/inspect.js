@@ -1,25 +1,14 @@
 // `trimcp inspect --web`: try what a server offers, answer what it asks, and see what is said.
 import {Progress, ask, bytes, count, follow, html, lines, render, said, seconds, useEffect, useRef, useState} from "/base.js";
 import {Fields, begun} from "/form.js";
+import {NOTHING, Wire, taken, useDrawn} from "/wire.js";
 
-const KEPT = 500, SHOWN = 100, REMEMBERED = 50, LONGEST = 100_000;
-
-// Values that change often, drawn once a frame.
-function useDrawn(initial) {
-  const [, draw] = useState(0), kept = useRef(initial), waiting = useRef(false);
-  const change = edit => {
-    edit(kept.current);
-    if (waiting.current) return;
-    waiting.current = true;
-    requestAnimationFrame(() => { waiting.current = false; draw(number => number + 1); });
-  };
-  return [kept.current, change];
-}
+const REMEMBERED = 50, LONGEST = 100_000;
 
 function App() {
   const [offer, setOffer] = useState(null), [trouble, setTrouble] = useState("");
   const [chosen, choose] = useState(null), [filter, setFilter] = useState("");
-  const [live, setLive] = useDrawn({events: [], missed: 0, questions: [], lost: false});
+  const [live, setLive] = useDrawn({...NOTHING, questions: [], lost: false});
   const [calls, setCalls] = useDrawn([]);
 
   const load = () => ask("offer", {}).then(found => {
@@ -28,12 +17,8 @@ function App() {
   }, error => setTrouble(error.message));
   useEffect(() => {
     load();
-    let first = true;
-    return follow("events", batch => setLive(state => {
-      if (batch.events.length && batch.events[0].n <= (state.events.at(-1)?.n ?? 0)) state.events = [];
-      state.events = [...state.events, ...batch.events].slice(-KEPT);
-      Object.assign(state, {missed: first ? 0 : state.missed + batch.missed, questions: batch.questions, lost: batch.lost});
-      first = false;
+    return follow("events", {}, batch => setLive(state => {
+      Object.assign(state, taken(state, batch), {questions: batch.questions, lost: batch.lost});
       setTrouble("");
     }), setTrouble);
   }, []);
@@ -88,7 +73,7 @@ function App() {
         <section><h2>Calls</h2>
           ${calls.length === 0 && html`<p class="dim">Choose a tool to call it.</p>`}
           <ul class="calls">${calls.map(call => html`<${Made} key=${call.id} call=${call} run=${run} drawn=${call.state + call.progress} />`)}</ul></section>
-        <${Wire} live=${live} />
+        <${Wire} live=${live} title="Messages" />
       </div>
     </main>
     ${live.questions.length > 0 && html`<${Question} key=${live.questions[0].id} question=${live.questions[0]} />`}`;
@@ -200,33 +185,6 @@ function Question({question}) {
         <button type="button" onClick=${() => answer("decline")}>Decline</button>
         <button type="button" onClick=${() => box.current.close()}>Cancel</button></p>
     </form></dialog>`;
-}
-
-function Wire({live}) {
-  const [filter, setFilter] = useState(""), [held, hold] = useState(null), wanted = filter.toLowerCase();
-  const events = (held ?? live.events).filter(one => `${one.method ?? ""} ${one.text}`.toLowerCase().includes(wanted)).slice(-SHOWN).reverse();
-  return html`<section class="wire"><div class="bar"><h2>Messages <small>${count(live.events.at(-1)?.n ?? 0, "event")}</small></h2>
-      <label>Filter <input type="search" value=${filter} onInput=${event => setFilter(event.target.value)} /></label>
-      <button aria-pressed=${held !== null} onClick=${() => hold(held === null ? live.events : null)}>${held === null ? "Hold" : "Go on"}</button></div>
-    ${live.missed > 0 && html`<p class="dim">${count(live.missed, "event")} went by unseen.</p>`}
-    <ol>${events.map(one => html`<li key=${one.n}><${Event} event=${one} /></li>`)}</ol></section>`;
-}
-
-function Event({event}) {
-  const [opened, open] = useState(false);
-  const time = new Date(1000 * event.at).toISOString().slice(11, 23);
-  if (event.kind === "log") return html`<div class="event"><span class="age">${time}</span> <b class="warn">${said(event.level, 20)}</b>
-    <span class="line">${said(event.logger ?? "", 60)} ${said(event.text, 300)}</span></div>`;
-  return html`<div class="event"><span class="age">${time}</span>
-      <span aria-label=${event.ours ? "sent" : "received"}>${event.ours ? "→" : "←"}</span>
-      <button class="open line" aria-expanded=${opened} onClick=${() => open(!opened)}>
-        ${said(event.method ?? "answer", 60)} ${event.id !== null && event.id !== undefined && said(event.id, 40)}</button>
-      <span class="dim">${bytes(event.size)}${event.took !== null ? `, ${seconds(event.took)}` : ""}</span></div>
-    ${opened && html`<pre tabindex="0">${said(pretty(event.text), 20_000)}${event.cut ? "…" : ""}</pre>`}`;
-}
-
-function pretty(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return text; }
 }
 
 render(html`<${App} />`, document.getElementById("page"));

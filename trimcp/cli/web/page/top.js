@@ -1,7 +1,9 @@
 // `trimcp top --web`: the pictures of servers, and what one may do about what they show.
 import {Ask, Progress, Spark, ask, bytes, count, follow, html, render, said, seconds, useEffect, useRef, useState} from "/base.js";
+import {NOTHING, Wire, taken, useDrawn} from "/wire.js";
 
 const KEPT = 120; // samples of a sparkline
+const MORE = 100; // calls that are drawn at first: with every picture each of them is another
 const REASON = "cancelled in the browser";
 const SORTS = {
   age: row => -row.request.seconds,
@@ -42,12 +44,13 @@ function App() {
   const [trouble, setTrouble] = useState("");
   const [filter, setFilter] = useState(""), [sort, setSort] = useState("age");
   const [selected, setSelected] = useState(null), [opened, setOpened] = useState(false);
-  const [question, setQuestion] = useState(null), [told, setTold] = useState("");
+  const [question, setQuestion] = useState(null), [told, setTold] = useState(""), [listened, listen] = useState(null);
+  const [room, setRoom] = useState(MORE);
 
   useEffect(() => {
     document.title = "trimcp top";
     const history = new Map();
-    return follow("pictures", pictures => {
+    return follow("pictures", {}, pictures => {
       const there = new Set(pictures.map(one => one.source));
       for (const source of history.keys()) if (!there.has(source)) history.delete(source);
       for (const one of pictures) {
@@ -61,7 +64,8 @@ function App() {
   }, []);
 
   const rows = rowsOf(now.pictures ?? [], filter, sort);
-  const row = rows.find(one => one.key === selected);
+  const chosen = rows.findIndex(one => one.key === selected), row = rows[chosen];
+  const shown = rows.slice(0, Math.max(room, chosen + 1));
   const act = (source, members, done) => ask("act", {source, ...members}).then(() => setTold(done), error => setTold(error.message));
   const cancel = one => setQuestion({
     question: `Cancel ${one.tool} of ${one.who}?`, label: "The reason, for its handler and its caller", button: "Cancel it",
@@ -85,7 +89,7 @@ function App() {
       if (event.key === "Escape") event.target.blur();
       return;
     }
-    const at = rows.findIndex(one => one.key === selected);
+    const at = chosen;
     const move = step => {
       document.activeElement?.blur(); // Enter means what is selected from here on
       if (rows.length) setSelected(rows[Math.max(0, Math.min(rows.length - 1, at + step))].key);
@@ -125,16 +129,19 @@ function App() {
       ${now.pictures?.length === 0 && html`<p>No server of this user can be looked at; start one with
         <code> trimcp run server.py --http --admin</code></p>`}
       <section class="servers">${(now.pictures ?? []).map(one => html`
-        <${Server} key=${one.source} picture=${one} history=${now.history.get(one.source) ?? {}} drain=${drain} close=${close} />`)}
+        <${Server} key=${one.source} picture=${one} history=${now.history.get(one.source) ?? {}} drain=${drain} close=${close} listen=${listen} />`)}
       </section>
+      ${listened && html`<${Said} key=${`${listened.source} ${listened.session} ${listened.text}`} ...${listened} listen=${listen} />`}
       <section><div class="bar"><h2>Calls</h2>
         <label>Filter <input id="filter" type="search" value=${filter} onInput=${event => setFilter(event.target.value)} /></label>
         <label>Sort by <select value=${sort} onChange=${event => setSort(event.target.value)}>
           ${Object.keys(SORTS).map(name => html`<option key=${name} value=${name}>${name}</option>`)}</select></label></div>
         ${rows.length === 0 && html`<p class="dim">${filter ? "Nothing that runs has this." : "Nothing runs."}</p>`}
-        <ul class="calls">${rows.map(one => html`
+        <ul class="calls">${shown.map(one => html`
           <${Call} key=${one.key} row=${one} selected=${one.key === selected} opened=${opened && one.key === selected}
-            open=${() => (setOpened(!(opened && one.key === selected)), setSelected(one.key))} cancel=${cancel} />`)}</ul>
+            open=${() => (setOpened(!(opened && one.key === selected)), setSelected(one.key))} cancel=${cancel} listen=${listen} />`)}</ul>
+        ${rows.length > shown.length && html`<p class="bar dim">${count(rows.length - shown.length, "call")} below these; filter them, or
+          <button onClick=${() => setRoom(room + MORE)}>Show more</button></p>`}
       </section>
       <section><h2>Ended</h2>
         ${ended.length === 0 && html`<p class="dim">Nothing has ended since this page looks.</p>`}
@@ -147,7 +154,28 @@ function App() {
       done=${text => (setQuestion(null), question.done(text))} />`}`;
 }
 
-function Server({picture, history, drain, close}) {
+// What is said in one session: asked for while it is shown.
+function Said({source, session, who, text, listen}) {
+  const [live, setLive] = useDrawn({...NOTHING, ended: null}), [trouble, setTrouble] = useState("");
+  useEffect(() => follow("wire", {source, session, text}, batch => {
+    setTrouble("");
+    setLive(state => Object.assign(state, taken(state, batch), {ended: batch.ended}));
+  }, setTrouble), []);
+  return html`<${Wire} live=${live} title=${`Messages of ${who}`}>
+    ${(trouble || live.ended) && html`<span class="warn">${said(trouble || live.ended)}</span>`}
+    <label><input type="checkbox" checked=${text} onChange=${() => listen({source, session, who, text: !text})} /> with what is in them</label>
+    <button onClick=${() => listen(null)}>Look away</button><//>`;
+}
+
+const Listen = ({picture, session, listen}) => html`<button onClick=${() => listen({source: picture.source, session: session.key, who: whoOf(session), text: false})}>Messages</button>`;
+
+// What is drawn only while it is open.
+function Folded({summary, what}) {
+  const [open, setOpen] = useState(false);
+  return html`<details onToggle=${event => setOpen(event.currentTarget.open)}><summary>${summary}</summary>${open && what()}</details>`;
+}
+
+function Server({picture, history, drain, close, listen}) {
   const stats = picture.statistics, memory = stats.memory;
   const lanes = Object.values(stats.lanes), all = name => lanes.reduce((sum, lane) => sum + lane[name], 0);
   const turns = Object.entries({...stats.threads && {threads: stats.threads}, ...stats.quotas});
@@ -163,15 +191,16 @@ function Server({picture, history, drain, close}) {
     ${hosts.length > 0 && html`<p class="dim">Over the network: ${hosts.map(([name, number]) => `${name.replace("_", " ")} ${number.toLocaleString("en")}`).join(", ")}</p>`}
     ${turns.length > 0 && html`<p class="dim">Turns: ${turns.map(([name, one]) =>
       `${said(name, 60)}: ${one.running} running, ${one.waiting} waiting`).join("; ")}</p>`}
-    <details><summary>${count(stats.sessions, "session")}</summary>
+    <${Folded} summary=${count(stats.sessions, "session")} what=${() => html`
       <ul class="sessions">${picture.sessions.map(one => html`<li key=${one.key}>
         <b>${whoOf(one)}</b> <span class="dim">${said(one.peer ?? "no name", 80)}, ${one.revision ?? "no revision yet"}${came(one)}:
           ${one.running} running, ${one.waiting} waiting, ${bytes(one.held)} held, ${bytes(one.unread)} unread</span>
+        <${Listen} picture=${picture} session=${one} listen=${listen} />
         <button onClick=${() => close(picture, one)}>Close…</button></li>`)}</ul>
-      ${picture.more_sessions > 0 && html`<p class="dim">and ${picture.more_sessions} more</p>`}</details>
-    ${picture.beside.length > 0 && html`<details><summary>Upstreams, providers, contexts: ${picture.beside.length}</summary>
+      ${picture.more_sessions > 0 && html`<p class="dim">and ${picture.more_sessions} more</p>`}`} />
+    ${picture.beside.length > 0 && html`<${Folded} summary=${`Upstreams, providers, contexts: ${picture.beside.length}`} what=${() => html`
       <ul class="sessions">${picture.beside.map((one, at) => html`<li key=${at}><b>${one.kind} ${said(one.name, 60)}</b>
-        <span class="dim">${said(one.state, 200)}${one.seconds === null ? "" : `, since ${seconds(one.seconds)}`}</span></li>`)}</ul></details>`}
+        <span class="dim">${said(one.state, 200)}${one.seconds === null ? "" : `, since ${seconds(one.seconds)}`}</span></li>`)}</ul>`} />`}
   </article>`;
 }
 
@@ -186,7 +215,7 @@ function Budget({memory}) {
         title=${`${said(name, 60)}: ${bytes(held)}`}></span>`)}</div></figure>`;
 }
 
-function Call({row, selected, opened, open, cancel}) {
+function Call({row, selected, opened, open, cancel, listen}) {
   const {request, session, picture} = row, innermost = request.waits[request.waits.length - 1];
   const where = STATES[request.state] || (innermost ? said(innermost.trim(), 200) : "");
   return html`<li class=${selected ? "selected" : ""}>
@@ -197,7 +226,8 @@ function Call({row, selected, opened, open, cancel}) {
       <button onClick=${() => cancel(row)} aria-label=${`Cancel ${row.tool}`}>Cancel…</button></div>
     ${opened && html`<div class="opened">
       <p>${said(request.method)}, request ${said(request.id, 60)}, of ${said(session.peer ?? "a client without a name", 80)},
-        revision ${session.revision}${came(session)}, at ${said(picture.server, 60)} (process ${picture.pid})</p>
+        revision ${session.revision}${came(session)}, at ${said(picture.server, 60)} (process ${picture.pid})
+        <${Listen} picture=${picture} session=${session} listen=${listen} /></p>
       <p>${request.state}${request.left !== null && `, ${seconds(request.left)} left to its deadline`}
         ${request.reason !== null && html`: <b class="warn">${said(request.reason)}</b>`}</p>
       ${request.message && html`<p>${said(request.message, 500)}</p>`}
