@@ -385,7 +385,7 @@ class Offering:
         """Run `async def function(ctx, params, call_next)` around every request and notification, the first outermost.
 
         `ctx.method` is its name; for a notification `ctx` is a `Notice`. Requests of the connection itself
-        (`initialize`, `ping`, `server/discover`) pass no middleware. Raises LocalError once the server runs.
+        (`initialize`, `ping`, `server/discover`, `logging/setLevel`) pass none. Raises LocalError once the server runs.
         """
         if self._live:
             raise LocalError("middleware cannot be added while the server runs")
