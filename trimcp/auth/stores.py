@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import sys
-import tempfile
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ from trimcp.auth.credentials import Credentials, StoreKey
 from trimcp.auth.metadata import json_object
 from trimcp.errors import AuthorizationError
 from trimcp.support.cleaning import one_line
-from trimcp.support.files import MissingFile, UnusableFile, advice, read_file
+from trimcp.support.files import MissingFile, UnusableFile, advice, read_file, replace_file
 
 _SERVICE: Final = "trimcp"
 _LOCK_SECONDS: Final = 10.0
@@ -200,17 +199,7 @@ class FileStore(CredentialStore):
 
     def _replace(self, data: bytes) -> None:
         try:
-            # It is made for its owner alone, before anything is in it.
-            descriptor, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(name, self.path)
-            except BaseException:  # a full disk or an interrupt: a half-written file of secrets does not stay
-                Path(name).unlink(missing_ok=True)
-                raise
+            replace_file(self.path, data)
         except OSError as error:
             raise AuthorizationError(f"{self.path} cannot be written: {advice(error)}") from None
 

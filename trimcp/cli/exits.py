@@ -79,6 +79,14 @@ Exit codes:
   130  interrupted by Ctrl-C
 """
 
+HOSTS_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    it worked
+  1    something that is configured cannot work (hosts)
+  2    the command line is wrong, or a file; nothing was changed
+"""
+
 RECORD_EXIT_CODES: Final = """\
 \b
 Exit codes:

@@ -63,6 +63,28 @@ def read_file(path: str | os.PathLike[str], what: str, *, secret: bool = False, 
     return data
 
 
+def replace_file(path: Path, data: bytes, *, keep_mode: bool = False) -> None:
+    """Put a file with these bytes in the place of another, as a whole or not at all.
+
+    It is its owner's alone (0600), or with `keep_mode` has the permissions of the one that it replaces. Raises OSError:
+    it cannot be written; then nothing is left of it.
+    """
+    import tempfile  # few programs write such files
+
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # nobody else's from the beginning
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_mode and path.exists():
+            os.chmod(name, stat.S_IMODE(path.stat().st_mode))
+        os.replace(name, path)
+    except BaseException:  # a full disk or an interrupt: half a file, perhaps of secrets, does not stay
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
 def read_text(path: str | os.PathLike[str], what: str, *, secret: bool = False) -> str:
     """Return the text in a file, which is UTF-8, perhaps with a byte order mark; see `read_file`.
 
