@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn
 import attrs
 import click
 
-from trimcp.cli.command import Subcommand
 from trimcp.cli.exits import HOSTS_EXIT_CODES, Failure
+from trimcp.cli.options import Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import find_target
 from trimcp.cli.text import theirs
