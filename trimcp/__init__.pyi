@@ -18,6 +18,7 @@ from trimcp.client.hosts import read_servers as read_servers
 from trimcp.client.session import ClientSession as ClientSession
 from trimcp.client.skills import ActiveSkill as ActiveSkill
 from trimcp.client.skills import ServerSkills as ServerSkills
+from trimcp.client.tasks import ClientTask as ClientTask
 from trimcp.client.tools import Listing as Listing
 from trimcp.client.tools import fingerprint as fingerprint
 from trimcp.errors import AskRefused as AskRefused
@@ -36,6 +37,7 @@ from trimcp.errors import Stopped as Stopped
 from trimcp.errors import ToolError as ToolError
 from trimcp.errors import UpstreamDown as UpstreamDown
 from trimcp.extensions.skills import Skill as Skill
+from trimcp.extensions.tasks import TaskState as TaskState
 from trimcp.fleet.group import Group as Group
 from trimcp.fleet.upstream import Upstream as Upstream
 from trimcp.fleet.upstream import supervise as supervise
@@ -84,6 +86,8 @@ from trimcp.session.listening import ToolsChanged as ToolsChanged
 from trimcp.store.events import EventStore as EventStore
 from trimcp.store.events import MemoryEvents as MemoryEvents
 from trimcp.store.events_sqlite import SqliteEvents as SqliteEvents
+from trimcp.store.tasks import TaskStore as TaskStore
+from trimcp.store.tasks_sqlite import SqliteTasks as SqliteTasks
 from trimcp.transports.grpc.client import GrpcServer as GrpcServer
 from trimcp.transports.http.asgi.hypercorn import serve_hypercorn as serve_hypercorn
 from trimcp.transports.http.client.policy import Timeouts as HttpTimeouts
@@ -132,6 +136,7 @@ __all__ = [
     "CannotAsk",
     "Client",
     "ClientSession",
+    "ClientTask",
     "Command",
     "ConnectionLost",
     "Context",
@@ -184,10 +189,13 @@ __all__ = [
     "ServerSkills",
     "Skill",
     "SqliteEvents",
+    "SqliteTasks",
     "StdioServer",
     "Stopped",
     "Subscription",
     "Target",
+    "TaskState",
+    "TaskStore",
     "Text",
     "TextContent",
     "ThreadContext",

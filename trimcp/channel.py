@@ -48,7 +48,7 @@ class Origin(Protocol):
     """Where a message was received, for transports with several connections to one peer (HTTP exchanges, streams).
 
     The session sends everything that belongs to that message to the sink of its origin, and names the origin in every
-    `Outgoing`. One with an attribute `agent_context` gives it to handlers (`ctx.agent_context`).
+    `Outgoing`. One with an attribute `agent_context` or `task` gives it to handlers (`ctx.agent_context`, `ctx.task`).
     """
 
     @property

@@ -129,6 +129,18 @@ class InvalidReply(McpError):
     listed: list[Any] | None = None
 
 
+class AnsweredByTask(InvalidReply):
+    """The server carries a call out as a task, which whoever made the call has to follow.
+
+    Attributes:
+        task: what the server said of it, as JSON.
+    """
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        super().__init__("the call was answered with a task, which nobody follows")
+        self.task: dict[str, Any] = task
+
+
 class ConnectionLost(McpError):
     """The connection ended while this request was in progress. It may or may not have been carried out.
 

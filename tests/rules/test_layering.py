@@ -88,7 +88,7 @@ LAYERS: dict[str, set[str]] = {
     "guard": _SESSION | {"guard"},
     "workers": _SESSION | {"workers"},
     "watch": _SESSION | {"workers", "transports", "watch"},
-    "server": _SERVER,
+    "server": _SERVER | {"store"},
     "agent_tools": _SERVER | {"store", "transports", "auth", "agent_tools"},
     "worker_program": _SERVER | {"worker_program"},
     "client": _SESSION | {"transports", "client"},

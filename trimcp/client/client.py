@@ -75,6 +75,8 @@ class Client(ClientProgram):
         name, version, title, description, website_url, icons: sent to servers.
         revisions: the revisions it may use, or their names.
         roots: see `set_roots`.
+        tasks: declare that servers may answer calls with tasks (2026-07-28): `call_tool` waits for their results, and
+            `start_task` does not.
         extensions: settings by extension id, declared to servers (since 2025-06-18).
         experimental: settings of non-standard abilities, declared to servers.
         request_timeout: seconds a server may work on a request without reporting progress; the clock stops while a

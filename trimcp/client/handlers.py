@@ -20,6 +20,7 @@ from trimcp.session.session import Session
 from trimcp.support.bounds import check_callable, check_members, check_number, check_truth
 from trimcp.support.nurseries import contained
 from trimcp.wire.capabilities import (
+    TASKS,
     ClientCapabilities,
     ElicitationCapability,
     RootsCapability,
@@ -36,6 +37,7 @@ from trimcp.wire.input_requests import (
     Root,
 )
 from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.methods import TASK_NOTICE
 from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
 
 Sampled: TypeAlias = CreateMessageResult | str
@@ -74,6 +76,7 @@ class ClientProgram:
         icons: Iterable[Icon | Mapping[str, Any]] = (),
         revisions: Iterable[Revision | str] = REVISIONS,
         roots: Sequence[Root | str] | None = None,
+        tasks: bool = False,
         extensions: Mapping[str, Mapping[str, JSON]] | None = None,
         experimental: Mapping[str, Mapping[str, JSON]] | None = None,
         request_timeout: float | None = None,
@@ -96,7 +99,7 @@ class ClientProgram:
         for setting, most in (("asks_per_minute", asks_per_minute), ("max_rounds", max_rounds)):
             check_number(setting, most, whole=True, zero=True)
         check_number("max_pages", max_pages, whole=True)
-        flags = {"send_deadlines": send_deadlines, "validate_output": validate_output, "strict": strict}
+        flags = {"send_deadlines": send_deadlines, "validate_output": validate_output, "strict": strict, "tasks": tasks}
         for setting, flag in flags.items():
             check_truth(setting, flag)
         if log_level not in list(SEVERITY):
@@ -110,8 +113,9 @@ class ClientProgram:
             website_url=given_text("website_url", website_url),
             icons=given_icons("icons", icons),
         )
+        declared = given_settings("extensions", extensions)
         capabilities = ClientCapabilities(
-            extensions=given_settings("extensions", extensions),
+            extensions={TASKS: {}, **(declared or {})} if tasks else declared,
             experimental=given_settings("experimental", experimental),
         )
         self.limits: Final = limits_of(limits)
@@ -131,6 +135,9 @@ class ClientProgram:
         self.served: Final[dict[str, Handler]] = {}  # the handler of each method that servers may call
         self.foreign: Final[set[str]] = set()  # methods of extensions that were called
         self.notification_handlers: Final[dict[str, list[Handler]]] = {}  # by the notification's name
+        if TASKS in (capabilities.extensions or {}):
+            self.foreign.add("tasks/cancel")
+            self.notification_handlers[TASK_NOTICE] = []
         self.sessions: set[Any] = set()
         self.make_rounds: Callable[..., Rounds] = Rounds  # makes each call
         self.on_session: Callable[[Session, bool], object] | None = None  # told of each that begins (True) or has ended

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import trio
@@ -47,6 +47,9 @@ from trimcp.wire.prompts import (
 from trimcp.wire.resources import ReadResourceParams, ReadResourceResult, Resource, ResourceTemplate
 from trimcp.wire.revisions import LATEST, Revision
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool
+
+if TYPE_CHECKING:
+    from trimcp.client.tasks import ClientTask
 
 log: logging.Logger = logging.getLogger("trimcp.client")
 
@@ -152,6 +155,7 @@ class ClientSession:
     outputs: Outputs = attrs.field(init=False, factory=Outputs)
     mirrors: Mirrors = attrs.field(init=False, factory=Mirrors)
     _rejections: Rejections = attrs.field(init=False, factory=Rejections)
+    _detached: set[Rounds] = attrs.field(init=False, factory=set)
     _log_level: LoggingLevel | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -238,6 +242,38 @@ class ClientSession:
         Leaving the block without the result, also by an exception or a cancellation, cancels the call at the server.
         """
         return Call[CallToolResult](self._rounds("tools/call", _call_params(name, arguments), meta), self.clocks)
+
+    async def start_task(
+        self, name: str, arguments: Mapping[str, JSON] | None = None, *, meta: Mapping[str, JSON] | None = None
+    ) -> ClientTask:
+        """Call a tool as `call_tool` does, and return its task instead of waiting for it.
+
+        Needs `Client(tasks=True)`. The server decides whether it is a task; else the result is there at once.
+        """
+        from trimcp.client.tasks import ClientTask  # few clients need it
+
+        rounds = self._rounds("tools/call", _call_params(name, arguments), meta)
+        await self.allow(rounds)
+        self._detached.add(rounds)
+        try:
+            answer: ClientTask | CallToolResult = await self._settled(rounds)
+        finally:
+            self._detached.discard(rounds)
+        return answer if isinstance(answer, ClientTask) else ClientTask(self, None, answer)
+
+    def task(self, text: str) -> ClientTask:
+        """Return a task that was started before, perhaps by another process; nothing is sent yet.
+
+        Args:
+            text: what the `text` of the task was, or its id alone.
+
+        Raises:
+            ValueError: it is the text of no task.
+        """
+        from trimcp.client.tasks import ClientTask
+        from trimcp.extensions.tasks import TaskReference
+
+        return ClientTask(self, TaskReference.of(text))
 
     # Resources
 
@@ -358,6 +394,10 @@ class ClientSession:
         """
         if name in METHODS:
             raise LocalError(f"{name} is a method of the protocol; use its own method")
+        return await self.request_raw(name, params)
+
+    async def request_raw(self, name: str, params: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
+        """Send a request of an extension, whatever its name is in revisions without the extension."""
         self.client.foreign.add(name)
         result: dict[str, JSON] = await self._ask(name, dict(params or {}))
         return result
@@ -517,6 +557,12 @@ class ClientSession:
     async def answer(self, question: InputRequest) -> Any:
         """Answer a question of the server with the client's handlers."""
         return await self._endpoint.answer(question)
+
+    async def follow(self, rounds: Rounds, task: dict[str, Any]) -> Any:
+        """Return the result of a call that was answered with a task, or for `start_task` the task."""
+        from trimcp.client.tasks import follow
+
+        return await follow(self, rounds, task, rounds in self._detached)
 
     def check(self, rounds: Rounds, payload: Any) -> None:
         """Check a tool's structured content against the schema it was listed with; warn of what was left out."""

@@ -30,6 +30,7 @@ METHOD: Final = "mcp-method"
 NAME: Final = "mcp-name"
 
 _PREFIX: Final = "Mcp-Param-"
+_LENIENT: Final = "taskId"  # clients that do not know the extension's rule leave the header out; a wrong one is refused
 _HEAD: Final = "=?base64?"
 _TAIL: Final = "?="
 _LARGEST: Final = 2**53 - 1  # "Integer values MUST be within the safe range for JavaScript"
@@ -130,7 +131,7 @@ def check_request(
         # Without the header only the body is wrong, and the code that reads the parameters reports that.
         return None if sent is None else f"Header mismatch: Mcp-Name is sent, but the body has no {named}"
     if sent is None:
-        return _mismatch("Mcp-Name", None, value)
+        return None if named == _LENIENT else _mismatch("Mcp-Name", None, value)
     try:
         return None if decode_value(sent) == value else _mismatch("Mcp-Name", sent, value)
     except ValueError as error:

@@ -24,6 +24,7 @@ from trimcp.wire.revisions import Revision
 INTERNAL: Final = frozenset(
     {"peer", "client", "session", "cache", "clocks", "subscriptions", "logs", "outputs", "mirrors"}
     | {"ask_for_logs", "notified", "allow", "refresh", "answer", "check"}
+    | {"follow", "request_raw", "start_task", "task"}
 )
 """The public names of a session and what it opens that only trimcp itself uses."""
 

@@ -11,13 +11,13 @@ from typing import Any, Final, TypeVar, get_args
 
 import orjson
 
-from trimcp.errors import ErrorReply, InvalidReply
+from trimcp.errors import AnsweredByTask, ErrorReply, InvalidReply
 from trimcp.principal import Principal
 from trimcp.protocol.bound_methods import BoundMethod
 from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile
 from trimcp.support.slotted import slotted
-from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.capabilities import TASKS, ClientCapabilities, ServerCapabilities
 from trimcp.wire.codes import INVALID_PARAMS, UNSUPPORTED_VERSION
 from trimcp.wire.common import (
     META_CLIENT_CAPABILITIES,
@@ -27,6 +27,7 @@ from trimcp.wire.common import (
     META_PROTOCOL_VERSION,
     META_SERVER_INFO,
     RESULT_COMPLETE,
+    RESULT_TASK,
     Implementation,
     LoggingLevel,
 )
@@ -186,4 +187,10 @@ class Modern:
             return method.load_result(raw)
         if kind == "input_required" and method.row.may_ask_from is not None and self.revision is not None:
             return converter_for(self.revision).load(raw, InputRequiredResult)
+        if (
+            kind == RESULT_TASK
+            and method.name == "tools/call"
+            and TASKS in (self.profile.capabilities.extensions or {})
+        ):
+            raise AnsweredByTask(raw)
         raise InvalidReply(f"{method.name} was answered with result type {str(kind)[:40]!r}, which we do not know")

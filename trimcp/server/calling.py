@@ -147,7 +147,7 @@ async def _judge(validate: Validate, arguments: Mapping[str, Any]) -> None:
         raise TypeError(f"validate returned {found!r:.60}: it raises ToolError or ValueError, and returns nothing")
 
 
-async def _answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
+async def answer_all(questions: Sequence[Question], ctx: Context[Any]) -> dict[str, Any]:
     """Send all questions at once and return the answers by parameter. Raises the error of the first that fails."""
     answers: dict[str, Any] = {}
     failures: list[McpError] = []
@@ -219,7 +219,7 @@ class PreparedFunction:
         if self.validate is not None:
             await _judge(self.validate, keywords["arguments"] if self.whole_arguments else keywords)
         if self.questions:
-            keywords.update(await _answer_all(self.questions, ctx))
+            keywords.update(await answer_all(self.questions, ctx))
         if not self.needs:
             return await self._call(pools, ctx, keywords)
         from trimcp.server.provided import provided  # few servers need it
@@ -252,7 +252,7 @@ class PreparedFunction:
         remote.check()
         # The worker process converts the answers.
         questions = [Question(asked.parameter, asked.marker, asked.form, whole=True) for asked in self.questions]
-        answers = await _answer_all(questions, ctx) if questions else {}
+        answers = await answer_all(questions, ctx) if questions else {}
         return await remote.run(pools.use_processes(), ctx, arguments, answers)
 
     def from_texts(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,22 @@ from trimcp.server.calling import at_users_line
 from trimcp.server.offering import Offering
 from trimcp.server.options import check_method
 from trimcp.support.bounds import check_callable
-from trimcp.wire.capabilities import APP_TYPE, APPS, SKILLS
+from trimcp.wire.capabilities import APP_TYPE, APPS, SKILLS, TASKS
 from trimcp.wire.given import given_meta
 from trimcp.wire.methods import METHODS
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from trimcp.extensions.apps import AppSources
     from trimcp.server.apps import AppPermission
+    from trimcp.server.registry import Registry
     from trimcp.server.resources import ResourceOptions
+    from trimcp.server.running import Running
     from trimcp.server.skills import ServedSkills
+    from trimcp.server.tasks import ServedTasks
+    from trimcp.session.facts import Beside
+    from trimcp.store.tasks import TaskStore
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -28,7 +35,10 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 class Extending(Offering):
     """What a server offers by extensions. What is not used is neither loaded nor declared."""
 
+    parts: list[Callable[[Running], AbstractAsyncContextManager[object]]]
+    beside: list[Callable[[], Iterable[Beside]]]
     _skills: ServedSkills | None = None
+    _tasks: ServedTasks | None = None
 
     def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Serve a request method of an extension: `async def function(ctx, params)`; both params and result are JSON.
@@ -126,3 +136,69 @@ class Extending(Offering):
             self.extend(SKILLS, directoryRead=True)
         else:
             served.add(source, prefix)
+
+    @at_users_line
+    def tasks(
+        self,
+        store: TaskStore | None = None,
+        *,
+        longest: float = 86_400.0,
+        ttl: float = 3_600.0,
+        poll_interval: float = 1.0,
+        running: int = 100,
+        most: int = 1_000,
+        lease: float = 15.0,
+        grace: float = 5.0,
+    ) -> None:
+        """Say where tasks are kept, and how many (the extension "Tasks"). `@server.tool(task=...)` makes calls tasks.
+
+        Args:
+            store: keeps them, such as `trimcp.SqliteTasks("tasks.db")`, with which they outlive the process; by default
+                the memory of the process.
+            longest: seconds that a task may take; then it fails.
+            ttl: seconds for which its result is kept after its end.
+            poll_interval: seconds that a client should wait between two looks at a task.
+            running: tasks that may run at once in a run of the server; others wait, and their owners take turns.
+            most: tasks that one principal, or one address without, may have, those that have ended included.
+            lease: seconds after which another process may take over the tasks of one that has ended without a word.
+            grace: seconds in which tasks may end when the server does. What is left begins again or fails at the next
+                start, as its tool wants (`restart`).
+
+        Raises:
+            TypeError, ValueError: an argument is none of these.
+            LocalError: the server runs.
+        """
+        if self._live:
+            raise LocalError("how tasks are kept cannot be changed while the server runs")
+        self._served_tasks().set(
+            store=store,
+            longest=longest,
+            ttl=ttl,
+            poll_interval=poll_interval,
+            running=running,
+            most=most,
+            lease=lease,
+            grace=grace,
+        )
+
+    def _served_tasks(self) -> ServedTasks:
+        """Return the server's tasks; the first time, declare and serve them."""
+        served = self._tasks
+        if served is None:
+            if self._live:
+                raise LocalError("a server that has begun without tasks cannot get any: call server.tasks() before")
+            from trimcp.server.tasks import ServedTasks  # few servers need it
+
+            served = self._tasks = ServedTasks()
+            for verb in ("get", "update", "cancel"):
+                self.foreign[f"tasks/{verb}"] = getattr(served, verb)
+            self.parts.append(served.while_running)
+            self.beside.append(served.beside)
+            self.extend(TASKS)
+        return served
+
+    def add_entry(self, registry: Registry[Any], name: str, entry: Any, listed: bool = True) -> None:
+        """Add an entry to a registry; the first tool whose calls may become tasks has the server serve these."""
+        if getattr(entry, "task", None) is not None:
+            self._served_tasks()
+        super().add_entry(registry, name, entry, listed)

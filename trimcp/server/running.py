@@ -20,7 +20,7 @@ from trimcp.server.calling import Handler
 from trimcp.server.offering import Notice, Offering
 from trimcp.server.pools import Pools
 from trimcp.server.registry import Registry
-from trimcp.server.subscribing import Subscribers
+from trimcp.server.subscribing import Subscribers, WatchedTasks
 from trimcp.session.context import CURRENT, Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.facts import SessionMemory
@@ -133,6 +133,14 @@ class Running:
         if server.around is not None:
             self._handlers = {name: server.around(handler) for name, handler in self._handlers.items()}
         self._noticed = server.wrap(self._call_notification_handlers)
+
+    def around_calls(self, wrap: Callable[[Handler], Handler]) -> None:
+        """Pass each call of a tool through another handler, outermost."""
+        self._handlers["tools/call"] = wrap(self._handlers["tools/call"])
+
+    def watch_tasks(self, tasks: WatchedTasks) -> None:
+        """Tell subscribers of the changes of tasks, too."""
+        self._subscribers.tasks = tasks
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of this run. It takes a few microseconds per session."""

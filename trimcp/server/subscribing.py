@@ -5,8 +5,9 @@ Pending changes are a set of lists and URIs, so the memory for a slow client is 
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import trio
@@ -22,7 +23,7 @@ from trimcp.session.session import Session
 from trimcp.support.slotted import slotted
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.common import META_SUBSCRIPTION_ID, SEVERITY, EmptyResult, LoggingLevel
-from trimcp.wire.jsonrpc import JSON
+from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import (
     LoggingMessageParams,
     SubscriptionFilter,
@@ -37,6 +38,23 @@ if TYPE_CHECKING:
 
 # Resources that one legacy session or one subscription may watch; each is an entry of a set.
 _MOST_SUBSCRIPTIONS: Final = 1_000
+
+
+_TASK: Final = "task "  # before the id of a task, among changes; no URI has a space
+
+
+def task_change(id: str) -> str:
+    """Return by what the bus knows that a task has changed."""
+    return _TASK + id
+
+
+class WatchedTasks(Protocol):
+    """The tasks of a run, as far as their subscribers need them."""
+
+    watched: Counter[str]
+
+    async def watchable(self, ctx: Context[Any], ids: list[str], /) -> list[str]: ...
+    async def notice(self, id: str, subscription: RequestId, /) -> tuple[str, dict[str, Any]] | None: ...
 
 
 def _notification(change: Change | str) -> tuple[str, ResourceUpdatedParams | None]:
@@ -77,6 +95,7 @@ class Subscribers:
     """The sessions and subscriptions of one run that are notified of changes in `server`."""
 
     server: Offering
+    tasks: WatchedTasks | None = attrs.field(init=False, default=None)
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
     _lists: frozenset[Change] = attrs.field(init=False, default=frozenset())  # as announced to the last session
 
@@ -150,11 +169,19 @@ class Subscribers:
             with suppress(ErrorReply):
                 if await self._may_watch(ctx, uri):
                     honoured.append(uri)
-        watch = Watch(frozenset([*lists, *honoured]))
+        ids = list(dict.fromkeys(wanted.task_ids or ())) if self.tasks is not None else []
+        if len(ids) > _MOST_SUBSCRIPTIONS:
+            raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_SUBSCRIPTIONS} tasks in one subscription")
+        if ids and self.tasks is not None:
+            ids = await self.tasks.watchable(ctx, ids)
+            self.tasks.watched.update(ids)
+        watch = Watch(frozenset([*lists, *honoured, *map(task_change, ids)]))
         self.server.changes.attach(watch.note)
         try:
             agreed = SubscriptionFilter(
-                **{change.member: True for change in lists}, resource_subscriptions=honoured or None
+                **{change.member: True for change in lists},
+                resource_subscriptions=honoured or None,
+                task_ids=ids or None,
             )
             acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
             await _tell(session, job, "notifications/subscriptions/acknowledged", acknowledged)
@@ -164,19 +191,29 @@ class Subscribers:
                 nursery.cancel_scope.cancel()
         finally:
             self.server.changes.detach(watch.note)
+            if ids and self.tasks is not None:
+                self.tasks.watched -= Counter(ids)  # which drops those at 0
         return SubscriptionsListenResult(meta={META_SUBSCRIPTION_ID: ctx.request_id})
 
-    @staticmethod
-    async def _forward(session: Session, job: Job, watch: Watch) -> None:
+    async def _forward(self, session: Session, job: Job, watch: Watch) -> None:
         while True:
             # Lists first: a client that then reads a resource knows that it exists.
             for change in sorted(await watch.noted.receive_all(), key=lambda noted: not isinstance(noted, Change)):
-                await _tell(session, job, *_notification(change))
+                if self.tasks is not None and isinstance(change, str) and change.startswith(_TASK):
+                    await job.sink.room()  # before it is looked at: it may change meanwhile
+                    notice = await self.tasks.notice(change.removeprefix(_TASK), job.request.id)
+                    if notice is not None:
+                        await _send(job, session.encode_foreign(*notice))
+                else:
+                    await _tell(session, job, *_notification(change))
 
 
 async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
     """Send a notification on a subscription as soon as its queue has room, unless the subscription has ended."""
-    data = session.encode_notification(name, params, job, subscription=job.request.id)
+    await _send(job, session.encode_notification(name, params, job, subscription=job.request.id))
+
+
+async def _send(job: Job, data: bytes) -> None:
     await job.sink.room()
     if job.request.state is Inbound.UNDER_WAY:
         job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))

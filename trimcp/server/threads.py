@@ -199,6 +199,11 @@ class ThreadContext(Admitted, Generic[StateT]):
         """As `Context.deadline`; in a worker process on the clock of `time.monotonic`."""
         return self._ctx.deadline
 
+    @property
+    def task(self) -> ThreadTask:
+        """As `Context.task`, whose checkpoints wait in this thread."""
+        return ThreadTask(self)
+
     # Methods
 
     def _wait(self, function: Callable[..., Awaitable[_T]], *args: Any) -> _T:
@@ -263,3 +268,24 @@ class ThreadContext(Admitted, Generic[StateT]):
     def list_roots(self, *, key: str | None = None) -> list[Root]:
         """As `Context.list_roots`, waiting in this thread."""
         return self._wait(partial(self._ctx.list_roots, key=key))
+
+
+@slotted
+class ThreadTask:
+    """The task of a call, for a sync handler: as `Context.task`, with checkpoints that wait in the handler's thread."""
+
+    _ctx: ThreadContext[Any]
+
+    @property
+    def id(self) -> str | None:
+        """Its id; None if the call is no task."""
+        return self._ctx._ctx.task.id
+
+    @property
+    def saved(self) -> Any:
+        """The value of the last checkpoint, if the handler begins again; else None."""
+        return self._ctx._ctx.task.saved
+
+    def checkpoint(self, value: JSON) -> None:
+        """Save how far the handler is, as `CallTask.checkpoint`."""
+        self._ctx._wait(self._ctx._ctx.task.checkpoint, value)

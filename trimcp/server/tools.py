@@ -34,6 +34,8 @@ from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotati
 if TYPE_CHECKING:
     from trimcp.guard.permission import Confirmation, Permission
     from trimcp.server.pools import Pools
+    from trimcp.server.task_rule import TaskMode, TaskRule
+    from trimcp.store.tasks import Restart
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -81,6 +83,12 @@ class ToolOptions(ListedOptions, total=False):
             models and for hosts that show no pages.
         visibility: who may call it, some of "model" and "app"; by default both. One for "app" alone is listed only to
             clients that show pages.
+        task: "allowed" lets a call that takes long become a task, for clients that declared tasks: they fetch its
+            result later (see `Server.tasks`). "required" makes each call one, and others get an error. Questions that
+            the handler asks while it is a task, and those after a restart, begin it again from the top.
+        task_after: with `task="allowed"`, the seconds within which its result is the answer; by default 1.
+        restart: what becomes of a task whose server ends: "fail" tells that it may be half done, "resume" begins it
+            again with its last checkpoint (`ctx.task.saved`), "again" begins it anew.
     """
 
     annotations: ToolAnnotations | Mapping[str, Any] | None
@@ -100,6 +108,9 @@ class ToolOptions(ListedOptions, total=False):
     cpu_time: float | None
     ui: str | None
     visibility: Sequence[Literal["model", "app"]] | None
+    task: TaskMode
+    task_after: float | None
+    restart: Restart
 
 
 @attrs.define(eq=False, repr=False)
@@ -116,6 +127,7 @@ class ToolEntry:
     mirrors: tuple[Mirror, ...] = ()
     confirmation: Confirmation | None = None
     permission: Permission | None = None
+    task: TaskRule | None = None
     turns: str = ""  # the name under which its calls are counted; "" for its own
 
     def __attrs_post_init__(self) -> None:
@@ -127,7 +139,7 @@ class ToolEntry:
         if arguments is None:
             arguments = {}
         if self.mirrors:
-            self._check_headers(ctx, arguments)
+            self.check_headers(ctx, arguments)
         try:
             if not self.validator.is_valid(arguments):
                 return self._refuse(ctx, self.validator.problems(arguments))
@@ -151,7 +163,7 @@ class ToolEntry:
                 raise
             return failed_call(text)
 
-    def _check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
+    def check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
         """Check the headers that repeat arguments, if the request has the header `Mcp-Method`.
 
         Headers of a WebSocket upgrade are not checked: they do not describe single requests.
@@ -331,6 +343,12 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         from trimcp.server.apps import app_link  # few servers need it
 
         checked["meta"] = {**(checked.get("meta") or {}), "ui": app_link(page, visibility)}
+    task: TaskRule | None = None
+    if not options.keys().isdisjoint(("task", "task_after", "restart")):
+        from trimcp.server.task_rule import task_rule  # few servers need it
+
+        mode, restart = options.get("task", "never"), options.get("restart", "fail")
+        task = task_rule(name, mode, options.get("task_after"), restart)
     promise = None if shape is None or shape.untyped else shape.schema
     check = validator_for if promised is None else check_author_schema
     listed = Tool(
@@ -348,4 +366,5 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         timeout=timeout,
         quota=quota,
         mirrors=mirrors,
+        task=task,
     )

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, cast
 import attrs
 import trio
 
-from trimcp.errors import ConnectionLost, InvalidReply, RemoteError
+from trimcp.errors import AnsweredByTask, ConnectionLost, InvalidReply, RemoteError
 from trimcp.protocol.events import Replied
 from trimcp.session.clock import Clocks, WorkClock
 from trimcp.session.pending import Pending
@@ -44,6 +44,9 @@ class Caller(Protocol):
 
     async def answer(self, question: InputRequest) -> Any:
         """Return the payload that answers one question of the server."""
+
+    async def follow(self, rounds: Rounds, task: dict[str, Any]) -> Any:
+        """Return the final payload of a call that was answered with a task."""
 
     def check(self, rounds: Rounds, payload: Any) -> None:
         """Check the final payload; raises `InvalidReply` if it is not valid."""
@@ -111,8 +114,12 @@ class Rounds:
         except trio.Cancelled as cancelled:
             self.abandon(cancellation_text(cancelled))
             raise
-        self.caller.check(self, payload)
-        return payload
+        except AnsweredByTask as answered:
+            task = answered.task
+        else:
+            self.caller.check(self, payload)
+            return payload
+        return await self.caller.follow(self, task)
 
     def headers_refused(self, error: Exception | None) -> bool:
         """Whether other headers may lead to another answer (2026-07-28 streamable-http, "Client Behavior")."""
@@ -141,7 +148,7 @@ class Rounds:
             raise InvalidReply(f"{self.name}: the server keeps asking; no more of its questions are answered")
         self.left -= 1
         self.asked = True
-        answers = await self._gather(asked.input_requests or {})
+        answers = await gather(self.caller, asked.input_requests or {})
         revision = self.session.revision
         assert revision is not None
         dump = converter_for(revision).dump
@@ -153,24 +160,25 @@ class Rounds:
         )
         return await self.begin()
 
-    async def _gather(self, questions: Mapping[str, InputRequest]) -> dict[str, Any]:
-        """Return the answers by key; several questions are asked concurrently."""
-        answers: dict[str, Any] = {}
 
-        async def one(key: str, question: InputRequest) -> None:
-            answers[key] = await self.caller.answer(question)
+async def gather(caller: Caller, questions: Mapping[str, InputRequest]) -> dict[str, Any]:
+    """Return the answers by key; several questions are asked concurrently."""
+    answers: dict[str, Any] = {}
 
-        if len(questions) == 1:
-            for key, question in questions.items():
-                await one(key, question)
-            return answers
-        try:
-            async with trio.open_nursery() as nursery:
-                for key, question in questions.items():
-                    nursery.start_soon(one, key, question)
-        except BaseExceptionGroup as group:
-            raise unwrap_single(group) from None
+    async def one(key: str, question: InputRequest) -> None:
+        answers[key] = await caller.answer(question)
+
+    if len(questions) == 1:
+        for key, question in questions.items():
+            await one(key, question)
         return answers
+    try:
+        async with trio.open_nursery() as nursery:
+            for key, question in questions.items():
+                nursery.start_soon(one, key, question)
+    except BaseExceptionGroup as group:
+        raise unwrap_single(group) from None
+    return answers
 
 
 @attrs.define(eq=False, repr=False)

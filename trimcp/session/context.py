@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from trimcp.schema.forms import Answer, Form
     from trimcp.session.agent_context import AgentContext
+    from trimcp.session.call_task import CallTask
 
     StateT = TypeVar("StateT", default=Any)  # so that plain `Context` is a complete type
 else:
@@ -123,6 +124,16 @@ class Context(Admitted, Generic[StateT]):
     def agent_context(self) -> AgentContext | None:
         """The context that the call of an agent belongs to (the agent-tools protocol); None in MCP."""
         found: AgentContext | None = getattr(self._job.origin, "agent_context", None)
+        return found
+
+    @property
+    def task(self) -> CallTask:
+        """The task that this call runs as (`@server.tool(task=...)`), with its checkpoints; one without id if none."""
+        found: CallTask | None = getattr(self._job.origin, "task", None)
+        if found is None:
+            from trimcp.session.call_task import CallTask  # few servers need it
+
+            return CallTask()
         return found
 
     # Cancelling

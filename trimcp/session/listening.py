@@ -26,6 +26,7 @@ from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.jsonrpc import RequestId
 from trimcp.wire.lifecycle import SubscriptionFilter, SubscriptionsListenParams
+from trimcp.wire.methods import TASK_ID, TASK_NOTICE
 from trimcp.wire.resources import SubscribeParams
 
 _LISTEN: Final = "subscriptions/listen"
@@ -57,7 +58,15 @@ class ResourceUpdated:
     uri: str
 
 
-Change: TypeAlias = ToolsChanged | PromptsChanged | ResourcesChanged | ResourceUpdated
+@attrs.frozen
+@valued
+class TaskChanged:
+    """The task has changed (the extension "Tasks")."""
+
+    id: str
+
+
+Change: TypeAlias = TaskChanged | ToolsChanged | PromptsChanged | ResourcesChanged | ResourceUpdated
 
 _LISTS: Final[dict[str, tuple[str, Change]]] = {
     "notifications/tools/list_changed": ("tools_list_changed", ToolsChanged()),
@@ -72,10 +81,12 @@ class Subscription:
 
     Attributes:
         acknowledged: what the server agreed to send, which may be less than was requested.
+        tasks: the latest that it said of each task, as JSON.
     """
 
     _wanted: SubscriptionFilter
     _session: Session
+    tasks: dict[str, Any] = attrs.field(init=False, factory=dict)
     acknowledged: SubscriptionFilter = attrs.field(init=False, factory=SubscriptionFilter)
     _changes: Changes[Change] = attrs.field(init=False, factory=Changes)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -98,6 +109,11 @@ class Subscription:
         except trio.EndOfChannel:
             raise StopAsyncIteration from None
 
+    @property
+    def end(self) -> BaseException | None:
+        """The exception that the last `receive` will raise; None while more may arrive."""
+        return self._changes.end
+
     # Called by the reader
 
     def notified(self, event: Notified) -> None:
@@ -110,6 +126,11 @@ class Subscription:
             updated = event.params.uri
             if any(_lies_in(updated, uri) for uri in self._wanted.resource_subscriptions or ()):
                 self._add(ResourceUpdated(updated))
+        elif name == TASK_NOTICE:
+            id = event.params.get(TASK_ID)
+            if id in (self._wanted.task_ids or ()):
+                self.tasks[id] = event.params
+                self._add(TaskChanged(id))
         elif name in _LISTS:
             wanted, change = _LISTS[name]
             if getattr(self._wanted, wanted):

@@ -46,7 +46,7 @@ from trimcp.wire.codes import CANCELLED_BY_DRAIN, OVERLOADED
 from trimcp.wire.common import SEVERITY
 from trimcp.wire.jsonrpc import JSON, RequestId
 from trimcp.wire.lifecycle import CancelledParams, LoggingMessageParams, ProgressParams
-from trimcp.wire.methods import METHODS
+from trimcp.wire.methods import METHODS, NAMED
 from trimcp.wire.revisions import Revision
 
 if TYPE_CHECKING:
@@ -516,5 +516,9 @@ def mirrored(
     """
     if revision is None or not revision.method_headers:
         return more
-    name = None if method.row.mirrored is None else getattr(params, method.row.mirrored)
+    name, member = None, method.row.mirrored
+    if member is not None:
+        name = getattr(params, member)
+    elif type(params) is dict:  # of an extension
+        name = params.get(NAMED.get(method.name))
     return {**request_headers(revision.name, method.name, name), **(more or {})}

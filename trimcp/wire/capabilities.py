@@ -18,6 +18,8 @@ APP_TYPE: Final = "text/html;profile=mcp-app"
 """The media type of such a page, which a client that shows them declares."""
 SKILLS: Final = "io.modelcontextprotocol/skills"
 """The extension "Skills": folders of instructions that a server offers to models."""
+TASKS: Final = "io.modelcontextprotocol/tasks"
+"""The extension "Tasks": calls whose results are fetched later."""
 
 
 @wire

@@ -29,6 +29,8 @@ META_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 META_SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
 META_TIMEOUT: Final = "trimcp/timeout"
 """A key of trimcp: the seconds for which the caller still waits for the answer, so that no work is done in vain."""
+META_PROGRESS: Final = "trimcp/progress"
+"""A key of trimcp: the progress behind the status message of a task, as numbers."""
 META_TRACE: Final = ("traceparent", "tracestate", "baggage")
 """The W3C trace context. Only these three keys need no prefix (basic, "_meta")."""
 
@@ -36,6 +38,7 @@ REJECTED: Final = "_rejected"
 """The attribute of a loaded result behind `Result.rejected`. It is no member: neither compared nor dumped."""
 RESULT_COMPLETE: Final = "complete"
 RESULT_INPUT_REQUIRED: Final = "input_required"
+RESULT_TASK: Final = "task"
 
 
 def only_object(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.common import Cacheable, Implementation, LoggingLevel, Params, ProgressToken, Result
@@ -98,6 +98,7 @@ class SubscriptionFilter:
     prompts_list_changed: bool | None = field(default=None)
     resources_list_changed: bool | None = field(default=None)
     resource_subscriptions: list[str] | None = field(default=None)
+    task_ids: list[str] | None = field(default=None)
 
 
 @wire(since=V2026_07_28)
@@ -122,6 +123,8 @@ class SubscriptionsListenResult(Result):
 # Tasks, experimental in 2025-11-25 (basic/utilities/tasks): defined for reading, never declared
 
 TaskStatus: TypeAlias = Literal["working", "input_required", "completed", "failed", "cancelled"]
+ENDED: Final = ("completed", "failed", "cancelled")
+"""The states of a task that change no more."""
 
 
 @wire(since=V2025_11_25, until=V2026_07_28)

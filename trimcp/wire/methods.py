@@ -188,3 +188,11 @@ _ROWS: Final = (
 
 METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS}
 """Every method by name."""
+
+TASK_ID: Final = "taskId"
+"""The params member that `Mcp-Name` repeats in the methods of the extension "Tasks"."""
+TASK_NOTICE: Final = "notifications/tasks"
+NAMED: Final[dict[str, str | None]] = {name: row.mirrored for name, row in METHODS.items()} | dict.fromkeys(
+    ("tasks/get", "tasks/update", "tasks/cancel"), TASK_ID
+)
+"""The params member that Streamable HTTP repeats as `Mcp-Name`, by method."""

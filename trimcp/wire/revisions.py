@@ -58,6 +58,7 @@ class Revision:
             a tool error instead of -32602 (SEP-1303).
         logs_on_request: log messages are sent only for requests with a level in `_meta`; otherwise the level is the
             connection's (`logging/setLevel`) and the server may choose one until it is set.
+        tasks: the extension "Tasks" is defined for it. In others, a client that declares it gets none.
         url_elicitation_error: -32042 may answer a request that needs the user to visit a URL first.
         resource_missing_code: the error code for a resource that does not exist.
     """
@@ -75,6 +76,7 @@ class Revision:
     error_without_id: bool = _switch()
     invalid_arguments_are_tool_errors: bool = _switch()
     logs_on_request: bool = _switch()
+    tasks: bool = _switch()
     url_elicitation_error: bool = _switch()
     resource_missing_code: int = attrs.field(default=-32002, kw_only=True)
     modern: bool = attrs.field(
@@ -129,6 +131,7 @@ V2026_07_28: Final = Revision(
     error_without_id=True,
     invalid_arguments_are_tool_errors=True,
     logs_on_request=True,
+    tasks=True,
     resource_missing_code=-32602,
 )
 

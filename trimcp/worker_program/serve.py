@@ -150,6 +150,11 @@ class RemoteContext(Admitted):
         """Not available here: the lifespan's state stays in the server's process."""
         raise LocalError('the state of the lifespan is not here: run="process" gives a tool a process of its own')
 
+    @property
+    def task(self) -> Any:
+        """Not available here: a checkpoint is written by the server's process."""
+        raise LocalError('checkpoints are not here: run="process" gives a tool a process of its own')
+
     async def report_progress(self, progress: float, total: float | None = None, message: str | None = None) -> None:
         """Like `Context.report_progress`. Waits while the connection to the parent is full."""
         if not progress > self._last_progress:

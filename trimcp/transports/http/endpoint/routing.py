@@ -20,7 +20,7 @@ from trimcp.transports.http.interfaces import Head, HttpResponse, refusal
 from trimcp.wire.codes import ERRORS, HEADER_MISMATCH, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request, RequestId
-from trimcp.wire.methods import METHODS
+from trimcp.wire.methods import NAMED
 from trimcp.wire.revisions import UNNAMED, Revision, find
 
 _LISTEN: Final = "subscriptions/listen"
@@ -159,9 +159,7 @@ def _mismatch(head: Head, message: Request) -> str | None:
     version = meta.get(META_PROTOCOL_VERSION)
     if type(version) is not str:
         return None
-    method = METHODS.get(message.method)
-    named = None if method is None else method.mirrored
-    return check_request(head.headers, message.method, params, named=named, version=version)
+    return check_request(head.headers, message.method, params, named=NAMED.get(message.method), version=version)
 
 
 def _requests(message: Message) -> int:

@@ -1,0 +1,536 @@
+"""Tasks under way: how each is carried out, told of, asked, cancelled, and found again after a restart.
+
+A task is a `tools/call` of its own that is delivered to a session of its own, as the calls of agents are: so all that
+holds for a call holds for it. Its sink is the `TaskRun`, which notes progress and takes the reply. A handler that asks
+unwinds, as in every request of a revision where a server may not call its client, and begins again with the answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import attrs
+import orjson
+import trio
+
+from trimcp.budget import MemoryAccount, MemoryCharge
+from trimcp.channel import Incoming, Kind, Link, Outgoing, Sink, lane_of
+from trimcp.errors import ErrorReply, LocalError
+from trimcp.extensions.tasks import NEEDED, declared, status_text
+from trimcp.principal import Principal
+from trimcp.protocol.request_state import Memory, request_digest
+from trimcp.server.running import Running
+from trimcp.server.subscribing import task_change
+from trimcp.session.context import Context
+from trimcp.session.limits import Quota
+from trimcp.session.push import Pushed
+from trimcp.session.turns import MOST_WAITING, Turns
+from trimcp.store.tasks import KeptTask, TaskStore
+from trimcp.support.cleaning import log_crash, one_line
+from trimcp.wire.codes import (
+    CANCELLED_BY_DRAIN,
+    CANCELLED_BY_OPERATOR,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    MISSING_CAPABILITY,
+    OVERLOADED,
+    TIMED_OUT,
+)
+from trimcp.wire.common import META_PROGRESS, META_SUBSCRIPTION_ID
+from trimcp.wire.jsonrpc import JSON, Notification, Request, RequestId, encode
+from trimcp.wire.methods import TASK_ID, TASK_NOTICE
+
+log: logging.Logger = logging.getLogger("trimcp.server")
+
+RECORD: Final = 4096
+"""Bytes that a task takes beside its arguments."""
+_LARGEST: Final = 1024 * 1024  # bytes of a checkpoint
+_MOST_RUNS: Final = 5  # processes that may end while they run one task: it may be why they do
+_ENDED_BY_RESTART: Final = "the server ended while this task ran, and does not begin it again"
+_NUMBERS: Final = ("progress", "total", "message")
+
+
+@attrs.define(eq=False)
+class TaskSettings:
+    """Where the tasks of a server are kept, and their bounds. `Server.tasks` documents them."""
+
+    store: TaskStore = attrs.field(factory=TaskStore)
+    longest: float = 86_400.0
+    ttl: float = 3_600.0
+    poll_interval: float = 1.0
+    running: int = 100
+    most: int = 1_000
+    lease: float = 15.0
+    grace: float = 5.0
+
+
+def require_tasks(ctx: Context[Any]) -> None:
+    """Raise ErrorReply if the sender of a request did not declare tasks with it."""
+    if not declared(ctx.capabilities):
+        text = "this client did not declare the extension for tasks with the request"
+        raise ErrorReply(MISSING_CAPABILITY, text, {"requiredCapabilities": dict(NEEDED)})
+
+
+@attrs.define(eq=False)
+class TaskRuns:
+    """The tasks that one run of a server carries out."""
+
+    served: TaskSettings
+    running: Running
+    nursery: trio.Nursery
+    runner: str = attrs.field(init=False, factory=lambda: secrets.token_hex(8))
+    tasks: dict[str, TaskRun] = attrs.field(init=False, factory=dict)  # those not ended; without a file, all
+    turns: Turns = attrs.field(init=False)
+    watched: Counter[str] = attrs.field(init=False, factory=Counter)
+    draining: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.turns = Turns(Quota(running=self.served.running, waiting=MOST_WAITING), "tasks")
+
+    @property
+    def store(self) -> TaskStore:
+        return self.served.store
+
+    # What clients ask
+
+    async def find(self, ctx: Context[Any], params: Mapping[str, Any]) -> KeptTask:
+        """Return a task that the sender of a request may see. Raises ErrorReply: there is none such."""
+        id = params.get(TASK_ID)
+        if not isinstance(id, str):
+            raise ErrorReply(INVALID_PARAMS, f"{TASK_ID} must be a text")
+        task = await self._look(id, ctx.principal)
+        if task is None:
+            raise ErrorReply(INVALID_PARAMS, "there is no such task, or no more")
+        return task
+
+    async def _look(self, id: str, principal: Principal | None) -> KeptTask | None:
+        task = await self._now(id)
+        owner = None if task is None or task.principal is None else task.principal["id"]
+        if task is None or task.until < time.time() or owner != (None if principal is None else principal.id):
+            return None
+        return task
+
+    async def _now(self, id: str) -> KeptTask | None:
+        """Return a task as it is, but its end only once that is kept: no restart can change what was told."""
+        run = self.tasks.get(id)
+        if run is None or not run.stored.is_set():
+            return await self.store.load(id)
+        if run.kept.ended:
+            await run.over.wait()
+        return run.kept
+
+    async def tell(self, task: KeptTask, note: Mapping[str, Any]) -> None:
+        """Pass answers or a cancellation on to whoever runs a task."""
+        run = self.tasks.get(task.id)
+        if run is not None:
+            await run.tell(note)
+        elif not task.ended:
+            await self.store.tell(task.id, note)
+
+    def told(self, task: KeptTask) -> dict[str, Any]:
+        """Return a task as clients are told of it."""
+        said: dict[str, Any] = {
+            TASK_ID: task.id,
+            "status": task.status,
+            "createdAt": _stamp(task.created),
+            "lastUpdatedAt": _stamp(task.updated),
+            "ttlMs": max(1, round((task.until - task.created) * 1_000)),
+            "pollIntervalMs": max(1, round(self.served.poll_interval * 1_000)),
+        }
+        if task.message is not None:
+            said["statusMessage"] = task.message
+        if task.progress is not None:
+            said["_meta"] = {META_PROGRESS: {key: each for key, each in task.progress.items() if key in _NUMBERS}}
+        if task.status == "completed":
+            assert task.result is not None
+            said["result"] = orjson.Fragment(task.result)
+        elif task.status == "failed":
+            said["error"] = task.error
+        elif task.status == "input_required":
+            said["inputRequests"] = {key: each for key, each in task.questions.items() if key not in task.answers}
+        return said
+
+    # Subscriptions
+
+    async def watchable(self, ctx: Context[Any], ids: list[str]) -> list[str]:
+        """Return those of these tasks whose changes this run knows, and tells its subscriber.
+
+        Raises ErrorReply: the client did not declare tasks.
+        """
+        require_tasks(ctx)
+        return [id for id in ids if id in self.tasks and await self._look(id, ctx.principal) is not None]
+
+    async def notice(self, id: str, subscription: RequestId) -> tuple[str, dict[str, Any]] | None:
+        """Return the notification of a task as it is now, or None if it is forgotten."""
+        task = await self._now(id)
+        if task is None:
+            return None
+        said = self.told(task)
+        return TASK_NOTICE, {**said, "_meta": {**said.get("_meta", {}), META_SUBSCRIPTION_ID: subscription}}
+
+    def changed(self, task: KeptTask) -> None:
+        """Have subscribers told of a task as it is now."""
+        if self.watched[task.id]:
+            self.running.server.changes.publish(task_change(task.id))
+
+    # Leases
+
+    async def take_over(self) -> None:
+        """Claim tasks whose runner has ended, and do with each what its tool wants."""
+        now = time.time()
+        for kept in await self.store.claim(self.runner, now, now + self.served.lease):
+            if kept.id in self.tasks:
+                self.tasks.pop(kept.id).lose()
+            kept.runs += 1
+            principal = None if kept.principal is None else Principal(**kept.principal)
+            run = self.tasks[kept.id] = TaskRun(self, kept, principal)
+            run.charge.set(RECORD)
+            run.stored.set()
+            if kept.restart == "again":
+                kept.checkpoint = kept.memory = None
+                kept.questions, kept.answers, kept.status = {}, {}, "working"
+            elif kept.restart == "fail" and kept.status != "input_required":
+                run.fail(CANCELLED_BY_DRAIN, _ENDED_BY_RESTART, {"reason": "drain", "started": True})
+            if kept.runs > _MOST_RUNS:
+                run.fail(INTERNAL_ERROR, f"{_MOST_RUNS} processes have ended while they ran this task")
+            self.nursery.start_soon(run.live)
+
+    async def keep_leases(self) -> None:
+        """Renew the leases of the tasks here, learn what others were told for them, and forget what is over."""
+        while True:
+            await trio.sleep(self.served.lease / 3)
+            try:
+                now = time.time()
+                for id, note in await self.store.renew(self.runner, now + self.served.lease):
+                    if (run := self.tasks.get(id)) is not None:
+                        await run.tell(note)
+                await self.take_over()
+                await self.store.forget((), now)
+                for run in [run for run in self.tasks.values() if run.kept.ended and run.kept.until < now]:
+                    run.leave()
+            except Exception as error:  # of a store: the next time it may be there again
+                log_crash(log, error, "the leases of tasks could not be renewed")
+
+    # Its end
+
+    async def drain(self) -> None:
+        """Let tasks at work end for a while, then stop the rest, which another run may claim."""
+        self.draining = True
+        with trio.move_on_after(self.served.grace):
+            while working := [run for run in self.tasks.values() if run.at_work]:
+                await working[0].over.wait()
+        left = [run for run in self.tasks.values() if not run.kept.ended]
+        for run in left:
+            run.lose()
+        with trio.move_on_after(self.served.grace):
+            for run in left:
+                await run.over.wait()
+        await self.store.release([run.id for run in left], self.runner)
+
+    def close(self) -> None:
+        """Count their memory no more."""
+        for run in list(self.tasks.values()):
+            run.leave()
+
+
+def as_json(memory: Memory) -> dict[str, Any]:
+    """Return what a handler was answered so far as JSON; `Memory(**...)` restores it."""
+    return {name: getattr(memory, name) for name in ("answers", "asked", "kept", "progress")}
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@attrs.define(eq=False, repr=False)
+class TaskRun(Sink):
+    """One task: the origin and the sink of its `tools/call`, and its place in the memory of the server."""
+
+    runs: TaskRuns
+    kept: KeptTask
+    _principal: Principal | None
+    _headers: Mapping[str, str] | None = None
+    client: str | None = None
+    foreground: Context[Any] | None = attrs.field(init=False, default=None)  # the call that waits for it
+    account: MemoryAccount = attrs.field(init=False)
+    charge: MemoryCharge = attrs.field(init=False)
+    settled: trio.Event = attrs.field(init=False, factory=trio.Event)  # it has ended, or asks
+    stored: trio.Event = attrs.field(init=False, factory=trio.Event)
+    over: trio.Event = attrs.field(init=False, factory=trio.Event)  # nothing runs for it any more
+    _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
+    _pushed: Pushed | None = attrs.field(init=False, default=None)
+    _replied: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _answered: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _lost: bool = attrs.field(init=False, default=False)  # another run of a server may claim it, or has
+
+    def __attrs_post_init__(self) -> None:
+        self.account = self.runs.running.budget.holding(self.kept.owner, self)
+        self.charge = MemoryCharge(self.account)
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.kept.id
+
+    # Its life
+
+    async def live(self) -> None:
+        """Carry the task out, until it has ended or another process has it."""
+        kept = self.kept
+        try:
+            deadline = trio.current_time() + max(0.0, kept.until - self.runs.served.ttl - time.time())
+            with trio.move_on_at(deadline) as limit, self._scope:
+                await self._carry_out()
+            if limit.cancelled_caught and not kept.ended:
+                self.fail(TIMED_OUT, f"the task took longer than {self.runs.served.longest:g} seconds")
+            if self._lost:
+                return
+            if not kept.ended:
+                self._end("cancelled")
+            self.settled.set()
+            await self.stored.wait()
+            await self._save()
+        except OSError as error:
+            log_crash(log, error, "a task could not be kept")
+        finally:
+            self._disconnect()
+            self.over.set()
+            if self._lost or self.runs.store.durable:
+                self.leave()
+
+    async def _carry_out(self) -> None:
+        kept, turns = self.kept, self.runs.turns
+        while not kept.ended and not self._lost:
+            if kept.questions:
+                self.settled.set()
+                await self.stored.wait()
+                await self._save()
+                if len(kept.answers) < len(kept.questions):
+                    await self._answered.wait()
+                self._remember()
+                await self._save()
+            since = await turns.acquire(kept.owner)
+            try:
+                await self._attempt()
+            finally:
+                turns.give_back(since)
+
+    def _remember(self) -> None:
+        """Add what was answered to what the handler was answered before."""
+        kept = self.kept
+        assert kept.memory is not None
+        answers = {kept.used[key]: answer for key, answer in kept.answers.items()}
+        kept.memory = {**kept.memory, "answers": {**kept.memory["answers"], **answers}}
+        kept.questions, kept.answers, self._answered = {}, {}, trio.Event()
+
+    async def _attempt(self) -> None:
+        """Run the handler once, until it has returned or asks."""
+        kept, self._replied = self.kept, trio.Event()
+        params = dict(kept.params)
+        if kept.memory is not None:
+            sealer = self.runs.running.server.sealer
+            params["requestState"] = sealer.seal(Memory(**kept.memory), **self._sealed_for)
+        self._pushed = self.runs.running.open_brief(self.account)
+        message = Request(0, "tools/call", params)
+        self._pushed.deliver((Incoming(message, 0, self, self._headers, self._principal),))
+        await self._replied.wait()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        pushed, self._pushed = self._pushed, None
+        if pushed is not None:
+            pushed.close()
+
+    async def _save(self) -> None:
+        if not await self.runs.store.save(self.kept):
+            self.lose()
+        else:
+            self.runs.changed(self.kept)
+
+    async def tell(self, note: Mapping[str, Any]) -> None:
+        """Take answers to its questions, or a cancellation."""
+        kept = self.kept
+        if note.get("cancelled"):
+            self.cancel("cancelled by its client")
+        new = {key: each for key, each in note.get("answers", {}).items() if key in kept.questions}
+        new = {key: each for key, each in new.items() if key not in kept.answers}
+        if new and kept.status == "input_required":
+            kept.answers.update(new)
+            kept.updated = time.time()
+            if len(kept.answers) == len(kept.questions):
+                kept.status = "working"
+                self._answered.set()
+            else:
+                await self.runs.store.save(kept)
+            self.runs.changed(kept)
+
+    def cancel(self, why: str) -> None:
+        """Cancel it, which it may end by returning all the same."""
+        if self._pushed is not None:
+            self._pushed.deliver((Incoming(Notification("notifications/cancelled", {"requestId": 0, "reason": why})),))
+        else:
+            self._scope.cancel(reason=why)
+
+    def abandon(self) -> None:
+        """Cancel it, and keep nothing of it."""
+        self._lost = True
+        self.cancel("its call was cancelled")
+        self.leave()
+
+    def lose(self) -> None:
+        """Stop it here without an end: another run of a server may claim it."""
+        self._lost = True
+        if self._pushed is not None:
+            self._pushed.disconnect("the server ends", ending=True)
+        else:
+            self._scope.cancel(reason="another process may go on with it")
+
+    def leave(self) -> None:
+        """Forget it in memory; it may still be in the store."""
+        if self.runs.tasks.get(self.id) is self:
+            del self.runs.tasks[self.id]
+        self.stored.set()
+        self.charge.set(0)
+        self.account.close()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether its handler runs, or waits for a turn."""
+        return not self.over.is_set() and self.kept.status == "working"
+
+    def _end(self, status: Any, message: str | None = None) -> None:
+        kept = self.kept
+        kept.status, kept.message, kept.questions, kept.checkpoint = status, message, {}, None
+        kept.updated = time.time()
+        kept.until = kept.updated + self.runs.served.ttl
+        kept.params, kept.memory = {"name": kept.params["name"]}, None
+        self.charge.set(RECORD + len(kept.result or b""))
+
+    def fail(self, code: int, message: str, data: Any = None) -> None:
+        """End it with an error."""
+        self.kept.error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+        self._end("failed", one_line(message))
+
+    # The task for its handler
+
+    @property
+    def task(self) -> TaskRun:
+        """What the handler gets as `ctx.task`."""
+        return self
+
+    @property
+    def saved(self) -> Any:
+        """The value of the last checkpoint, or None."""
+        checkpoint = self.kept.checkpoint
+        return None if checkpoint is None else orjson.loads(checkpoint)
+
+    async def checkpoint(self, value: JSON) -> None:
+        """Save how far the handler is; see `CallTask.checkpoint`."""
+        saved = encode(value)
+        if len(saved) > _LARGEST:
+            raise LocalError(f"a checkpoint has at most {_LARGEST} bytes, not {len(saved)}")
+        self.kept.checkpoint = saved
+        self.charge.set(RECORD + len(saved))
+        await trio.lowlevel.checkpoint()
+        if self.stored.is_set() and not await self.runs.store.save(self.kept):
+            self.lose()
+            await trio.sleep_forever()  # until the cancellation arrives: another process has the task
+
+    # The holder of its memory
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether nothing runs for it."""
+        return self.over.is_set()
+
+    def evict(self, why: str) -> None:
+        """Give its memory back: as others need it."""
+        if self.over.is_set():
+            self.leave()
+            self.runs.nursery.start_soon(self.runs.store.forget, [self.id], 0.0)
+        else:
+            self.fail(OVERLOADED, why)
+            self.cancel(why)
+
+    # The origin of its messages
+
+    @property
+    def link(self) -> Link:
+        return Link("task")
+
+    @property
+    def name(self) -> str:
+        return "task"
+
+    @property
+    def sink(self) -> Sink:
+        return self
+
+    # Called by its session
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Take the reply, or progress, of which only the latest is kept."""
+        if outgoing.kind is Kind.REPLY:
+            self._take(outgoing)
+        elif lane_of(outgoing) == "progress" and not self.kept.ended:
+            progress = orjson.loads(outgoing.data)["params"]
+            self.kept.progress, self.kept.message, self.kept.updated = progress, status_text(progress), time.time()
+            self.runs.changed(self.kept)
+            if self.foreground is not None:
+                self.foreground.report_progress_nowait(*(progress.get(key) for key in _NUMBERS))
+
+    def post_latest(self, key: Hashable, outgoing: Outgoing) -> None:
+        self.post(outgoing)
+
+    def unanswered(self, request_id: RequestId) -> None:
+        if not self.kept.ended and not self._lost:
+            self._end("cancelled", "cancelled by its client")
+        self._replied.set()
+
+    def _take(self, outgoing: Outgoing) -> None:
+        kept, data = self.kept, outgoing.data
+        self._replied.set()
+        if kept.ended or self._lost:
+            return
+        if outgoing.error is not None:
+            error = orjson.loads(data)["error"]
+            if error["code"] == CANCELLED_BY_DRAIN:
+                self._lost = True
+            elif error["code"] == CANCELLED_BY_OPERATOR:
+                self._end("cancelled", error["message"])
+            else:
+                self.fail(error["code"], error["message"], error.get("data"))
+            return
+        result = data[data.index(b'"result":') + 9 : -1]
+        if b'"input_required"' in result and (asks := orjson.loads(result)).get("resultType") == "input_required":
+            self._ask(asks)
+        elif not self.account.fits(len(result)):
+            self.account.refuse("results of tasks")
+            self.fail(INTERNAL_ERROR, "the call was carried out, but there was no room to keep its result")
+        else:
+            kept.result = result
+            self._end("completed")
+
+    @property
+    def _sealed_for(self) -> Any:
+        kept = self.kept
+        principal = None if kept.principal is None else kept.principal["id"]
+        return {"digest": request_digest("tools/call", kept.params), "principal": principal, "now": time.time()}
+
+    def _ask(self, asks: Mapping[str, Any]) -> None:
+        """Note what the handler asks, and what it was answered before. A key names one question of a task."""
+        kept = self.kept
+        memory = self.runs.running.server.sealer.open(asks["requestState"], **self._sealed_for)
+        kept.memory = as_json(memory)
+        questions = {}
+        for key, question in asks["inputRequests"].items():
+            name = key if key not in kept.used else f"{key}#{len(kept.used)}"
+            kept.used[name] = key
+            questions[name] = question
+        kept.status, kept.questions, kept.updated = "input_required", questions, time.time()

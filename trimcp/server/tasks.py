@@ -1,0 +1,222 @@
+"""Calls that become tasks (the extension "Tasks"): which do, when their callers are told, and the methods for that."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.budget import owner_of
+from trimcp.errors import CannotAsk, ErrorReply
+from trimcp.extensions.tasks import NEEDED, declared
+from trimcp.protocol.bound_methods import foreign
+from trimcp.protocol.connection import Encoded
+from trimcp.server.calling import Handler, answer_all
+from trimcp.server.running import Running
+from trimcp.server.task_rule import TaskRule
+from trimcp.server.task_runs import RECORD, TaskRun, TaskRuns, TaskSettings, as_json, require_tasks
+from trimcp.server.tools import ToolEntry
+from trimcp.session.asking import Questions
+from trimcp.session.context import Context
+from trimcp.session.facts import Beside
+from trimcp.store.tasks import KeptTask, TaskStore
+from trimcp.support.bounds import check_number
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND, OVERLOADED
+from trimcp.wire.common import META_LOG_LEVEL, META_PROGRESS_TOKEN, META_TIMEOUT, RESULT_TASK
+from trimcp.wire.jsonrpc import encode
+from trimcp.wire.tools import CallToolParams
+
+log: logging.Logger = logging.getLogger("trimcp.server")
+
+_INSIDE: Final = ("result", "error", "inputRequests")  # not told of a task that is created
+_OF_CALLER: Final = (META_PROGRESS_TOKEN, META_TIMEOUT, META_LOG_LEVEL)  # of the call, and not of the task
+
+
+@attrs.define(eq=False)
+class ServedTasks(TaskSettings):
+    """The tasks of a server, over all its runs."""
+
+    runs: dict[Running, TaskRuns] = attrs.field(init=False, factory=dict)
+
+    def set(self, **given: Any) -> None:
+        """Change settings. Raises TypeError and ValueError for what cannot be one."""
+        store = given.pop("store", None)
+        if store is not None and not isinstance(store, TaskStore):
+            raise TypeError(f"store is a trimcp.SqliteTasks(path) or another TaskStore, not {store!r:.60}")
+        for name, value in given.items():
+            check_number(name, value, whole=name in ("running", "most"), zero=name == "grace")
+            setattr(self, name, value)
+        self.store = store or self.store
+
+    @asynccontextmanager
+    async def while_running(self, running: Running) -> AsyncIterator[None]:
+        """Serve the tasks of a run of the server while the block runs."""
+        async with self.store.opened(), open_service_nursery() as nursery:
+            runs = self.runs[running] = TaskRuns(self, running, nursery)
+            running.around_calls(lambda inner: self._deciding(runs, inner))
+            running.watch_tasks(runs)
+            await runs.take_over()
+            nursery.start_soon(runs.keep_leases)
+            try:
+                yield
+                await runs.drain()
+            finally:
+                del self.runs[running]
+                runs.close()
+
+    def run_of(self, ctx: Context[Any]) -> TaskRuns:
+        """Return what runs the tasks of a request's run of the server, if its sender may use them.
+
+        Raises ErrorReply: the revision has no tasks (-32601), or the client did not declare them (-32021).
+        """
+        if not ctx.revision.tasks:
+            raise ErrorReply(METHOD_NOT_FOUND, f"revision {ctx.revision.name} has no {ctx.method} of this server")
+        require_tasks(ctx)
+        session, _ = ctx.internals
+        return next(runs for running, runs in self.runs.items() if session.endpoint is running)
+
+    async def get(self, ctx: Context[Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer `tasks/get`."""
+        runs = self.run_of(ctx)
+        return runs.told(await runs.find(ctx, params))
+
+    async def update(self, ctx: Context[Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer `tasks/update`."""
+        runs = self.run_of(ctx)
+        task = await runs.find(ctx, params)
+        given = params.get("inputResponses")
+        if not isinstance(given, dict):
+            raise ErrorReply(INVALID_PARAMS, "inputResponses must be an object")
+        await runs.tell(task, {"answers": {key: one for key, one in given.items() if isinstance(one, dict)}})
+        return {}
+
+    async def cancel(self, ctx: Context[Any], params: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer `tasks/cancel`."""
+        runs = self.run_of(ctx)
+        await runs.tell(await runs.find(ctx, params), {"cancelled": True})
+        return {}
+
+    def beside(self) -> Iterator[Beside]:
+        """Say of each task that is not at work what it waits for; those at work are requests."""
+        now = time.time()
+        for run in [run for runs in self.runs.values() for run in runs.tasks.values()]:
+            if not run.at_work and not run.kept.ended:
+                state = f"{run.kept.params['name']}: {run.kept.status}"
+                yield Beside("task", f"{run.id[:8]}... of {run.kept.owner}", state, now - run.kept.updated)
+
+    # Calls
+
+    def _deciding(self, runs: TaskRuns, inner: Handler) -> Handler:
+        """Return the handler of calls that makes tasks of those that want to be, and leaves the others to `inner`."""
+        tools = runs.running.server.tools
+
+        def call(ctx: Context[Any], params: CallToolParams) -> Awaitable[Any]:
+            entry = tools.get(params.name)
+            if entry is None or entry.task is None or isinstance(ctx.internals[1].origin, TaskRun):
+                return inner(ctx, params)
+            return self._decide(runs, entry, entry.task, inner, ctx, params)
+
+        return call
+
+    async def _decide(
+        self,
+        runs: TaskRuns,
+        entry: ToolEntry,
+        rule: TaskRule,
+        inner: Handler,
+        ctx: Context[Any],
+        params: CallToolParams,
+    ) -> Any:
+        name, permission = entry.listed.name, entry.permission
+        if not ctx.revision.tasks or not declared(ctx.capabilities):
+            if rule.required:
+                needed = dict(NEEDED) if ctx.revision.tasks else None
+                raise CannotAsk(f"{name} runs as a task only, and this client has not declared tasks", needed)
+            return await inner(ctx, params)
+        arguments = params.arguments or {}
+        if not entry.validator.is_valid(arguments) or (permission is not None and permission.hides(ctx.admission)):
+            return await inner(ctx, params)  # which refuses it
+        # What asks before the handler does is asked for the call itself, and answered before there is a task.
+        entry.check_headers(ctx, arguments)
+        if permission is not None:
+            permission.check_scopes(ctx, name)
+            await permission.obtain(ctx, name, arguments)
+        if entry.confirmation is not None:
+            await entry.confirmation.obtain(ctx, arguments)
+        if entry.prepared.questions:
+            await answer_all(entry.prepared.questions, ctx)
+        return await self._begin(runs, rule, ctx)
+
+    async def _begin(self, runs: TaskRuns, rule: TaskRule, ctx: Context[Any]) -> Any:
+        """Begin a task, and return its result if that is soon there, else the task once it is kept."""
+        session, job = ctx.internals
+        owner = owner_of(ctx.principal, None if job.origin is None else job.origin.client)
+        open_now = sum(run.kept.owner == owner and not run.kept.ended for run in runs.tasks.values())
+        if runs.draining or open_now >= self.most or await self.store.count(owner) >= self.most:
+            raise ErrorReply(OVERLOADED, "too many tasks; try again later", {"retryAfter": self.poll_interval})
+        now = time.time()
+        questions = job.questions
+        kept = KeptTask(
+            id=secrets.token_urlsafe(24),
+            owner=owner,
+            principal=None if ctx.principal is None else ctx.principal.facts(),
+            params=_own_params(job.request.raw),
+            restart=rule.restart,
+            created=now,
+            updated=now,
+            until=now + self.longest + self.ttl,
+            memory=as_json(questions.memory) if isinstance(questions, Questions) else None,
+            runner=runs.runner,
+            lease=now + self.lease,
+        )
+        run = TaskRun(runs, kept, ctx.principal, job.headers, None if job.origin is None else job.origin.client)
+        if not run.account.fits(job.size + RECORD):
+            run.account.refuse("tasks")
+            run.leave()
+            raise ErrorReply(OVERLOADED, "no room for another task; try again later")
+        run.charge.set(job.size + RECORD)
+        runs.tasks[run.id] = run
+        run.foreground = None if rule.required else ctx
+        try:
+            if not rule.required:
+                runs.nursery.start_soon(run.live)
+                with trio.move_on_after(rule.after):
+                    await run.settled.wait()
+                if kept.ended:
+                    run.leave()
+                    return _answer(kept)
+            run.foreground = None
+            await self.store.create(kept)
+            run.stored.set()
+            if rule.required:
+                runs.nursery.start_soon(run.live)
+        except BaseException:  # mostly a cancellation: nobody will know of the task
+            run.foreground = None
+            run.abandon()
+            runs.nursery.start_soon(self.store.forget, [run.id], 0.0)
+            raise
+        created = {key: value for key, value in runs.told(kept).items() if key not in _INSIDE}
+        raw = session.engine.modern.dump_result(
+            foreign("tasks/get"), {"resultType": RESULT_TASK, **created}, ctx.revision
+        )
+        return Encoded(encode(raw))
+
+
+def _own_params(raw: Mapping[str, Any]) -> dict[str, Any]:
+    meta = {key: each for key, each in (raw.get("_meta") or {}).items() if key not in _OF_CALLER}
+    return {"name": raw["name"], "arguments": raw.get("arguments") or {}, "_meta": {**meta, META_PROGRESS_TOKEN: 0}}
+
+
+def _answer(kept: KeptTask) -> Encoded:
+    """Return the answer to a call whose task has ended before anybody knew of it. Raises ErrorReply."""
+    if kept.result is not None:
+        return Encoded(kept.result)
+    error = kept.error or {"code": INTERNAL_ERROR, "message": "the call was cancelled"}
+    raise ErrorReply(error["code"], error["message"], error.get("data"))
