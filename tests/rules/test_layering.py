@@ -80,7 +80,7 @@ LAYERS: dict[str, set[str]] = {
     "framing": _WIRE | {"framing"},
     "protocol": _WIRE | {"protocol"},
     "schema": _WIRE | {"schema"},
-    "store": _WIRE | {"store"},
+    "store": _WIRE | {"support.nurseries", "support.restarts", "store"},
     "channel": _CHANNEL,
     "transports": _CHANNEL | {"store", "transports"},
     "auth": _CHANNEL | {"transports", "auth"},

@@ -1,8 +1,9 @@
-"""A store of contexts in memory that several tables share, as processes share a file."""
+"""Stores that several tables of one process share, as processes share a file, and that do what a test says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 
 import attrs
 import trio
@@ -105,3 +106,63 @@ class SharedStore(ContextStore):
         if self.forgets:
             return None
         return {key: stamp for stamp, key in enumerate(self.hub.changes, 1) if stamp > before}
+
+
+@attrs.define(eq=False)
+class Between(ContextStore):
+    """A shared store of the package, with the switches of `SharedStore`."""
+
+    inner: ContextStore
+    shared: bool = True
+    deaf: bool = False
+    forgets: bool = False
+    broken: Exception | None = None
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        async with self.inner.opened():
+            yield
+
+    def _work(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    async def counts(self) -> Mapping[Owner, int]:
+        self._work()
+        return await self.inner.counts()
+
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        self._work()
+        return await self.inner.ids(owner)
+
+    async def load(self, owner: Owner, id: str) -> KeptContext | None:
+        self._work()
+        return await self.inner.load(owner, id)
+
+    async def write(
+        self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]
+    ) -> Mapping[ContextKey, int] | None:
+        self._work()
+        return await self.inner.write(kept, deleted)
+
+    async def expire(self, now: float) -> Sequence[ContextKey]:
+        self._work()
+        return await self.inner.expire(now)
+
+    @property
+    def alone(self) -> bool:
+        return self.inner.alone
+
+    @property
+    def told(self) -> bool:
+        return self.inner.told and not self.deaf
+
+    async def wait_told(self) -> None:
+        await self.inner.wait_told()
+        if self.deaf or self.broken is not None:
+            await trio.sleep_forever()
+
+    async def changed(self) -> Mapping[ContextKey, int] | None:
+        self._work()
+        found = await self.inner.changed()
+        return None if self.forgets else found

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,35 @@ import trio
 
 import trimcp
 from tests.agent_tools.tables import ADA, BOB, ScriptedStore, open_table
+from tests.programs import require
 from tests.store.hub import Hub
+from tests.store.redis_server import RedisServer, redis_server
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.messages.errors import UnknownContext
 from trimcp.store import contexts_sqlite
 from trimcp.store.contexts import ContextStore, KeptContext, MemoryContexts
 from trimcp.store.contexts_sqlite import SqliteContexts
+from trimcp.store.redis.contexts import RedisContexts
 from trimcp.wire.jsonrpc import encode
 
 MakeStore = Callable[[], ContextStore]
 
 
-@pytest.fixture(params=["sqlite", "scripted"])
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    require("redis-server")
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "redis", "scripted"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
     """What opens the same contexts again and again."""
     if request.param == "sqlite":
         return lambda: SqliteContexts(tmp_path / "contexts.db")
+    if request.param == "redis":
+        url = request.getfixturevalue("redis").url
+        return lambda: RedisContexts(url, prefix=tmp_path.name)
     store = ScriptedStore()
     return lambda: store
 
@@ -113,9 +126,17 @@ async def test_what_nobody_may_need_is_forgotten(make_store: MakeStore) -> None:
         assert await store.expire(1_100.0) in ([], ())
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "hub"])
-async def test_a_shared_store_keeps_what_builds_on_what_it_has(kind: str, tmp_path: Path) -> None:
-    store = SqliteContexts(tmp_path / "contexts.db") if kind == "sqlite" else Hub().open()
+@pytest.fixture(params=["sqlite", "redis", "hub"])
+def shared_store(request: pytest.FixtureRequest, tmp_path: Path) -> ContextStore:
+    if request.param == "sqlite":
+        return SqliteContexts(tmp_path / "contexts.db")
+    if request.param == "redis":
+        return RedisContexts(request.getfixturevalue("redis").url, prefix=tmp_path.name)
+    return Hub().open()
+
+
+async def test_a_shared_store_keeps_what_builds_on_what_it_has(shared_store: ContextStore) -> None:
+    store = shared_store
     assert store.shared
     key, beside = kept().key, kept(id="beside").key
     async with store.opened():

@@ -1,4 +1,4 @@
-"""Several processes over one SQLite file of contexts: nothing is lost, and what one was answered the others know."""
+"""Several processes over one store of contexts: nothing is lost, and what one was answered the others know."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,12 @@ import pytest
 import trio
 
 from tests.agent_tools.tables import ADA, open_table
+from tests.programs import require
 from tests.store.process import count
+from tests.store.redis_server import redis_server
 from trimcp.store.contexts_sqlite import SqliteContexts
 from trimcp.store.peers import FilePeers
+from trimcp.store.urls import contexts_at
 from trimcp.support.files import UnusableFile
 
 ROOT = Path(__file__).parents[2]
@@ -45,12 +48,12 @@ class Other:
 
 
 @asynccontextmanager
-async def another(path: Path) -> AsyncIterator[Other]:
+async def another(url: str) -> AsyncIterator[Other]:
     async with trio.open_nursery() as nursery:
         process = await nursery.start(
             partial(
                 trio.run_process,
-                [sys.executable, "-m", "tests.store.process", str(path)],
+                [sys.executable, "-m", "tests.store.process", url],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 check=False,
@@ -61,9 +64,18 @@ async def another(path: Path) -> AsyncIterator[Other]:
         nursery.cancel_scope.cancel()
 
 
-async def test_what_one_was_answered_the_other_knows(tmp_path: Path) -> None:
-    path = tmp_path / "contexts.db"
-    async with open_table(SqliteContexts(path)) as table, another(path) as other:
+@pytest.fixture(params=["sqlite", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield f"sqlite://{tmp_path}/contexts.db"
+    else:
+        require("redis-server")
+        with redis_server() as server:
+            yield server.url
+
+
+async def test_what_one_was_answered_the_other_knows(url: str) -> None:
+    async with open_table(contexts_at(url)) as table, another(url) as other:
         assert await other.do(create="ctx-001") == 0
         actor = await table.find(ADA, "ctx-001")
         for number in range(60):
@@ -83,9 +95,8 @@ async def test_what_one_was_answered_the_other_knows(tmp_path: Path) -> None:
         assert await other.do(read="ctx-002") == "context_gone"
 
 
-async def test_three_that_count_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "contexts.db"
-    async with open_table(SqliteContexts(path)) as table, another(path) as first, another(path) as second:
+async def test_three_that_count_lose_nothing(url: str) -> None:
+    async with open_table(contexts_at(url)) as table, another(url) as first, another(url) as second:
         await table.create(ADA, "ctx-001")
         for other in (first, second):
             await other.do(read="ctx-001")  # it has begun
@@ -104,7 +115,7 @@ async def test_three_that_count_lose_nothing(tmp_path: Path) -> None:
         assert actor.version == 150
         assert {name: actor.snapshot()[name] for name in "nabc"} == {"n": 150, "a": 50, "b": 50, "c": 50}
         assert all(isinstance(each, int) for each in conflicts)
-    store = SqliteContexts(path)
+    store = contexts_at(url)
     async with store.opened():
         row = await store.load(ADA, "ctx-001")
     assert row is not None
@@ -116,7 +127,7 @@ async def test_one_that_was_killed_is_not_told_again(tmp_path: Path) -> None:
     store = SqliteContexts(path)
     async with open_table(store) as table:
         assert store.alone
-        async with another(path) as other:
+        async with another(f"sqlite://{path}") as other:
             await other.do(create="ctx-001")
             await table.find(ADA, "ctx-001")
             assert not store.alone

@@ -62,6 +62,8 @@ from trimcp.store.contexts import ContextStore as ContextStore
 from trimcp.store.contexts import KeptContext as KeptContext
 from trimcp.store.contexts import MemoryContexts as MemoryContexts
 from trimcp.store.contexts_sqlite import SqliteContexts as SqliteContexts
+from trimcp.store.redis.connection import RedisLimits as RedisLimits
+from trimcp.store.redis.contexts import RedisContexts as RedisContexts
 
 __all__ = [
     "ActorContext",
@@ -105,6 +107,8 @@ __all__ = [
     "NothingHere",
     "Provider",
     "ProviderGone",
+    "RedisContexts",
+    "RedisLimits",
     "Registered",
     "RegistrationRules",
     "RequestCancelled",

@@ -25,6 +25,7 @@ from trimcp.server.server import Server
 from trimcp.session.agent_context import AgentContext
 from trimcp.session.context import Context
 from trimcp.store.contexts import ContextStore, MemoryContexts
+from trimcp.store.urls import contexts_at
 from trimcp.support.bounds import check_number
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.revisions import LATEST
@@ -67,7 +68,8 @@ class AgentTools:
         registration: who may register tools, how many, and how large.
         allow: decides on each call of a tool, over both protocols, beside the tool's own `allow`.
         contexts: the bounds of contexts.
-        store: keeps contexts; by default in memory, so that they end with the server.
+        store: keeps contexts, or the URL of what does (`sqlite:///path`, `redis://host`); by default in memory, so
+            that they end with the server.
         agent_claim: the claim of a token that names the agent; by default the client that it was issued to.
         authenticate: identifies callers on a port that has no check of its own: `bearer_tokens({...})`.
         anonymous: what happens on a port without any check, where all callers are the agent `anonymous` and share their
@@ -91,7 +93,7 @@ class AgentTools:
         registration: RegistrationRules | None = None,
         allow: AgentAllow | None = None,
         contexts: ContextLimits | None = None,
-        store: ContextStore | None = None,
+        store: ContextStore | str | None = None,
         agent_claim: str | None = None,
         authenticate: Authenticate | None = None,
         anonymous: Literal["loopback", "anywhere"] | None = None,
@@ -105,7 +107,8 @@ class AgentTools:
             raise LocalError("agent tools cannot be added while the server runs")
         self.server: Server[Any] = server
         self.contexts: ContextLimits = ContextLimits() if contexts is None else contexts
-        self.store: ContextStore = MemoryContexts() if store is None else store
+        kept = MemoryContexts() if store is None else store
+        self.store: ContextStore = contexts_at(kept) if isinstance(kept, str) else kept
         self.agent_claim: str | None = agent_claim
         self.authenticate: Authenticate | None = authenticate
         if anonymous not in (None, "loopback", "anywhere"):

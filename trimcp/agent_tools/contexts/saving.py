@@ -18,6 +18,7 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.state import StoredState
 from trimcp.agent_tools.messages import errors
+from trimcp.errors import ConnectionLost
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
 from trimcp.support.cleaning import log_crash
 
@@ -116,11 +117,13 @@ class Saver:
             else:
                 await self._store.write(kept, [key for key in deleted if key not in made_again])
         except BaseException as error:  # whatever the store raises, or the end
-            for context in (*changed, *rest):
-                if context.note_failed():
-                    self._changed.setdefault(context)
-                else:
-                    self._changed.pop(context, None)
+            unsure = isinstance(error, ConnectionLost) and not error.nothing_sent
+            for contexts, sent in ((changed, unsure), (rest, False)):
+                for context in contexts:
+                    if context.note_failed(sent):
+                        self._changed.setdefault(context)
+                    else:
+                        self._changed.pop(context, None)
             for key, event in deleted.items():
                 event.set()
                 self._deleted.setdefault(key, event)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import attrs
@@ -12,7 +12,7 @@ from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.merging import MAX_DEPTH, StateBounds, StateSize, size_of
 from trimcp.agent_tools.contexts.saving import UnloadedContexts
 from trimcp.agent_tools.messages.errors import AgentToolsError
-from trimcp.store.contexts import ContextStore, KeptContext
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 
 ENDED: str = "it was ended by another process"
 
@@ -35,8 +35,13 @@ class SharedContexts:
     _turn: trio.Lock  # with it nothing is being written
     _live: Iterable[ContextActor]
     _end: Callable[[ContextActor, str], object]  # ends one that the store does not have any more
+    _find: Callable[[Owner, str], ContextActor | None]
     _one_at_a_time: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _behind: bool = attrs.field(init=False, default=False)
+    _asked: int = attrs.field(init=False, default=0)  # how often the store was asked for changes
+    _known: int = attrs.field(init=False, default=0)  # the latest of these times whose answer was taken over
+    # what the store said, and was not taken over yet; None for everything
+    _changes: dict[ContextKey, int] | None = attrs.field(init=False, factory=dict)
 
     @property
     def behind(self) -> bool:
@@ -54,17 +59,41 @@ class SharedContexts:
         """Take over what other processes have changed so far. Raises AgentToolsError: the store failed."""
         if not self._store.shared:
             return
+        asked = self._asked
         async with self._one_at_a_time:
-            if not self.behind:
+            if self._known > asked or not self.behind:  # another task has asked since
                 return
             self._behind = True
-            async with self._turn:
-                async with self._unloaded.reading():
-                    changed = await self._store.changed()
-                for actor in list(self._live):
-                    if changed is None or changed.get(actor.key, 0) > actor.stamp:
-                        await self.renew(actor)
+            self._asked += 1
+            async with self._unloaded.reading():
+                changed = await self._store.changed()
+            if changed is None or self._changes is None:
+                self._changes = None
+            else:
+                self._changes.update(changed)
+            await self._take_over()
             self._behind = False
+            self._known = self._asked
+
+    async def _take_over(self) -> None:
+        """Have the contexts become what the store has of which it said that they have changed."""
+        for key in list(self._unloaded.loading if self._changes is None else self._changes):
+            while (loading := self._unloaded.loading.get(key)) is not None:  # perhaps as it was before
+                await loading.wait()
+        if any(self._changed()):
+            async with self._turn:
+                for actor in list(self._changed()):  # but for what this process has written itself
+                    await self.renew(actor)
+        self._changes = {}
+
+    def _changed(self) -> Iterator[ContextActor]:
+        if self._changes is None:
+            yield from self._live
+            return
+        for key, stamp in self._changes.items():
+            actor = self._find(*key)
+            if actor is not None and stamp > actor.stamp:
+                yield actor
 
     async def renew(self, actor: ContextActor) -> None:
         """Have a context become what the store has. Raises AgentToolsError: the store failed."""

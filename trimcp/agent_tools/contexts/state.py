@@ -420,9 +420,13 @@ class StoredState:
         if not unsaved:
             self._none_waits()
 
-    def note_failed(self) -> bool:
-        """Forget the updates that the store does not have: it failed. Return whether to write the context again."""
-        self._fail_unsaved(lambda: errors.AgentToolsError("the service could not keep the update; nothing was changed"))
+    def note_failed(self, unsure: bool = False) -> bool:
+        """Forget the updates that the store does not have: it failed. Return whether to write the context again.
+
+        It is `unsure` whether the store has them if it was lost meanwhile.
+        """
+        what = "it may or may not have been kept" if unsure else "nothing was changed"
+        self._fail_unsaved(lambda: errors.AgentToolsError(f"the service could not keep the update; {what}"))
         return self.ended is None
 
     @property

@@ -294,8 +294,9 @@ class ContextTable:
         self._live = LiveContexts(self._states, budget, self._end)
         self._shared = self._live.shared
         self._unloaded = UnloadedContexts(store)
+        end = partial(self._end, delete=False)
         self._elsewhere = SharedContexts(
-            store, self._unloaded, self._bounds, self._saver.turn, self._live, partial(self._end, delete=False)
+            store, self._unloaded, self._bounds, self._saver.turn, self._live, end, self._live.find
         )
         self._ending: dict[ContextKey, ContextActor] = {}
         self._ended = EndedIds(limits, self._shared.deadlines)

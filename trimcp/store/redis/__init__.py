@@ -1,0 +1,1 @@
+"""What a server keeps in Redis, for processes on many machines. Needs the extra `trimcp[redis]`."""

@@ -1,0 +1,347 @@
+"""A store of contexts in Redis, for processes on many machines.
+
+A context is a hash: its stamp, and its value as JSON. One script compares stamps and writes, so that a write is whole
+or nothing, and knows the write that this process did last, so that one which is sent again does nothing. Each write
+adds an entry to a stream of changes. Indexes say how many contexts each owner has, which, and when each may go.
+"""
+
+from __future__ import annotations
+
+import math
+import ssl
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, unquote
+
+import attrs
+import trio
+
+from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
+from trimcp.store.redis.connection import RedisLimits, RedisScript
+from trimcp.store.redis.resp import Part, RedisRefusal
+from trimcp.store.redis.streams import Entry, Redis, entries_of
+from trimcp.wire.jsonrpc import encode, parse_value
+
+_FORM: Final = 1
+_REMEMBERED: Final = 10_000  # changes
+_AT_ONCE: Final = 500  # contexts forgotten by one script
+_NEVER: Final = 253_402_300_799  # seconds: the end of the year 9999
+
+# How a script forgets one context, and how it tells of changes. Keys live an hour longer than what they are for: clocks
+# differ.
+_SHARED: Final = """
+local changes, owners, due = KEYS[1], KEYS[2], KEYS[3]
+local changed = {}
+local now = tonumber(redis.call('TIME')[1]) * 1000
+local latest = now + 3600000
+local function stay(key, at)
+  if redis.call('PEXPIRETIME', key) < at then redis.call('PEXPIREAT', key, string.format('%.0f', at)) end
+end
+local function forget(context, ids, member, owner, id)
+  redis.call('DEL', context)
+  redis.call('ZREM', due, member)
+  if redis.call('SREM', ids, id) == 1 and redis.call('HINCRBY', owners, owner, -1) < 1 then
+    redis.call('HDEL', owners, owner)
+  end
+  changed[#changed + 1] = member
+end
+local function tell(by)
+  if #changed == 0 then return '0' end
+  local most = tonumber(ARGV[1])
+  return redis.call('XADD', changes, 'MAXLEN', '~', most, '*', 'by', by, 'contexts', cjson.encode(changed))
+end
+"""
+
+# KEYS: changes, owners, due, the last write; then a context and its owner's ids for each that is deleted or kept.
+# ARGV: changes to remember, who writes, the write's id, how many are deleted, how many are kept; then member, owner, id
+# for each, and for each that is kept its stamp, until when, and its value.
+_WRITE_BODY: Final = (
+    _SHARED
+    + """
+local done = redis.call('HMGET', KEYS[4], 'write', 'stamps')
+if done[1] == ARGV[3] then return done[2] end
+local key, arg, stamps = 5, 6, {}
+for _ = 1, tonumber(ARGV[4]) do
+  forget(KEYS[key], KEYS[key + 1], ARGV[arg], ARGV[arg + 1], ARGV[arg + 2])
+  key, arg = key + 2, arg + 3
+end
+for n = 0, tonumber(ARGV[5]) - 1 do
+  local at = arg + 6 * n
+  if (redis.call('HGET', KEYS[key + 2 * n], 'stamp') or '0-0') == ARGV[at + 3] then
+    changed[#changed + 1] = ARGV[at]
+    stamps[n + 1] = true
+  end
+end
+local stamp = tell(ARGV[2])
+for n = 0, tonumber(ARGV[5]) - 1 do
+  if stamps[n + 1] then
+    local at, context, ids = arg + 6 * n, KEYS[key + 2 * n], KEYS[key + 2 * n + 1]
+    local stays = math.max(tonumber(ARGV[at + 4]) * 1000 + 3600000, now + 3600000)
+    latest = math.max(latest, stays)
+    redis.call('HSET', context, 'stamp', stamp, 'value', ARGV[at + 5])
+    redis.call('PEXPIREAT', context, string.format('%.0f', stays))
+    redis.call('ZADD', due, ARGV[at + 4], ARGV[at])
+    if redis.call('SADD', ids, ARGV[at + 2]) == 1 then redis.call('HINCRBY', owners, ARGV[at + 1], 1) end
+    stay(ids, stays)
+    stamps[n + 1] = stamp
+  else
+    stamps[n + 1] = '0-0'
+  end
+end
+for _, name in ipairs({changes, owners, due}) do stay(name, latest) end
+local text = table.concat(stamps, ' ')
+redis.call('HSET', KEYS[4], 'write', ARGV[3], 'stamps', text)
+redis.call('PEXPIRE', KEYS[4], 3600000)
+return text
+"""
+)
+_WRITE: Final = RedisScript(_WRITE_BODY)
+_DELETE: Final = RedisScript(_WRITE_BODY, "allow-oom")  # with a full memory it makes some free
+
+# KEYS: changes, owners, due; then a context and its owner's ids for each. ARGV: changes to remember, who writes, the
+# time; then member, owner, id for each.
+_EXPIRE: Final = RedisScript(
+    _SHARED
+    + """
+for n = 0, (#KEYS - 3) / 2 - 1 do
+  local arg = 4 + 3 * n
+  local at = redis.call('ZSCORE', due, ARGV[arg])
+  if at and tonumber(at) < tonumber(ARGV[3]) then
+    forget(KEYS[4 + 2 * n], KEYS[5 + 2 * n], ARGV[arg], ARGV[arg + 1], ARGV[arg + 2])
+  end
+end
+tell(ARGV[2])
+return changed
+""",
+    "allow-oom",
+)
+
+# KEYS: changes. ARGV: changes to remember, who asks, the last change that it knows. Without that one nobody knows what
+# came after it: an entry begins anew.
+_CHANGED: Final = RedisScript(
+    """
+if #redis.call('XRANGE', KEYS[1], ARGV[3], ARGV[3]) == 1 then
+  local found = redis.call('XRANGE', KEYS[1], '(' .. ARGV[3], '+', 'COUNT', ARGV[1])
+  if #found < tonumber(ARGV[1]) then return found end
+end
+local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', 'by', ARGV[2], 'contexts', '[]')
+if redis.call('PTTL', KEYS[1]) < 0 then redis.call('PEXPIRE', KEYS[1], 3600000) end
+return id
+""",
+    "allow-oom",
+)
+
+V = TypeVar("V")
+
+
+@attrs.define(eq=False)
+class RedisContexts(ContextStore):
+    """Contexts in Redis, for processes on many machines.
+
+    An update is kept as Redis keeps what it has: with an append-only file and `appendfsync always` it survives a power
+    cut, with `everysec` at most the last second is lost.
+
+    Args:
+        url: where Redis is: `redis://user:password@host:6379/0`, `rediss://...` or `unix:///path`.
+        prefix: what all its keys begin with. Servers that have one share contexts.
+        limits: of its connections.
+        context: of `rediss://`; by default the system's certificates count.
+    """
+
+    url: str = attrs.field(repr=False)
+    prefix: str = "trimcp"
+    limits: RedisLimits = attrs.field(factory=RedisLimits)
+    context: ssl.SSLContext | None = None
+    shared: bool = attrs.field(init=False, default=True)
+    _redis: Redis = attrs.field(init=False)
+    _open: bool = attrs.field(init=False, default=False)
+    _writes: int = attrs.field(init=False, default=0)
+    _seen: str = attrs.field(init=False, default="0-0")  # the latest change that `changed` has returned
+    _others: trio.Event = attrs.field(init=False, factory=trio.Event)
+
+    def __attrs_post_init__(self) -> None:
+        self._redis = Redis(self.url, self.prefix, self.limits, self.context)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Keep connections while the block runs. Raises OSError: Redis cannot be used."""
+        if self._open:
+            raise OSError(f"the contexts in {self._redis.address} are in use by this process already")
+        self._open = True
+        try:
+            async with self._redis.opened():
+                await self._look()
+                await self._redis.follow(self._key("changes"), self._seen, self._told)
+                yield
+        finally:
+            self._open = False
+
+    @property
+    def failure(self) -> str:
+        """Why there is no connection now, or ""."""
+        return self._redis.commands.failure
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}:contexts:{name}"
+
+    def _places(self, key: ContextKey) -> tuple[str, str]:
+        """Return the keys of a context and of its owner's ids."""
+        return f"{self.prefix}:context:{{{_member(key)}}}", f"{self.prefix}:contexts-of:{_owner(key[0])}"
+
+    async def _ask(self, *parts: Part) -> Any:
+        return await self._redis.commands.repeat(*parts)
+
+    async def counts(self) -> Mapping[Owner, int]:
+        found = await self._ask("HGETALL", self._key("owners"))
+        return {_owner_of(name): int(count) for name, count in zip(found[::2], found[1::2], strict=True)}
+
+    async def ids(self, owner: Owner) -> Sequence[str]:
+        found = await self._ask("SMEMBERS", self._places((owner, ""))[1])
+        return [id.decode() for id in found]
+
+    async def load(self, owner: Owner, id: str) -> KeptContext | None:
+        stamp, value = await self._ask("HMGET", self._places((owner, id))[0], "stamp", "value")
+        return None if value is None else _loaded(owner, id, _stamp_of(stamp.decode()), value)
+
+    async def write(self, kept: Sequence[KeptContext], deleted: Sequence[ContextKey]) -> Mapping[ContextKey, int]:
+        self._writes += 1
+        keys, values = list[str](), list[Part]()
+        for key in [*deleted, *(one.key for one in kept)]:
+            keys += self._places(key)
+        for key in deleted:
+            values += _names(key)
+        for one in kept:
+            until = f"{min(max(one.until, 0.0), _NEVER):.3f}"
+            values += [*_names(one.key), _stamp_text(one.stamp), until, _value_of(one)]
+        redis = self._redis
+        try:
+            text = await redis.commands.script(
+                _WRITE if kept else _DELETE,
+                [*map(self._key, ("changes", "owners", "due", f"write:{redis.token}")), *keys],
+                *(_REMEMBERED, redis.token, self._writes, len(deleted), len(kept), *values),
+            )
+        except RedisRefusal as error:
+            if error.code == "OOM" and kept and deleted:
+                await self.write((), deleted)
+            raise
+        stamps = text.decode().split()
+        return {one.key: _stamp_of(stamp) for one, stamp in zip(kept, stamps, strict=True) if stamp != "0-0"}
+
+    async def expire(self, now: float) -> Sequence[ContextKey]:
+        due = await self._ask("ZRANGEBYSCORE", self._key("due"), "-inf", f"({now}", "LIMIT", 0, _AT_ONCE)
+        if not due:
+            return ()
+        keys, values = list[str](), list[Part]()
+        for member in due:
+            key = _key_of(member)
+            keys += self._places(key)
+            values += _names(key)
+        names = [self._key(name) for name in ("changes", "owners", "due")]
+        gone = await self._redis.commands.script(
+            _EXPIRE, [*names, *keys], _REMEMBERED, self._redis.token, f"{now}", *values
+        )
+        return [_key_of(member) for member in gone]
+
+    # What others change. Redis alone knows: what it sends may be on its way when somebody has been answered already.
+
+    @property
+    def alone(self) -> bool:
+        return False
+
+    @property
+    def told(self) -> bool:
+        return True
+
+    async def wait_told(self) -> None:
+        await self._others.wait()
+
+    def _told(self, entries: list[Entry] | None) -> None:
+        own = self._redis.token.encode()
+        if entries is None or any(fields.get(b"by") != own for _, fields in entries):
+            self._others.set()
+
+    async def changed(self) -> Mapping[ContextKey, int] | None:
+        if self._others.is_set():
+            self._others = trio.Event()
+        return await self._look()
+
+    async def _look(self) -> dict[ContextKey, int] | None:
+        changes = self._key("changes")
+        found = await self._redis.commands.script(_CHANGED, [changes], _REMEMBERED, self._redis.token, self._seen)
+        if isinstance(found, bytes):
+            self._seen = found.decode()
+            return None
+        entries, stamps = entries_of(found), dict[ContextKey, int]()
+        for id, fields in entries:
+            for member in _read(fields.get(b"contexts", b""), list):
+                stamps[_key_of(member)] = _stamp_of(id)
+        if entries:
+            self._seen = entries[-1][0]
+        return stamps
+
+
+# Names in keys: no part of one has a slash or a brace in it.
+
+
+def _owner(owner: Owner) -> str:
+    return f"{quote(owner[0], '')}/{quote(owner[1], '')}"
+
+
+def _member(key: ContextKey) -> str:
+    return f"{_owner(key[0])}/{quote(key[1], '')}"
+
+
+def _names(key: ContextKey) -> tuple[str, str, str]:
+    return _member(key), _owner(key[0]), key[1]
+
+
+def _owner_of(text: bytes) -> Owner:
+    principal, agent = text.decode("ascii").split("/")
+    return unquote(principal, errors="strict"), unquote(agent, errors="strict")
+
+
+def _key_of(text: bytes | str) -> ContextKey:
+    owner, _, id = (text.encode() if isinstance(text, str) else text).rpartition(b"/")
+    return _owner_of(owner), unquote(id.decode("ascii"), errors="strict")
+
+
+def _stamp_text(stamp: int) -> str:
+    return f"{stamp >> 64}-{stamp & (1 << 64) - 1}"
+
+
+def _stamp_of(text: str) -> int:
+    time, _, count = text.partition("-")
+    return int(time) << 64 | int(count)
+
+
+# Values. A time that never comes is null.
+
+
+def _value_of(one: KeptContext) -> bytes:
+    times = [None if time == math.inf else time for time in (one.created, one.ends, one.until)]
+    head = encode({"form": _FORM, "version": one.version, "times": times, "state": dict(one.state)})
+    return b'%b,"history":[%b]}' % (head[:-1], b",".join(one.history))
+
+
+def _loaded(owner: Owner, id: str, stamp: int, value: bytes) -> KeptContext:
+    found = _read(value, dict)
+    form, times = found.get("form"), found.get("times")
+    if type(form) is int and form > _FORM:
+        raise ValueError(f"a newer trimcp wrote the context (form {form}; this one knows {_FORM})")
+    match form, found.get("version"), found.get("state"), found.get("history"), times:
+        case 1, int(version), dict(state), list(history), [created, ends, until] if all(map(_is_time, times)):
+            made, over, stays = [math.inf if time is None else float(time) for time in (created, ends, until)]
+            return KeptContext(owner, id, version, state, [encode(each) for each in history], made, over, stays, stamp)
+    raise ValueError("Redis has a context that was not written so")
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) in (int, float, type(None))
+
+
+def _read(text: bytes, kind: type[V]) -> V:
+    value = parse_value(text)
+    if not isinstance(value, kind):
+        raise ValueError("Redis has text that was not written so")
+    return value

@@ -1,0 +1,151 @@
+"""A Redis as a store uses it: a connection for commands, and one that waits for what others add to streams."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.errors import ConnectionLost, Overloaded
+from trimcp.store.redis.address import RedisAddress, redis_address
+from trimcp.store.redis.connection import RedisConnection, RedisLimits, RedisScript
+from trimcp.store.redis.resp import RedisRefusal
+from trimcp.support.cleaning import log_crash
+from trimcp.support.nurseries import open_service_nursery
+
+log: logging.Logger = logging.getLogger("trimcp.store")
+
+_BLOCK: Final = 5.0  # seconds that one question waits
+_AT_ONCE: Final = 100  # entries of each stream in one reply
+_PAUSE: Final = 1.0  # seconds before the next question where Redis refused one
+
+# KEYS: a mailbox. Its process reads, and asks anew.
+_WAKE: Final = RedisScript(
+    "redis.call('XADD', KEYS[1], 'MAXLEN', '~', 1000, '*', 'wake', '') redis.call('PEXPIRE', KEYS[1], 3600000)",
+    "allow-oom",
+)
+
+Entry = tuple[str, dict[bytes, bytes]]
+"""The id of an entry of a stream, and its fields."""
+
+
+def entries_of(reply: Any) -> list[Entry]:
+    """Return the entries that Redis listed. Raises ValueError: these are none."""
+    found = []
+    try:
+        for id, fields in reply or ():
+            found.append((id.decode("ascii"), dict(zip(fields[::2], fields[1::2], strict=True))))
+    except (TypeError, AttributeError) as error:
+        raise ValueError("Redis has no stream there") from error
+    return found
+
+
+@attrs.define(eq=False)
+class _Followed:
+    """A stream that is followed."""
+
+    last: str  # the id of the last entry that was told
+    tell: Callable[[list[Entry] | None], object]
+
+
+@attrs.define(eq=False)
+class Redis:
+    """The connections of one process.
+
+    Args:
+        url: where it is.
+        prefix: what all keys begin with.
+        limits: of each connection.
+        context: for `rediss://`; by default the system's certificates count.
+
+    Attributes:
+        commands: takes commands.
+        token: this process, among all.
+        mailbox: the key of a stream to which others add what this process is to read; it is followed always.
+    """
+
+    address: RedisAddress = attrs.field(converter=redis_address)
+    prefix: str
+    limits: RedisLimits = attrs.field(factory=RedisLimits)
+    context: ssl.SSLContext | None = None
+    commands: RedisConnection = attrs.field(init=False)
+    token: str = attrs.field(init=False, factory=lambda: secrets.token_hex(8))
+    mailbox: str = attrs.field(init=False)
+    _blocking: RedisConnection = attrs.field(init=False)
+    _followed: dict[str, _Followed] = attrs.field(init=False, factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        name = f"trimcp-{os.getpid()}"
+        self.mailbox = f"{self.prefix}:process:{self.token}"
+        self.commands = RedisConnection(self.address, self.limits, name, context=self.context)
+        self._blocking = RedisConnection(self.address, self.limits, f"{name}-waits", _BLOCK, self.context)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Keep the connections while the block runs. Raises OSError: Redis cannot be used."""
+        async with self.commands.opened(), self._blocking.opened(), open_service_nursery() as nursery:
+            await self._warn()
+            self._followed[self.mailbox] = _Followed("0-0", lambda entries: None)
+            nursery.start_soon(self._follow)
+            yield
+
+    async def _warn(self) -> None:
+        """Say so where Redis may forget what it was given."""
+        with suppress(RedisRefusal):  # users may not be allowed to ask
+            told = await self.commands.repeat("INFO", "memory")
+            for line in bytes(told).split():
+                name, _, value = line.partition(b":")
+                if name == b"maxmemory_policy" and value != b"noeviction":
+                    log.warning(
+                        "%s forgets what it has when its memory is full (%s): set maxmemory-policy to noeviction",
+                        self.address,
+                        value.decode("ascii", "replace"),
+                    )
+
+    async def follow(self, stream: str, last: str, tell: Callable[[list[Entry] | None], object]) -> None:
+        """Have what is added to a stream after this entry told.
+
+        `tell` must not wait. It is called with None where something may have been missed.
+        """
+        self._followed[stream] = _Followed(last, tell)
+        with suppress(RedisRefusal, ConnectionLost, Overloaded):  # else the next question comes when this one ends
+            await self.commands.script(_WAKE, [self.mailbox])
+
+    async def _follow(self) -> None:
+        connections = self._blocking.connections
+        while True:
+            streams = [(name, each.last) for name, each in self._followed.items()]
+            names, lasts = zip(*streams, strict=True)
+            question = ("XREAD", "COUNT", _AT_ONCE, "BLOCK", int(_BLOCK * 1000), "STREAMS", *names, *lasts)
+            try:
+                found = list(self._found(await self._blocking.run(*question)))
+            except ConnectionLost:
+                continue
+            except (RedisRefusal, Overloaded, ValueError) as error:
+                log_crash(log, error, "streams of %s cannot be read", str(self.address))
+                self._tell_all()
+                await trio.sleep(_PAUSE)
+                continue
+            if self._blocking.connections != connections:
+                connections = self._blocking.connections
+                self._tell_all()
+            for name, entries in found:
+                followed = self._followed.get(name)
+                if followed is not None and entries:
+                    followed.last = entries[-1][0]
+                    followed.tell(entries)
+
+    def _found(self, reply: Any) -> Iterator[tuple[str, list[Entry]]]:
+        for name, entries in reply or ():
+            yield name.decode(), entries_of(entries)
+
+    def _tell_all(self) -> None:
+        for followed in list(self._followed.values()):
+            followed.tell(None)
