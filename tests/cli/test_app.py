@@ -622,3 +622,26 @@ def test_a_server_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 124
     # On a busy machine not even the first of its two questions is over by then.
     assert re.search(r"the server did not answer (server/discover|initialize) within 0\.05 seconds", result.output)
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("ins", ["plain,inspect", "plain,install"]),
+        ("run --grpc", ["plain,--grpc"]),
+        ("call wea", ["file,wea"]),
+        ("run wea", ["file,wea"]),
+        ("install weather.py --host claude", ["plain,claude-desktop", "plain,claude-code"]),
+    ],
+)
+def test_a_shell_completes_commands_options_values_and_files(
+    typed: str, completed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = f"trimcp {typed}"
+    asked = {
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+        "_TRIMCP_COMPLETE": "bash_complete",
+    }
+    found = CliRunner().invoke(app, [], prog_name="trimcp", env=asked)
+    assert found.output.splitlines() == completed

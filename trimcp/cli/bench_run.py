@@ -41,7 +41,7 @@ from trimcp.cli.bench_table import (
 from trimcp.cli.conversation import Stop, own_version, signals, trace_to
 from trimcp.cli.exits import BENCH_EXIT_CODES, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
-from trimcp.cli.options import Subcommand
+from trimcp.cli.options import SERVER, Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
@@ -60,7 +60,7 @@ _PATIENCE: Final = 30.0
     sections=BENCH_SECTIONS,
     epilog=TARGET_HELP + "\n" + BENCH_EXIT_CODES,
 )
-@click.argument("target")
+@click.argument("target", type=SERVER)
 @bench_options
 def bench(target: str, options: BenchOptions, **load: Any) -> None:
     """Put load on TARGET, check every answer, and tell how many there were, how long they took and what they cost.

@@ -16,7 +16,7 @@ import attrs
 import click
 
 from trimcp.cli.exits import HOSTS_EXIT_CODES, Failure
-from trimcp.cli.options import Subcommand
+from trimcp.cli.options import SERVER, Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import find_target
 from trimcp.cli.text import theirs
@@ -72,7 +72,7 @@ _yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
 @click.command(cls=Subcommand, epilog=HOSTS_EXIT_CODES)
-@click.argument("target")
+@click.argument("target", type=SERVER)
 @_host
 @click.option(
     "--name", default=None, metavar="NAME", help="The server's name there; by default that of its file or host."

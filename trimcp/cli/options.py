@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import attrs
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from trimcp.wire.common import LoggingLevel
 from trimcp.wire.revisions import REVISIONS
@@ -19,6 +20,17 @@ if TYPE_CHECKING:
 
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 
+
+class _Server(click.ParamType[str]):
+    """A server as it is typed: any text; shells complete files, of which most are."""
+
+    name = "text"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="file")]
+
+
+SERVER: Final = _Server()
 
 WORDS: Final = "trimcp.words"
 """Where click's context keeps the words that a command was given."""

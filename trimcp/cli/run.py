@@ -13,7 +13,7 @@ import click
 
 from trimcp.cli.exits import RUN_EXIT_CODES, Failure, say
 from trimcp.cli.loading import load_to_run
-from trimcp.cli.options import RUN_SECTIONS, WORDS, RunOptions, Subcommand, check_network, with_options
+from trimcp.cli.options import RUN_SECTIONS, SERVER, WORDS, RunOptions, Subcommand, check_network, with_options
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError
 from trimcp.run import run_stdio
@@ -28,7 +28,7 @@ Clients start it themselves: trimcp inspect {server}. To have it wait for them, 
     sections=RUN_SECTIONS,
     epilog=RUN_EXIT_CODES,
 )
-@click.argument("server")
+@click.argument("server", type=SERVER)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @with_options(RunOptions)
 def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:

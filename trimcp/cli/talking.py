@@ -12,7 +12,7 @@ import click
 from trimcp.cli.conversation import Body, converse
 from trimcp.cli.exits import EXIT_CODES, REMOTE_ERROR, TALK_EXIT_CODES, TOOL_ERROR, Failure
 from trimcp.cli.inspecting import describe, find_tool, list_tools, offer_json, take_stock
-from trimcp.cli.options import ConnectOptions, Subcommand, web_options, with_options
+from trimcp.cli.options import SERVER, ConnectOptions, Subcommand, web_options, with_options
 from trimcp.cli.schemas import read_json, read_words
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP
@@ -30,7 +30,7 @@ def _talks(*, exit_codes: str = TALK_EXIT_CODES) -> Callable[[Callable[..., Any]
         def command(target: str, options: ConnectOptions, **arguments: Any) -> None:
             sys.exit(converse(target, options, function(target=target, options=options, **arguments)))
 
-        whole = click.argument("target")(with_options(ConnectOptions)(command))
+        whole = click.argument("target", type=SERVER)(with_options(ConnectOptions)(command))
         return click.command(cls=Subcommand, epilog=TARGET_HELP + "\n" + exit_codes)(whole)
 
     return decorate
