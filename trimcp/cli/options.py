@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 
 
-class _Server(click.ParamType[str]):
+class _ServerName(click.ParamType[str]):
     """A server as it is typed: any text; shells complete files, of which most are."""
 
     name = "text"
@@ -30,7 +30,7 @@ class _Server(click.ParamType[str]):
         return [CompletionItem(incomplete, type="file")]
 
 
-SERVER: Final = _Server()
+SERVER: Final = _ServerName()
 
 WORDS: Final = "trimcp.words"
 """Where click's context keeps the words that a command was given."""
