@@ -58,6 +58,8 @@ _NAMES = {
     "trimcp.transports.http.client.target": "HttpServer",
     "trimcp.store.events_sqlite": "SqliteEvents",
     "trimcp.store.events": "EventStore MemoryEvents",
+    "trimcp.store.shared": "SharedStore",
+    "trimcp.store.shared_sqlite": "SqliteStore",
     "trimcp.store.tasks": "TaskStore",
     "trimcp.store.tasks_sqlite": "SqliteTasks",
     "trimcp.principal": "Principal",

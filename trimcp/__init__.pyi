@@ -86,6 +86,8 @@ from trimcp.session.listening import ToolsChanged as ToolsChanged
 from trimcp.store.events import EventStore as EventStore
 from trimcp.store.events import MemoryEvents as MemoryEvents
 from trimcp.store.events_sqlite import SqliteEvents as SqliteEvents
+from trimcp.store.shared import SharedStore as SharedStore
+from trimcp.store.shared_sqlite import SqliteStore as SqliteStore
 from trimcp.store.tasks import TaskStore as TaskStore
 from trimcp.store.tasks_sqlite import SqliteTasks as SqliteTasks
 from trimcp.transports.grpc.client import GrpcServer as GrpcServer
@@ -187,8 +189,10 @@ __all__ = [
     "Running",
     "Server",
     "ServerSkills",
+    "SharedStore",
     "Skill",
     "SqliteEvents",
+    "SqliteStore",
     "SqliteTasks",
     "StdioServer",
     "Stopped",

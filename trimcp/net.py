@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from trimcp.server.server import Server
+    from trimcp.store.shared import SharedStore
     from trimcp.transports.grpc.client import GrpcServer
     from trimcp.transports.http.asgi.app import AsgiApp
     from trimcp.transports.http.client.exchanges import ClientAuth
@@ -56,6 +57,7 @@ class _Common(TypedDict, total=False):
     sockets: Sequence[socket.socket]
     auth: TokenAuth | None
     agent_tools: SecondProtocolFactory | None
+    store: SharedStore | str | None
     limits: HttpLimits | None
     certfile: str | Path | None
     keyfile: str | Path | None
@@ -107,10 +109,12 @@ async def http_application(server: Served, settings: HttpSettings | None = None)
     async with run_of(server) as running, judging:
         application = HttpApplication(running, settings)
         running.hosts.append(application.statistics)
+        sharing = application.shared.sharing
         async with open_service_nursery() as nursery:
             nursery.start_soon(application.run)
             try:
-                yield application
+                async with nullcontext() if sharing is None else sharing.running(application.end):
+                    yield application
             finally:
                 running.hosts.remove(application.statistics)
                 application.end()
@@ -126,6 +130,7 @@ async def serve_http(
     sockets: Sequence[socket.socket] = (),
     auth: TokenAuth | None = None,
     agent_tools: SecondProtocolFactory | None = None,
+    store: SharedStore | str | None = None,
     settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     certfile: str | Path | None = None,
@@ -150,6 +155,8 @@ async def serve_http(
         sockets: listening sockets to use instead, as passed by a service manager.
         auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`. The same as in `settings`.
+        store: where processes share their sessions: `trimcp.SqliteStore(path)` or "sqlite:///path". The same as in
+            `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: bounds on what one client may use, and timeouts.
         certfile, keyfile: PEM files, for TLS; one file may contain both.
@@ -171,7 +178,7 @@ async def serve_http(
     if certfile is not None and ssl_context is not None:
         raise LocalError("pass either certfile or ssl_context: there is one certificate")
     stop = trio.Event() if stop is None else stop
-    settings = _with_auth(settings, auth, agent_tools)
+    settings = _with_parts(settings, auth, agent_tools, store)
     limits = HttpLimits() if limits is None else limits
     from_files: ssl.SSLContext | None = None
     if certfile is not None:
@@ -245,14 +252,23 @@ async def _observable(server: Served, admin: str | Path | Literal[True] | None) 
         yield
 
 
-def _with_auth(
-    settings: HttpSettings | None, auth: TokenAuth | None, agent_tools: SecondProtocolFactory | None
+def _with_parts(
+    settings: HttpSettings | None,
+    auth: TokenAuth | None,
+    agent_tools: SecondProtocolFactory | None,
+    store: SharedStore | str | None,
 ) -> HttpSettings:
     settings = HttpSettings() if settings is None else settings
     if auth is not None:
         settings = attrs.evolve(settings, auth=auth)
     if agent_tools is not None:
         settings = attrs.evolve(settings, agent_tools=agent_tools)
+    if store is not None:
+        from trimcp.store.naming import store_of
+
+        settings = attrs.evolve(settings, store=store_of(store))
+    if settings.store is not None and settings.events is not None:
+        raise LocalError("pass either store or events: a store that processes share keeps the events, too")
     if settings.auth is not None and settings.authenticate is not None:
         raise LocalError("pass either auth or authenticate; ResourceServer(also=...) takes a check of your own")
     return settings
@@ -411,6 +427,7 @@ def asgi_app(
     *,
     auth: TokenAuth | None = None,
     agent_tools: SecondProtocolFactory | None = None,
+    store: SharedStore | str | None = None,
     settings: HttpSettings | None = None,
     limits: HttpLimits | None = None,
     root: str = "",
@@ -424,13 +441,15 @@ def asgi_app(
         server: a server or a running server.
         auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`. The same as in `settings`.
+        store: where processes share their sessions: `trimcp.SqliteStore(path)` or "sqlite:///path". The same as in
+            `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: how large and slow requests may be.
         root: the prefix under which it is mounted, for parent applications that do not set `root_path`.
     """
     from trimcp.transports.http.asgi.app import AsgiApp
 
-    settings = _with_auth(settings, auth, agent_tools)
+    settings = _with_parts(settings, auth, agent_tools, store)
     return AsgiApp(
         partial(http_application, server, settings), root=root, limits=HttpLimits() if limits is None else limits
     )

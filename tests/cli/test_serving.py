@@ -456,8 +456,16 @@ async def test_any_worker_may_answer_the_next_round(software: str, tmp_path: Pat
             async with client.connect(trimcp.http(url, headers={"Connection": "close"})) as session:
                 assert (await session.call_tool("ask")).content == [trimcp.Text("decline")]
         assert await add(url, revision=LATEST_LEGACY) == "1.5 small None False"
-        async with httpx2.AsyncClient() as plain:
-            assert (await plain.get(url.replace("/mcp", "/sse"))).status_code == 404
+        for _ in range(6):
+            async with client.connect(
+                trimcp.http(url, headers={"Connection": "close"}), revision=LATEST_LEGACY
+            ) as session:
+                for _ in range(3):
+                    assert (await session.call_tool("ask")).content == [trimcp.Text("decline")]
+        for _ in range(4):
+            at = url.replace("/mcp", "/sse")
+            async with client.connect(trimcp.http(at, headers={"Connection": "close"}, mode="sse")) as session:
+                assert (await session.call_tool("ask")).content == [trimcp.Text("decline")]
 
 
 async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:

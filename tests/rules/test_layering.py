@@ -113,7 +113,10 @@ HTTP_FLOORS = (
     {"peers.access", "peers.identity", "peers.origins", "endpoint.routing"},
     {"settings", "state.streams"},
     {"state.sessions"},
+    {"state.held"},
     {"endpoint.exchange", "endpoint.sse2024"},
+    {"endpoint.shared_exchange"},
+    {"endpoint.sharing"},
     {"endpoint.application"},
 )
 """The modules of `transports/http`, from the lowest floor up: each may import those below its own."""

@@ -198,7 +198,7 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How it runs": ("grace", "trace", "admin", "gc_threshold", "watchdog"),
     "Over a network": (
         *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "root", "software"),
-        *("certfile", "keyfile", "workers"),
+        *("certfile", "keyfile", "workers", "store"),
     ),
     "What it serves and logs there": (
         *("stateless", "reply", "sse", "websocket", "metrics", "access_log", "log_json"),
@@ -310,7 +310,11 @@ class RunOptions:
         metavar="N",
         default=1,
         type=click.IntRange(1),
-        help="Processes that share the port. More than one mean --stateless and --no-sse.",
+        help="Processes that share the port, and the sessions of clients.",
+    )
+    store: str | None = option(
+        metavar="URL",
+        help="Where processes share sessions: sqlite:///path.  [default: with --workers, a temporary file]",
     )
     stateless: bool = option(is_flag=True, help="Keep no sessions for clients of older revisions.")
     reply: ReplyForm = option(

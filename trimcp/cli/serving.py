@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -40,6 +41,7 @@ _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
 _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 """The environment variable with secrets that sign `requestState`, newest first, separated by commas."""
 
+_STORE: Final = "TRIMCP_WORKER_STORE"
 _SLOW: Final = 1.0  # seconds after which a handler that was cancelled should have stopped
 
 
@@ -49,8 +51,6 @@ def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions)
     `load`: returns the server and what belongs to it; called only in a process that serves it. Raises Failure: it did
     not work; the text says what to do.
     """
-    if options.workers > 1:
-        options = attrs.evolve(options, stateless=True, sse=False)
     settings = _settings(options)
     worker = inherited()
     try:
@@ -71,6 +71,7 @@ def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions)
 
             settings = attrs.evolve(settings, routes={**settings.routes, "/metrics": Metrics(server)})
         _use_state_keys(server)
+        settings = _with_store(options, settings)
         _set_up_logging(options)
         return trio.run(_serve_here, server, options, settings, worker)
     except LocalError as error:
@@ -140,11 +141,18 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
     with ExitStack() as stack:
         sockets = await _open_sockets(options, stack)
         keys = os.environ.get(_STATE_KEYS) or secrets.token_urlsafe(32)
+        if options.store is None:
+            folder = stack.enter_context(TemporaryDirectory(prefix="trimcp-"))  # of this user alone
+            store = f"sqlite://{quote(folder)}/sessions.db"
+        else:
+            from trimcp.store.naming import store_of
+
+            store_of(store := options.store)  # to say what is wrong with it before anything is started
         workers = Workers(
             [sys.executable, "-m", "trimcp.cli", "run", *words],
             options.workers,
             sockets,
-            {_STATE_KEYS: keys},  # in the environment, which other users cannot read
+            {_STATE_KEYS: keys, _STORE: store},  # in the environment, which other users cannot read
             options.grace,
             say,
         )
@@ -214,6 +222,16 @@ def _read_tokens(file: Path) -> Authenticate:
         return bearer_tokens(tokens)
     except ValueError as error:
         raise Failure(f"{file}: {error}") from None
+
+
+def _with_store(options: RunOptions, settings: HttpSettings) -> HttpSettings:
+    """Return the settings with the store that the options name, or the parent of this worker."""
+    named = os.environ.pop(_STORE, None) or options.store
+    if named is None:
+        return settings
+    from trimcp.store.naming import store_of  # loaded where processes share sessions
+
+    return attrs.evolve(settings, store=store_of(named))
 
 
 def _use_state_keys(server: Server[Any]) -> None:

@@ -456,6 +456,10 @@ class Connection:
         self._last_id += 1
         return self._last_id
 
+    def skip_ids(self, number: int) -> None:
+        """Use no id up to this number: an earlier engine of the same session may have."""
+        self._last_id = number
+
     def method(self, name: str) -> BoundMethod:
         """Return the method for a message of ours.
 

@@ -44,6 +44,7 @@ from trimcp.wire.revisions import Revision
 from trimcp.wire.tools import CallToolParams, ListToolsResult
 
 if TYPE_CHECKING:
+    from trimcp.server.keeping import Keeper
     from trimcp.session.push import Pushed, PushedConnection
     from trimcp.watch.statistics import ServerStatistics
     from trimcp.watch.tree import Overdue
@@ -78,6 +79,7 @@ class Running:
         sessions: the open sessions.
         counts: messages that ended sessions dropped and merged, by lane.
         refused: requests that ended sessions refused.
+        subscribers: the sessions that are notified of changes.
         hosts: for statistics, one function per network host that returns its counts.
     """
 
@@ -93,9 +95,9 @@ class Running:
     # what functions have provided for this run, and the tasks that enter what belongs to a session; see `Depends`
     provided: dict[Callable[..., Any], Any] = attrs.field(init=False, factory=dict)
     providing: dict[Session, trio.MemorySendChannel[Any]] = attrs.field(init=False, factory=dict)
+    subscribers: Subscribers = attrs.field(init=False)
     _drained: set[object] = attrs.field(init=False, factory=set)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
-    _subscribers: Subscribers = attrs.field(init=False)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
@@ -106,7 +108,7 @@ class Running:
         self._handler_tasks = HandlerTasks(self.nursery)
         self.max_message = limits.largest_into(Role.SERVER)
         self.pools = Pools(limits, server.max_threads, server.max_processes, self.nursery)
-        self._subscribers = Subscribers(server)
+        self.subscribers = Subscribers(server)
         self._scope = Scope(lambda: self.nursery)
         listing = self._lister
         handlers: dict[str, Handler] = {
@@ -115,12 +117,12 @@ class Running:
             "resources/list": listing(server.resources, ListResourcesResult, "resources"),
             "resources/templates/list": listing(server.templates, ListResourceTemplatesResult, "resource_templates"),
             "resources/read": self._read_resource,
-            "resources/subscribe": self._subscribers.subscribe,
-            "resources/unsubscribe": self._subscribers.unsubscribe,
+            "resources/subscribe": self.subscribers.subscribe,
+            "resources/unsubscribe": self.subscribers.unsubscribe,
             "prompts/list": listing(server.prompts, ListPromptsResult, "prompts"),
             "prompts/get": self._get_prompt,
             "completion/complete": self._complete,
-            "subscriptions/listen": self._subscribers.listen,
+            "subscriptions/listen": self.subscribers.listen,
             **server.foreign,
         }
         for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
@@ -140,7 +142,7 @@ class Running:
 
     def watch_tasks(self, tasks: WatchedTasks) -> None:
         """Tell subscribers of the changes of tasks, too."""
-        self._subscribers.tasks = tasks
+        self.subscribers.tasks = tasks
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of this run. It takes a few microseconds per session."""
@@ -248,7 +250,7 @@ class Running:
         """Handle a notification: call its handlers; from `initialized` on, notify a legacy session of changes."""
         name = event.method.name
         if name == "notifications/initialized":
-            self._subscribers.attach(session)
+            self.subscribers.attach(session)
         if session.driven and (self.server.middlewares or name in self.server.notification_handlers):
             if session.jobs.notices >= session.limits.backlog_requests:
                 session.counts.drop("others")
@@ -303,7 +305,7 @@ class Running:
             if session.jobs.refused:
                 self.refused += session.jobs.refused
                 session.jobs.refused = 0
-        self._subscribers.detach(session)
+        self.subscribers.detach(session)
         if self.pools.sessions:
             self.pools.closed(session)
 
@@ -355,6 +357,12 @@ class Running:
         self._opened_with(opened, holding, via)
         return opened
 
+    def keeper(self) -> Keeper:
+        """Return what writes sessions down for other processes."""
+        from trimcp.server.keeping import Keeper  # loaded where processes share sessions
+
+        return Keeper(self.server, self.subscribers)
+
     async def serve(self, channel: AnyChannel, via: object = None) -> None:
         """Serve one connection in this run until the peer closes it; then close the channel. Many may run at once.
 
@@ -398,7 +406,7 @@ class Running:
 
     def log_to_all(self, level: LoggingLevel, data: JSON, logger: str | None = None) -> None:
         """Send a log message outside any request, to the legacy clients that want its level. Never waits."""
-        self._subscribers.log(level, data, logger)
+        self.subscribers.log(level, data, logger)
 
     def _lister(self, registry: Registry[Any], result: Callable[..., Any], member: str) -> Handler:
         """Return the handler that lists a registry; `member` names the entries in its results.

@@ -6,6 +6,7 @@ Pending changes are a set of lists and URIs, so the memory for a slow client is 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -140,6 +141,15 @@ class Subscribers:
     async def unsubscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
         self._listener(ctx).uris.pop(params.uri, None)
         return EmptyResult()
+
+    def uris_of(self, session: Session) -> list[str]:
+        """Return the resources that a session is subscribed to."""
+        listener = self._listeners.get(session)
+        return [] if listener is None else list(listener.uris)
+
+    def watch(self, session: Session, uris: Sequence[str]) -> None:
+        """Subscribe a session anew that was subscribed in another process."""
+        self._listeners[session].uris.update(dict.fromkeys(uris[:_MOST_SUBSCRIPTIONS]))
 
     async def _may_watch(self, ctx: Context[Any], uri: str) -> bool:
         """Return whether there is a resource with this URI. Raises as `Permission.require` if it may not be read."""

@@ -107,10 +107,12 @@ class SharedStore(ABC):
     may be tried again: what is done a second time changes nothing, except that a letter may come twice.
 
     Attributes:
+        lease: seconds after which this process counts as gone if it has not renewed its lease.
         name: of this process, as letters and `KeptSession.holder` name it: new each time that the store is opened.
     """
 
     name: str
+    lease: float = LEASE
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:

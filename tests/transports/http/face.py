@@ -158,15 +158,22 @@ class Visitor:
     session: str | None = None
     peer: str = ""
     holding: MemoryAccount | None = None
-    _last: int = 0
+    last: int = 0  # the id of the last request
 
-    async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
+    async def send(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        answer: Answer | None = None,
+    ) -> Answer:
         """Send a request and return its answer, which may have only begun."""
         sent = {"host": "localhost:8000", "accept": BOTH, **self.headers, **(headers or {})}
         sent = {name: value for name, value in sent.items() if value is not None}
         path, _, query = path.partition("?")
         found = await self.face.admit(Head(method, path, query, sent, self.peer, holding=self.holding))
-        answer = Answer()
+        answer = Answer() if answer is None else answer
         if isinstance(found, HttpResponse):
             answer.send(found)
         elif isinstance(found, Upgrade):
@@ -178,7 +185,9 @@ class Visitor:
             found.start(body, answer)
         return answer
 
-    async def post(self, message: Any, headers: Mapping[str, Any] | None = None) -> Answer:
+    async def post(
+        self, message: Any, headers: Mapping[str, Any] | None = None, answer: Answer | None = None
+    ) -> Answer:
         """POST a message (JSON, or bytes as they are) to the endpoint, with the headers its revision wants."""
         ours: dict[str, Any] = {"content-type": "application/json"}
         if self.revision.modern and isinstance(message, dict) and "method" in message:
@@ -192,13 +201,13 @@ class Visitor:
             if self.revision.version_header:
                 ours["mcp-protocol-version"] = self.revision.name
         body = message if isinstance(message, bytes) else orjson.dumps(message)
-        return await self.send("POST", "/mcp", body, {**ours, **(headers or {})})
+        return await self.send("POST", "/mcp", body, {**ours, **(headers or {})}, answer)
 
     def request(self, method: str, params: Mapping[str, Any] | None = None, *, id: Any = None, **meta: Any) -> Any:
         """A request as JSON, with the envelope its revision wants."""
         if id is None:
-            self._last += 1
-            id = self._last
+            self.last += 1
+            id = self.last
         params = dict(params or {})
         if self.revision.modern:
             params["_meta"] = {
@@ -225,10 +234,10 @@ class Visitor:
             "capabilities": dict(capabilities or {}),
             "clientInfo": {"name": "visitor", "version": "1"},
         }
-        answer = await self.post(self.request("initialize", params))
+        answer = await (await self.post(self.request("initialize", params))).done()
         assert answer.status == 200, bytes(answer.body)
         self.session = answer.headers.get("mcp-session-id")
-        accepted = await self.post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        accepted = await (await self.post({"jsonrpc": "2.0", "method": "notifications/initialized"})).done()
         assert accepted.status == 202
         return answer
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, Final, Protocol, TypeAlias
 
 import attrs
@@ -490,6 +491,63 @@ class ConnectedSession(PushedSession, Protocol):
         """Drop everything, because its connection has ended."""
 
 
+class SessionKeeper(Protocol):
+    """Writes down what a server knows of its legacy sessions, for other processes, and restores them."""
+
+    def state_of(self, pushed: Any, /) -> dict[str, JSON]:
+        """Return the state of a session after its handshake, as JSON."""
+        ...
+
+    def restore(self, pushed: Any, state: Mapping[str, Any], fence: int, /) -> None:
+        """Give a new session this state. Raises an exception if it is none."""
+
+    def attach(self, listener: Callable[[str, bool], object], /) -> None:
+        """Call `listener` with each change here: the list or the URI of the resource, and whether it is a list."""
+
+    def publish(self, changed: str, is_list: bool, /) -> None:
+        """Tell clients of a change that another process has told. Raises ValueError: there is no such list."""
+
+    @property
+    def lacks_state_key(self) -> bool:
+        """Whether `requestState` is signed with a key that only this process knows."""
+        ...
+
+    def use_state_key(self, key: bytes, /) -> None:
+        """Sign `requestState` with a key that other processes know, too."""
+
+
+class Sharing(Protocol):
+    """What an application asks where it shares its sessions with other processes."""
+
+    async def find(self, head: Head, /) -> Admitted | None:
+        """Return what answers a request of a session that another process has; None if that is for this one to say."""
+        ...
+
+    def forward(self, head: Head, holder: str, /) -> Admitted:
+        """Return what hands a request to another process, by its name."""
+        ...
+
+    def exchange(self, head: Head, /) -> Callable[..., Any]:
+        """Return what makes the exchange of a POST."""
+        ...
+
+    def get(self, session: Any, head: Head, /) -> Handler:
+        """Return what answers a GET of a session that is here."""
+        ...
+
+    def hand_over(self) -> None:
+        """Hand over all sessions in which nothing runs, because this process is about to end."""
+
+    def running(self, end: Callable[[], object], /) -> AbstractAsyncContextManager[None]:
+        """Share while the block runs. `end` ends all sessions, after it. Raises OSError: there is no store."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """How other processes call this one."""
+        ...
+
+
 class Service(Protocol):
     """The server behind an application.
 
@@ -527,6 +585,10 @@ class Service(Protocol):
         self, writer: MessageWriter, holding: MemoryAccount | None = None, via: object = None
     ) -> ConnectedSession:
         """Return a session for one connection, into which its transport pushes what it reads; `writer` writes."""
+        ...
+
+    def keeper(self) -> SessionKeeper:
+        """Return what writes sessions down for other processes."""
         ...
 
     async def drain(self, grace: float, via: object = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import attrs
 
@@ -15,6 +15,9 @@ from trimcp.transports.http.peers.identity import Authenticate, TokenAuth
 from trimcp.transports.http.peers.origins import Origins
 from trimcp.transports.trace import Write
 from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits
+
+if TYPE_CHECKING:
+    from trimcp.store.shared import SharedStore
 
 ReplyForm: TypeAlias = Literal["auto", "json", "sse"]
 """The format of a POST's response: JSON unless other messages come before the answer, always JSON, or always events."""
@@ -64,6 +67,8 @@ class HttpSettings:
         stateless: serve legacy clients without sessions: any worker process can answer, but the server can send no
             requests and no subscriptions.
         events: keeps events for clients that reconnect; None makes a store in memory. `resumable` False keeps none.
+        store: where processes share sessions, so that any of them answers any request: `trimcp.SqliteStore(path)`.
+            None keeps sessions in this process.
         retry: milliseconds after which a client should reconnect for the rest of a stream; it is told where the server
             closes one before its end.
         access_log: where to log every response, or None.
@@ -97,6 +102,7 @@ class HttpSettings:
     root: str = ""
     stateless: bool = False
     events: EventStore | None = None
+    store: SharedStore | None = None
     resumable: bool = True
     retry: int = 1_000
     access_log: AccessLog | None = None

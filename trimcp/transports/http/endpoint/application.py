@@ -42,6 +42,8 @@ _LONGEST_FORM: Final = 256
 class HttpApplication:
     """One server over HTTP. An `Application` to its host.
 
+    It has more than 300 lines because each request is judged here, by whatever protocol it is.
+
     Args:
         service: the server.
         settings: paths, checks and bounds.
@@ -77,6 +79,10 @@ class HttpApplication:
         if settings.agent_tools is not None:
             self.shared.second_protocol = settings.agent_tools.over_http(self.service, self.shared)
             self._hook = self._hook or settings.agent_tools.authenticate
+        if settings.store is not None:
+            from trimcp.transports.http.endpoint.sharing import SessionSharing  # loaded where processes share sessions
+
+            SessionSharing(self.shared, settings.store, self._admit_shared)
         self.shared.judged_by_head = self._hook is None and settings.access_log is None
 
     def statistics(self) -> dict[str, int]:
@@ -177,6 +183,9 @@ class HttpApplication:
             answer: Admitted = await contained(extra, head)  # a function of the user's
             return answer
         if path == settings.path:
+            sharing = self.shared.sharing
+            if sharing is not None and (elsewhere := await sharing.find(head)) is not None:
+                return elsewhere
             return self._streamable(head)
         if path == settings.websocket_path:
             return self._websocket(head)
@@ -235,7 +244,13 @@ class HttpApplication:
         session = self.shared.sessions.find(id, head.principal)
         if session is None:
             return refusal(404, "there is no such session; initialize anew")
-        return SessionGet(session, head) if method == "GET" else SessionDelete(session, head)
+        if method == "DELETE":
+            return SessionDelete(session, head)
+        return SessionGet(session, head) if self.shared.sharing is None else self.shared.sharing.get(session, head)
+
+    def _admit_shared(self, head: Head) -> Admitted:
+        """Admit a request that came to another process, which has identified the caller."""
+        return self._streamable(head) if head.path == self.settings.path else self.sse2024.admit(head)
 
     def _post(self, head: Head) -> Admitted:
         headers, shared = head.headers, self.shared
@@ -254,14 +269,19 @@ class HttpApplication:
         if exchange is None:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
-        if shared.judged_by_head:
+        if shared.judged_by_head and (shared.sharing is None or type(exchange) is Exchange):
             head.again = partial(self._exchange, forms)
         return exchange
 
     def _exchange(self, forms: Forms, head: Head) -> Exchange | None:
         """Return the handler of an admitted POST, or None if too much is under way."""
         shared = self.shared
-        return Exchange(shared, head, forms) if shared.exchanges < shared.settings.max_exchanges else None
+        if shared.exchanges >= shared.settings.max_exchanges:
+            return None
+        if shared.sharing is not None:
+            made: Exchange = shared.sharing.exchange(head)(shared, head, forms)
+            return made
+        return Exchange(shared, head, forms)
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
         """Return the allowed formats of a POST's response, or None. Cached, because clients repeat their headers."""
@@ -322,6 +342,8 @@ class HttpApplication:
     def _end_admission(self) -> None:
         self.shared.draining = True
         self.draining.set()
+        if self.shared.sharing is not None:
+            self.shared.sharing.hand_over()
         if self._grpc is not None:
             self._grpc.drain()
 

@@ -137,7 +137,7 @@ class Exchange(Handler, StreamSink):
                 if not shared.draining:
                     security_event("flood_refused", what="sessions", peer=head.peer, owner=owner)
                 return refusal(503, "no more sessions now; try again later", id=id_of(message), code=OVERLOADED)
-            session = HttpSession(shared, head.principal, owner, head.link)
+            session = shared.make_session(shared, head.principal, owner, head.link)
         else:
             self.own = own = shared.service.open(NOWHERE, head.holding, sessions)
             if plan.revision is not None:

@@ -238,6 +238,10 @@ class Table(Generic[S]):
         item.fresh = False
         self._shares.use(item)
 
+    def has(self, id: str) -> bool:
+        """Return whether there is an item with this id, whoever owns it."""
+        return id in self._found
+
     def find(self, id: str, principal: Principal | None) -> S | None:
         """Return this principal's item with an id, or None. Items of other principals are not found."""
         item = self._found.get(id)

@@ -7,6 +7,7 @@ owns no task. (basic/transports, "Session Management", "Listening for Messages f
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from typing import Final
 
 import attrs
@@ -27,6 +28,7 @@ from trimcp.transports.http.interfaces import (
     PushedSession,
     SecondProtocol,
     Service,
+    Sharing,
     refusal,
 )
 from trimcp.transports.http.peers.shares import Table
@@ -250,6 +252,8 @@ class Shared:
     judged_by_head: bool = attrs.field(init=False, default=False)
     exchanges: int = attrs.field(init=False, default=0)  # POSTs that are not answered yet
     draining: bool = attrs.field(init=False, default=False)  # whether new work is refused
+    make_session: Callable[..., HttpSession] = attrs.field(init=False, default=HttpSession)
+    sharing: Sharing | None = attrs.field(init=False, default=None)  # with other processes, which have sessions, too
     tracer: Tracer | None = attrs.field(init=False)
     _sweep: Deadline = attrs.field(init=False)
 

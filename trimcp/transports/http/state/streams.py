@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Final
 
 import attrs
@@ -48,8 +48,10 @@ class SessionEvents:
         if self._uncounted >= _COUNTED:
             self._count()
 
-    def after(self, stream: int, seq: int) -> Iterable[tuple[int, bytes]]:
-        return self.store.after(self.session, stream, seq)
+    def replay(self, stream: EventStream, reply: HttpReply, headers: tuple[tuple[str, str], ...], after: int) -> None:
+        """Send a stream on this response from now on, beginning with the kept events after number `after`."""
+        kept = self.store.after(self.session, stream.number, after)
+        stream.open(reply, headers, b"".join(stream.encode(data, seq) for seq, data in kept))
 
     def forget(self, stream: int) -> None:
         self.store.drop_stream(self.session, stream)
@@ -162,10 +164,13 @@ class EventStream:
         assert self.events is not None
         if self.reply is not None:
             self.reply.finish()  # the client has left it, since it reconnects
-        kept = self.events.after(self.number, after)
-        self.open(reply, headers, b"".join(self._encode(data, seq) for seq, data in kept))
+        self.events.replay(self, reply, headers, after)
         if self.ended:
             self._leave()
+
+    def go_on(self, seq: int) -> None:
+        """Number events from here on: another process has numbered those before."""
+        self._seq = seq
 
     def detach(self) -> None:
         self.reply = None
@@ -211,7 +216,7 @@ class EventStream:
             return b"".join((self._before, data, b"\n\n"))
         self._seq = seq = self._seq + 1
         events.append(self.number, seq, data, reply=reply)
-        return self._encode(data, seq)
+        return self.encode(data, seq)
 
     def post(self, outgoing: Outgoing) -> None:
         """Write a message. Without a reader it is only kept, or dropped and counted if events are not kept."""
@@ -273,7 +278,7 @@ class EventStream:
             self.detach()
             reply.finish(data)
 
-    def _encode(self, data: bytes, seq: int) -> bytes:
+    def encode(self, data: bytes, seq: int) -> bytes:
         """Return a kept message as an event. It has no line break, see `Outgoing`."""
         return b"".join((self._before, b"%d" % seq, self._after, data, b"\n\n"))
 

@@ -1,0 +1,347 @@
+"""Applications that share their sessions: any of them answers any request, and what one leaves another takes over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+import trio.testing
+
+from tests.store.memory_store import MemoryHub, MemoryStore
+from tests.transports.http.face import LEGACY, Answer, Visitor
+from tests.transports.http.test_exchange import make_server
+from tests.transports.http.test_sessions import by_header
+from tests.transports.http.test_sse2024 import OLDEST, say, spoken
+from trimcp.framing.sse import Event
+from trimcp.net import http_application
+from trimcp.server.server import Server
+from trimcp.session.context import Context
+from trimcp.transports.http.endpoint.application import HttpApplication
+from trimcp.transports.http.settings import HttpSettings
+from trimcp.wire.revisions import LATEST, REVISIONS, Revision
+
+SHARED = pytest.mark.parametrize("revision", [each for each in REVISIONS[1:] if not each.modern], ids=str)
+
+
+@attrs.define(eq=False)
+class Replica:
+    """One process, as far as the others can tell."""
+
+    hub: MemoryHub
+    server: Server[Any]
+    store: MemoryStore
+    face: HttpApplication
+
+    def die(self) -> None:
+        """Be gone for the others, as after a kill, or after standing still for too long."""
+        del self.hub.leased[self.store.name]
+
+    def visit(self, visitor: Visitor) -> Visitor:
+        """Return a client that goes on here with its session."""
+        return Visitor(self.face, visitor.revision, visitor.headers, visitor.session, last=visitor.last)
+
+
+def shared_server(journal: list[str] | None = None) -> Server[Any]:
+    server = make_server(journal)
+
+    @server.resource("app://state")
+    async def state() -> str:
+        return "on"
+
+    @server.tool
+    async def touch(*, ctx: Context) -> str:
+        server.resource_updated("app://state")
+        return "touched"
+
+    @server.tool
+    async def level(*, ctx: Context) -> str:
+        await ctx.log("debug", "fine print")
+        return "logged"
+
+    return server
+
+
+@asynccontextmanager
+async def replicas(
+    number: int = 2, revision: Revision = LEGACY, journals: list[list[str]] | None = None, **settings: Any
+) -> AsyncIterator[tuple[list[Replica], Visitor]]:
+    """Serve by several applications with one store, and yield them, and a client of the first one."""
+    hub, made = MemoryHub(), list[Replica]()
+    async with AsyncExitStack() as stack:
+        for index in range(number):
+            server = shared_server(journals[index] if journals else None)
+            store = MemoryStore(hub)
+            face = await stack.enter_async_context(http_application(server, HttpSettings(store=store, **settings)))
+            made.append(Replica(hub, server, store, face))
+        yield made, Visitor(made[0].face, revision)
+
+
+def data_of(events: list[Event]) -> list[bytes]:
+    return [event.data for event in events if event.data]
+
+
+def steps_of(*answers: Answer) -> list[int]:
+    """The numbered progress in the answers, one behind the other."""
+    return [
+        message["params"]["progress"]
+        for answer in answers
+        for message in answer.messages
+        if message.get("method") == "notifications/progress"
+    ]
+
+
+@SHARED
+async def test_any_process_answers_for_a_session(revision: Revision, autojump_clock: Any) -> None:
+    async with replicas(3, revision) as ([one, two, three], visitor):
+        await visitor.initialize()
+        assert len(one.hub.sessions) == 1
+        for replica in (one, two, three, two):
+            answer = await (await replica.visit(visitor).call("echo", text="hi")).done()
+            assert answer.json["result"]["content"][0]["text"] == "hi"
+        stream = await (await two.visit(visitor).call("steps", token=1, count=5)).done()
+        assert steps_of(stream) == [1, 2, 3, 4, 5]
+        assert stream.messages[-1]["result"]
+        assert len(one.face.shared.sessions) == 1
+        assert len(two.face.shared.sessions) == len(three.face.shared.sessions) == 0
+        gone = await two.visit(visitor).send("DELETE", "/mcp", headers={"mcp-session-id": visitor.session or ""})
+        assert (await gone.done()).status == 200
+        await trio.testing.wait_all_tasks_blocked()
+        assert not one.hub.sessions
+        assert not one.hub.events
+        assert (await (await three.visit(visitor).call("echo", text="hi")).done()).status == 404
+
+
+async def test_a_question_is_answered_through_one_process_and_watched_through_another(autojump_clock: Any) -> None:
+    async with replicas(3) as ([_, two, three], visitor):
+        await visitor.initialize({"elicitation": {}})
+        asked = await visitor.call("ask")
+        question = (await asked.events(2))[-1]
+        id = next(message["id"] for message in asked.messages if message.get("method") == "elicitation/create")
+        asked.leave()
+        watched = await three.visit(visitor).listen(question.id)
+        await watched.begun()
+        answer = {"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"name": "Ada"}}}
+        assert (await (await two.visit(visitor).post(answer)).done()).status == 202
+        await watched.done()
+        assert watched.messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
+
+
+async def test_a_cancel_reaches_the_process_that_runs_the_call(autojump_clock: Any) -> None:
+    journal: list[str] = []
+    async with replicas(2, journals=[journal, []]) as ([_, two], visitor):
+        await visitor.initialize()
+        call = await visitor.call("wait", seconds=60)
+        await call.begun()
+        cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": visitor.last}}
+        assert (await (await two.visit(visitor).post(cancel)).done()).status == 202
+        await call.done()
+        assert journal == ["cancelled by peer"]
+
+
+async def test_a_stream_goes_on_at_another_process_without_loss(autojump_clock: Any) -> None:
+    async with replicas() as ([_, two], visitor):
+        await visitor.initialize()
+        call = await visitor.call("steps", token=1, count=20)
+        seen = await call.events(5)
+        call.leave()
+        await trio.sleep(3)
+        rest = await (await two.visit(visitor).listen(seen[-1].id)).done()
+        assert steps_of(call, rest) == list(range(1, 21))
+        assert rest.messages[-1]["result"]
+
+
+@SHARED
+async def test_the_session_of_a_process_that_died_lives_on(revision: Revision, autojump_clock: Any) -> None:
+    async with replicas(2, revision) as ([one, two], visitor):
+        await visitor.initialize({"roots": {}})
+        one.die()
+        later = two.visit(visitor)
+        assert (await (await later.call("echo", text="hi")).done()).json["result"]
+        assert len(two.face.shared.sessions) == 1
+        kept = next(iter(two.face.shared.sessions))
+        engine: Any = kept.pushed
+        assert engine.session.engine.legacy.peer.name == "visitor"
+        assert engine.session.engine.legacy.capabilities.roots is not None
+        assert engine.session.engine.legacy.revision is revision
+
+
+async def test_a_call_whose_process_died_ends_with_one_clear_error(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        call = await visitor.call("steps", token=1, count=20)
+        seen = await call.events(5)
+        call.leave()
+        await trio.testing.wait_all_tasks_blocked()
+        one.die()
+        rest = await (await two.visit(visitor).listen(seen[-1].id)).done()
+        assert [message["error"]["message"][:32] for message in rest.messages] == ["the process that ran this call h"]
+        assert rest.messages[0]["id"] == visitor.last
+        again = await (await two.visit(visitor).listen(rest.now()[-1].id)).done()
+        assert not again.messages
+
+
+async def test_a_call_that_was_handed_over_ends_with_an_error_within_the_lease(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        far = two.visit(visitor)
+        calls = [await far.call("wait", seconds=60), await far.call("wait", seconds=0.05)]
+        await calls[0].begun()
+        silent = await far.call("wait", seconds=60)
+        await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
+        one.die()
+        await silent.done()
+        assert trio.current_time() - began <= 10
+        assert silent.message["error"]["message"].startswith("the process that ran this call has ended")
+        assert (await calls[0].done()).status == 200
+
+
+async def test_who_stood_still_writes_nothing_as_holder(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        call = await visitor.call("steps", token=1, count=5)
+        before = len(await call.events(2))
+        one.die()  # for the others: it stands still, and now goes on
+        assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
+        await trio.sleep(20)
+        assert call.aborted
+        assert len(call.now()) == before
+        kept = one.hub.sessions[visitor.session or ""]
+        assert (kept.holder, kept.fence) == (two.store.name, 2)
+        assert len(one.face.shared.sessions) == 0
+        # It has a new name now, and serves as one of them.
+        assert one.store.name in one.hub.leased
+        assert (await (await one.visit(visitor).call("echo", text="hi")).done()).status == 200
+
+
+async def test_a_process_that_ends_hands_its_sessions_over(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        stream = await visitor.listen()
+        await one.face.drain(5)
+        await stream.done()
+        assert b"retry: 1000" in bytes(stream.body)
+        later = await two.visit(visitor).listen(stream.now()[-1].id)
+        await later.begun()
+        assert later.status == 200
+        assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
+
+
+async def test_the_state_of_a_session_goes_with_it(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        subscribe = visitor.request("resources/subscribe", {"uri": "app://state"})
+        assert (await (await visitor.post(subscribe)).done()).json["result"] == {}
+        debug = visitor.request("logging/setLevel", {"level": "debug"})
+        assert (await (await two.visit(visitor).post(debug)).done()).json["result"] == {}
+        one.die()
+        later = two.visit(visitor)
+        stream = await later.listen()
+        logged = await (await later.call("level")).done()
+        assert [message.get("method") for message in logged.messages] == ["notifications/message", None]
+        await (await later.call("touch")).done()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [message["method"] for message in stream.messages] == ["notifications/resources/updated"]
+
+
+async def test_a_change_in_one_process_is_told_by_all(autojump_clock: Any) -> None:
+    async with replicas(3) as ([one, two, three], visitor):
+        await visitor.initialize()
+        subscribe = visitor.request("resources/subscribe", {"uri": "app://state"})
+        await (await visitor.post(subscribe)).done()
+        stream = await three.visit(visitor).listen()
+        await stream.begun()
+        modern = Visitor(two.face, LATEST)
+        wanted = {"notifications": {"resourceSubscriptions": ["app://state"]}}
+        listening = await modern.post(modern.request("subscriptions/listen", wanted))
+        await listening.events(1)
+        await (await Visitor(one.face, LATEST).call("touch")).done()
+        await trio.testing.wait_all_tasks_blocked()
+        await trio.sleep(1)
+        assert [message["method"] for message in stream.messages] == ["notifications/resources/updated"]
+        assert [message["method"] for message in listening.messages][1:] == ["notifications/resources/updated"]
+        listening.leave()
+
+
+async def test_a_post_of_http_sse_finds_the_process_of_its_stream(autojump_clock: Any) -> None:
+    async with replicas(2, OLDEST) as ([one, two], visitor):
+        stream = await visitor.send("GET", "/sse", headers={"accept": "text/event-stream"})
+        place = stream.now()[0].data.decode()
+        far = two.visit(visitor)
+        params = {"protocolVersion": OLDEST.name, "capabilities": {}, "clientInfo": {"name": "v", "version": "1"}}
+        assert (await (await say(far, place, far.request("initialize", params))).done()).status == 202
+        call = far.request("tools/call", {"name": "echo", "arguments": {"text": "hi"}})
+        assert (await (await say(far, place, call)).done()).status == 202
+        await trio.testing.wait_all_tasks_blocked()
+        assert spoken(stream)[-1]["result"]["content"][0]["text"] == "hi"
+        for forged in ("x.y", f"{one.store.name}.y", f"{two.store.name}.y", ".", "..", "nobody"):
+            answer = await (await say(far, f"/messages?session_id={forged}", far.request("ping"))).done()
+            assert answer.status in (404, 503), forged
+        stream.leave()
+
+
+async def test_a_stranger_finds_and_takes_nothing(autojump_clock: Any) -> None:
+    async with replicas(2, authenticate=by_header) as ([one, two], visitor):
+        visitor.headers["authorization"] = "ada"
+        await visitor.initialize()
+        eve = two.visit(visitor)
+        eve.headers = {"authorization": "eve"}
+        assert (await (await eve.call("echo", text="hi")).done()).status == 404
+        one.die()
+        assert (await (await eve.call("echo", text="hi")).done()).status == 404
+        assert one.hub.sessions[visitor.session or ""].fence == 1
+        assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
+
+
+async def test_what_the_store_cannot_do_is_refused_for_now(autojump_clock: Any) -> None:
+    async with replicas() as ([_, two], visitor):
+        await visitor.initialize()
+        two.store.broken = OSError("gone")
+        answer = await two.visit(visitor).call("echo", text="hi")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert (await (await Visitor(two.face, LATEST).call("echo", text="hi")).done()).status == 200
+        assert (await (await visitor.call("echo", text="hi")).done()).status == 200
+        two.store.broken = None
+        assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
+
+
+async def test_a_slow_reader_at_another_process_holds_the_handler_back(autojump_clock: Any) -> None:
+    journal: list[str] = []
+    async with replicas(2, journals=[journal, []]) as ([_, two], visitor):
+        await visitor.initialize()
+        far = two.visit(visitor)
+        message = far.request("tools/call", {"name": "flood", "arguments": {"count": 2_000}}, progressToken=1)
+        answer = await far.post(message, answer=Answer(stalled=True))
+        await trio.sleep(5)
+        assert 100 < len(journal) < 1_000
+        answer.read_on()
+        await answer.done()
+        assert steps_of(answer) == list(range(1, 2_001))
+
+
+async def test_keys_that_sign_states_are_shared(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], _):
+        assert one.server.sealer.keys == two.server.sealer.keys
+        assert one.server.sealer.keys is not None
+
+
+async def test_a_letter_that_is_no_letter_harms_nothing(autojump_clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        for letter in (
+            b"",
+            b"{",
+            b"[]\n",
+            b'{"kind":"ask"}\n',
+            b'{"kind":"change","changed":"x","list":true}\n',
+            b"\xff",
+        ):
+            one.store.put(letter)
+        one.store.put(b'{"kind":"ask","from":"nobody","n":1,"head":{}}\n')
+        one.store.put(b'{"kind":"write","from":"nobody","n":1}\nx')
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200

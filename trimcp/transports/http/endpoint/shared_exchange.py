@@ -1,0 +1,85 @@
+"""Handlers of requests to a session that this process holds, and that another one can take over."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+
+from trimcp.channel import Outgoing
+from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
+from trimcp.transports.http.endpoint.routing import PostPlan, id_of
+from trimcp.transports.http.interfaces import HttpReply, HttpResponse, PushedSession, refusal
+from trimcp.transports.http.state.held import GatedReply, HeldSession
+from trimcp.transports.http.state.streams import EventStream
+from trimcp.wire.codes import OVERLOADED
+from trimcp.wire.jsonrpc import Batch, Message, Notification, Request, RequestId
+
+_CHANGING: Final = frozenset(
+    ("initialize", "notifications/initialized", "logging/setLevel", "resources/subscribe", "resources/unsubscribe")
+)
+"""The messages that change what is kept of a session."""
+
+
+@attrs.define(eq=False)
+class SharedExchange(Exchange):
+    """A POST to a session that this process holds, or that begins here."""
+
+    _gate: GatedReply | None = attrs.field(init=False, default=None)
+    _ids: list[RequestId] = attrs.field(init=False, factory=list)
+    _changes: bool = attrs.field(init=False, default=False)
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        self._gate = gate = GatedReply(reply)
+        super().start(body, gate)
+
+    def _find_session(self, plan: PostPlan, message: Message) -> PushedSession | HttpResponse:
+        found = super()._find_session(plan, message)
+        session, members = self.session, message.members if isinstance(message, Batch) else (message,)
+        if isinstance(session, HeldSession) and self._gate is not None:
+            self._gate.session = session
+            self._ids = [member.id for member in members if isinstance(member, Request)]
+            self._changes = any(
+                isinstance(member, Request | Notification) and member.method in _CHANGING for member in members
+            )
+        elif plan.place == "known" and not self.shared.sessions.has(self.head.headers["mcp-session-id"]):
+            return later(id_of(message))  # it was here when the head was read
+        return found
+
+    def become_stream(self) -> EventStream | None:
+        if self._stream is not None or not isinstance(self.session, HeldSession):
+            return super().become_stream()
+        self.session.beginning = self._ids
+        try:
+            return super().become_stream()
+        finally:
+            self.session.beginning = None
+
+    def _answer(self, outgoing: Outgoing) -> None:
+        if self._changes and self.plan.place == "known" and isinstance(self.session, HeldSession):
+            self.session.save()
+        super()._answer(outgoing)
+
+    def _open(self, error: int | None) -> None:
+        super()._open(error)
+        if error is None and isinstance(self.session, HeldSession):
+            self.session.save()
+
+    def _accept(self, message: Message, own: PushedSession | None) -> None:
+        if self._changes and isinstance(self.session, HeldSession):
+            self.session.save()
+        super()._accept(message, own)
+
+
+@attrs.define(eq=False)
+class SharedGet(SessionGet):
+    """A GET of a session that this process holds."""
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        assert isinstance(self.session, HeldSession)
+        super().start(body, GatedReply(reply, self.session))
+
+
+def later(id: RequestId | None, *headers: tuple[str, str]) -> HttpResponse:
+    """Return the refusal of a request whose session cannot be found just now."""
+    return refusal(503, "the session is not reachable now; try again later", *headers, id=id, code=OVERLOADED)

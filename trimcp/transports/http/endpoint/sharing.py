@@ -1,0 +1,541 @@
+"""An application that shares its sessions with those of other processes: any of them answers any request.
+
+A session runs in the process that holds it. A request that arrives elsewhere is handed to the holder in a letter, and
+what is answered comes back in letters. If the holder is gone, whoever is asked takes the session over, and goes on from
+what the store has of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.principal import Principal
+from trimcp.store.shared import KeptSession, Letter, SharedStore, Write
+from trimcp.store.writing import StoredEvents, WriteQueue
+from trimcp.support.cleaning import log_crash
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
+from trimcp.transports.http.endpoint.shared_exchange import SharedExchange, SharedGet, later
+from trimcp.transports.http.interfaces import (
+    JSON_HEADERS,
+    Admitted,
+    Handler,
+    Head,
+    HttpReply,
+    HttpResponse,
+    Tunnel,
+    Upgrade,
+    refusal,
+)
+from trimcp.transports.http.state.held import HeldSession, Holding, lost_call, read_state
+from trimcp.transports.http.state.sessions import HttpSession, Shared
+from trimcp.wire.codes import OVERLOADED
+from trimcp.wire.jsonrpc import (
+    JSON,
+    Request,
+    encode,
+    parse,
+    parse_value,
+)
+
+log: logging.Logger = logging.getLogger("trimcp.http")
+
+_WINDOW: Final = 64 * 1024  # bytes of a response that may be under way between two processes
+_ATTEMPTS: Final = 3  # to find who has a session
+_LAST: Final = 2.0  # seconds for the last writes of a process that ends
+_PAUSE: Final = 0.5  # seconds before a store that failed is tried again
+_KEY: Final = "requestState"
+
+
+@attrs.define(eq=False)
+class Forwarded(Handler):
+    """A request whose session another process holds: it is handed over, and what comes back is sent on."""
+
+    sharing: SessionSharing
+    head: Head
+    holder: str
+    number: int = attrs.field(init=False, default=0)
+    letter: Letter | None = attrs.field(init=False, default=None)  # with the request
+    begun: bool = attrs.field(init=False, default=False)  # whether the response has
+    _reply: HttpReply | None = attrs.field(init=False, default=None)
+    _body: bytes = attrs.field(init=False, default=b"")
+    _attempts: int = attrs.field(init=False, default=0)
+    _taken: int = attrs.field(init=False, default=0)  # bytes since the holder was told
+
+    @property
+    def max_body(self) -> int:
+        return self.sharing.shared.service.max_message if self.head.method == "POST" else 0
+
+    @property
+    def at_rest(self) -> bool:
+        return self._reply is None
+
+    def start(self, body: bytes, reply: HttpReply) -> None:
+        self._body, self._reply = body, reply
+        self._ask()
+
+    def _ask(self) -> None:
+        self._attempts += 1
+        self.number = self.sharing.ask(self)
+        self.letter = self.sharing.say(self.holder, "ask", self._body, n=self.number, head=_written(self.head))
+        if self.letter is None:
+            self.fail()
+
+    def too_large(self, beginning: bytes) -> HttpResponse:
+        return self.sharing.shared.too_large(self.head, beginning)
+
+    def disconnected(self, slow: str | None = None) -> None:
+        self._reply = None
+        self.sharing.forget(self)
+        self.sharing.say(self.holder, "left", n=self.number, slow=slow)
+
+    def writable(self) -> None:
+        """Let the holder send more."""
+        if self._taken:
+            self.sharing.say(self.holder, "taken", n=self.number, size=self._taken)
+            self._taken = 0
+
+    def take(self, kind: str, said: Mapping[str, Any], data: bytes) -> None:
+        """Send on a part of the response."""
+        reply = self._reply
+        if reply is None:
+            return
+        if kind == "abort":
+            self.fail()
+            return
+        self.begun, self._body = True, b""
+        if kind in ("send", "finish"):
+            self._reply = None
+            self.sharing.forget(self)
+        match kind:
+            case "send":
+                reply.send(self._response(said, data))
+            case "start":
+                reply.start(self._response(said, data))
+            case "write":
+                reply.write(data)
+            case "finish":
+                reply.finish(data)
+            case _:
+                raise ValueError("no such part of a response")
+        self._taken += len(data)
+        if self._reply is not None and self._taken >= _WINDOW // 2 and not reply.waiting:
+            self.writable()
+
+    def _response(self, said: Mapping[str, Any], data: bytes) -> HttpResponse:
+        headers = tuple((str(name), str(value)) for name, value in said["headers"])
+        return HttpResponse(int(said["status"]), (*headers, *self.head.reply_headers), data)
+
+    async def again(self) -> None:
+        """Find anew who has the session: the holder has got nothing of this request, or has the session no more."""
+        reply, body = self._reply, self._body
+        self.sharing.forget(self)
+        if reply is None:
+            return
+        found = None if self._attempts >= _ATTEMPTS else await self.sharing.find(self.head)
+        if isinstance(found, Forwarded):
+            self.holder = found.holder
+            self._ask()
+            return
+        if self._reply is None:  # the client has left meanwhile
+            return
+        self._reply, self._body = None, b""
+        if found is None and self._attempts < _ATTEMPTS and "mcp-session-id" in self.head.headers:
+            found = self.sharing.admit(self.head)
+        answer(found or later(None), body, reply)
+
+    def fail(self) -> None:
+        """End the request with an error, because the holder is gone, or is told no more."""
+        reply, self._reply = self._reply, None
+        self.sharing.forget(self)
+        if reply is None:
+            return
+        if self.begun:
+            # What was answered is kept: a client that knows how reads the rest, with the error, from the next holder.
+            reply.finish()
+            return
+        message = parse(self._body, self.sharing.shared.settings.limits)
+        if isinstance(message, Request):
+            headers = (*JSON_HEADERS, *self.head.reply_headers)
+            reply.send(HttpResponse(200, headers, lost_call(message.id)))
+        else:
+            reply.send(later(None, *self.head.reply_headers))
+
+
+@attrs.define(eq=False)
+class RemoteReply(HttpReply):
+    """A response to a request that came from another process."""
+
+    sharing: SessionSharing
+    to: str
+    number: int
+    handler: Handler | None = None
+    gone: bool = attrs.field(init=False, default=False)
+    _unread: int = attrs.field(init=False, default=0)
+    _room: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def send(self, response: HttpResponse) -> None:
+        self._say("send", response.body, status=response.status, headers=_listed(response.headers))
+        self.end()
+
+    def start(self, response: HttpResponse) -> None:
+        self._say("start", response.body, status=response.status, headers=_listed(response.headers))
+
+    def write(self, data: bytes) -> None:
+        self._say("write", data)
+
+    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        self._say("finish", data)
+        self.end()
+
+    def abort(self) -> None:
+        self._say("abort")
+        self.end()
+
+    def _say(self, kind: str, data: bytes = b"", **said: JSON) -> None:
+        if self.gone:
+            return
+        self._unread += len(data)
+        if self.sharing.say(self.to, kind, data, n=self.number, **said) is None:
+            self.leave("the other process takes nothing")
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self._unread - _WINDOW)
+
+    async def room(self) -> None:
+        while self.waiting and not self.gone:
+            await self._room.park()
+
+    def taken(self, size: int) -> None:
+        """Note that the client has read so much."""
+        self._unread = max(0, self._unread - size)
+        self._room.unpark_all()
+        if not self.waiting and self.handler is not None and not self.gone:
+            self.handler.writable()
+
+    def leave(self, slow: str | None) -> None:
+        """Note that the client has left, or its process has ended."""
+        if not self.gone:
+            self.end()
+            if self.handler is not None:
+                self.handler.disconnected(slow)
+
+    def end(self) -> None:
+        self.gone = True
+        self.sharing.replies.pop((self.to, self.number), None)
+        self._room.unpark_all()
+
+
+@attrs.define(eq=False)
+class SessionSharing:
+    """One application's part in what several processes share.
+
+    Args:
+        shared: what its requests share.
+        store: what all processes share.
+        admit: returns what answers a request of a session that is here.
+    """
+
+    shared: Shared
+    store: SharedStore
+    admit: Callable[[Head], Admitted]
+    queue: WriteQueue = attrs.field(init=False)
+    replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
+    _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
+    _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
+    _holding: Holding = attrs.field(init=False)
+    _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
+    _nursery: trio.Nursery = attrs.field(init=False)
+    _publishing: bool = attrs.field(init=False, default=False)
+    _ready: bool = attrs.field(init=False, default=False)
+
+    def __attrs_post_init__(self) -> None:
+        shared = self.shared
+        keeper = shared.service.keeper()
+        self.queue = queue = WriteQueue(self.store, self._refused)
+        events = StoredEvents(queue, max_total_bytes=shared.budget.bound)
+        shared.events = events if shared.settings.resumable else None
+        self._holding = Holding(queue, events, keeper, 2 * shared.settings.session_idle)
+        shared.make_session, shared.sharing = partial(HeldSession, common=self._holding), self
+        keeper.attach(self._changed)
+
+    # Its life
+
+    @asynccontextmanager
+    async def running(self, end: Callable[[], object]) -> AsyncIterator[None]:
+        """Share while the block runs. `end` ends all sessions, after it. Raises OSError: the store cannot be opened."""
+        async with open_service_nursery() as nursery:
+            self._nursery = nursery
+            await nursery.start(self._run)
+            try:
+                yield
+            finally:
+                end()
+                nursery.cancel_scope.cancel()
+
+    async def _run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Share under one name after another: a new one whenever the lease was lost."""
+        while True:
+            try:
+                async with self.store.opened():
+                    await self._share(task_status)
+            except OSError as error:
+                if not self._ready:
+                    raise
+                log_crash(log, error, "the shared store cannot be opened")
+            for session in self.shared.sessions:
+                if isinstance(session, HeldSession):
+                    session.lose("another process may have taken the session over: this one stood still")
+            await trio.sleep(_PAUSE)
+
+    async def _share(self, task_status: trio.TaskStatus[None]) -> None:
+        keeper = self._holding.keeper
+        if keeper.lacks_state_key:
+            keeper.use_state_key(await self.store.agree(_KEY, os.urandom(32)))
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.queue.run)
+                nursery.start_soon(self._read_letters)
+                if not self._ready:
+                    self._ready = True
+                    task_status.started()
+                await self._keep_lease()
+                nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(_LAST, shield=True):
+                await self.queue.flush()
+
+    async def _keep_lease(self) -> None:
+        """Renew the lease until it is lost, and notice which other processes are gone."""
+        renewed = trio.current_time()
+        while True:
+            await trio.sleep(self.store.lease / 4)
+            try:
+                if not await self.store.renew():
+                    return
+                renewed = trio.current_time()
+                for holder in {asked.holder for asked in self._asked.values()}:
+                    if await self.store.gone(holder):
+                        self._lost(holder)
+                for to in {to for to, _ in self.replies}:
+                    if await self.store.gone(to):
+                        self._lost(to)
+            except OSError as error:
+                log.warning("the lease was not renewed: %s", error)
+                if trio.current_time() - renewed > self.store.lease:
+                    return
+
+    # Who has a session
+
+    async def find(self, head: Head) -> Admitted | None:
+        """Return what answers a request of a session that another process has; None if that is for this one to say."""
+        id = head.headers.get("mcp-session-id")
+        shared = self.shared
+        if id is None or not shared.routing.keeps_sessions or shared.sessions.has(id):
+            return None
+        try:
+            for _ in range(_ATTEMPTS):
+                kept = await self.store.load(id)
+                if kept is None:
+                    return None
+                if kept.holder != self.store.name and not kept.gone:
+                    return self.forward(head, kept.holder)
+                if shared.draining:
+                    break
+                if await self._take(id, kept, head) or shared.sessions.has(id):
+                    return None
+        except OSError as error:
+            log.warning("a session was not found: %s", error)
+        return later(None)
+
+    async def _take(self, id: str, kept: KeptSession, head: Head) -> bool:
+        """Hold a session whose holder is gone; False if somebody else was first. A stranger takes nothing."""
+        async with self._taking:
+            if self.shared.sessions.has(id):
+                return True
+            state = read_state(kept.data)
+            facts = state["principal"]
+            principal = None if facts is None else Principal(**facts)
+            if principal != head.principal:
+                return True  # and it is not found
+            owner = str(state["owner"])
+            taken = await self.store.take(id, kept.fence) if self.shared.sessions.has_room(owner) else None
+            if taken is None:
+                return False
+            make = self.shared.make_session
+            session = make(self.shared, principal, owner, head.link, kept=taken, named=id)
+            assert isinstance(session, HeldSession)
+            try:
+                session.restore(read_state(taken.data))
+            except Exception as error:
+                log_crash(log, error, "a session that another process kept cannot be read")
+                session.end("it cannot be read")
+                return True
+            self.shared.add(session)
+            self.shared.sessions.use(session)
+            return True
+
+    def forward(self, head: Head, holder: str) -> Admitted:
+        if len(self._asked) >= self.shared.settings.max_exchanges:
+            return refusal(503, "too much is under way; try again later", code=OVERLOADED)
+        return Forwarded(self, head, holder)
+
+    def exchange(self, head: Head) -> type[Exchange]:
+        """Return the class of the exchange that answers a POST."""
+        id, named = head.headers.get("mcp-session-id"), self.shared.routing.modern_names
+        if head.headers.get("mcp-protocol-version") in named or (id is not None and not self.shared.sessions.has(id)):
+            return Exchange
+        return SharedExchange
+
+    def get(self, session: HttpSession, head: Head) -> SessionGet:
+        return SharedGet(session, head)
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    def hand_over(self) -> None:
+        """Hand over all sessions in which nothing runs, because this process is about to end."""
+        for session in self.shared.sessions:
+            if isinstance(session, HeldSession) and session.at_rest:
+                session.end("the server is shutting down", ending=True)
+
+    # Letters
+
+    def ask(self, asked: Forwarded) -> int:
+        """Return a number for a request that is handed over."""
+        number = next(self._numbers)
+        self._asked[number] = asked
+        return number
+
+    def forget(self, asked: Forwarded) -> None:
+        self._asked.pop(asked.number, None)
+
+    def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
+        """Send a letter, and return it; None if too many wait."""
+        letter = Letter(to, b"\n".join((encode({"kind": kind, "from": self.store.name, **said}), data)))
+        return letter if self.queue.put(letter) else None
+
+    async def _read_letters(self) -> None:
+        while True:
+            try:
+                letters = await self.store.receive()
+            except OSError as error:
+                log.warning("letters of other processes were not read: %s", error)
+                await trio.sleep(_PAUSE)
+                continue
+            for letter in letters:
+                beginning, _, data = letter.partition(b"\n")
+                try:
+                    said = parse_value(beginning)
+                    self._read(said["kind"], said, data)
+                except Exception as error:
+                    log_crash(log, error, "a letter of another process cannot be read")
+
+    def _read(self, kind: str, said: Mapping[str, Any], data: bytes) -> None:
+        if kind == "change":
+            self._publishing = True
+            try:
+                self._holding.keeper.publish(said["changed"], said["list"])
+            finally:
+                self._publishing = False
+            return
+        sender, number = str(said["from"]), int(said["n"])
+        if kind == "ask":
+            self._serve(sender, number, said["head"], data)
+        elif kind in ("left", "taken"):
+            reply = self.replies.get((sender, number))
+            if reply is None:
+                pass
+            elif kind == "left":
+                reply.leave(said["slow"])
+            else:
+                reply.taken(int(said["size"]))
+        else:
+            asked = self._asked.get(number)
+            if asked is None or asked.holder != sender:
+                pass
+            elif kind == "moved":
+                self._nursery.start_soon(asked.again)
+            else:
+                asked.take(kind, said, data)
+
+    def _serve(self, sender: str, number: int, written: Mapping[str, Any], body: bytes) -> None:
+        """Answer a request that came to another process."""
+        head = _read_head(written)
+        id = head.headers.get("mcp-session-id")
+        if head.path == self.shared.settings.path and not (id and self.shared.sessions.has(id)):
+            self.say(sender, "moved", n=number)
+            return
+        reply = self.replies[sender, number] = RemoteReply(self, sender, number)
+        answer(self.admit(head), body, reply)
+
+    def _refused(self, write: Write) -> None:
+        """Take back what followed from a write that was refused."""
+        if isinstance(write, Letter):
+            for asked in list(self._asked.values()):
+                if asked.letter == write and asked.holder == write.to:
+                    self._nursery.start_soon(asked.again)
+                    return
+            if write.to is not None:
+                self._lost(write.to)
+            return
+        for session in self.shared.sessions:
+            if session.id == write.session and isinstance(session, HeldSession) and session.fence == write.fence:
+                session.lose("another process has taken the session over")
+
+    def _lost(self, name: str) -> None:
+        """Give up what was under way with a process that is gone."""
+        for asked in [asked for asked in self._asked.values() if asked.holder == name]:
+            asked.fail()
+        for reply in [reply for (to, _), reply in self.replies.items() if to == name]:
+            reply.leave(None)
+
+    # Changes
+
+    def _changed(self, changed: str, is_list: bool) -> None:
+        if not self._publishing and self._ready:
+            said = {"kind": "change", "from": self.store.name, "changed": changed, "list": is_list}
+            self.queue.put(Letter(None, encode(said) + b"\n"))
+
+
+def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
+    """Answer a request as its host would. What needs a connection of its own is never handed over."""
+    if isinstance(found, HttpResponse):
+        reply.send(found)
+    elif not isinstance(found, Upgrade | Tunnel):
+        reply.handler = found
+        found.start(body, reply)
+
+
+def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:
+    return [list(each) for each in headers]
+
+
+_PARTS: Final = ("method", "path", "query", "peer", "loopback", "secure", "certificate", "root")
+
+
+def _written(head: Head) -> JSON:
+    principal = head.principal
+    return {
+        **{name: getattr(head, name) for name in _PARTS},
+        "headers": dict(head.headers),
+        "principal": None if principal is None else {**principal.facts(), "claims": dict(principal.claims)},
+    }
+
+
+def _read_head(written: Mapping[str, Any]) -> Head:
+    facts = written["principal"]
+    head = Head(**{name: written[name] for name in _PARTS}, headers=written["headers"])
+    head.principal = None if facts is None else Principal(**facts)
+    return head

@@ -1,0 +1,274 @@
+"""Sessions that other processes can take over: their state and their events are kept in a store that all share.
+
+What is sent to a client waits until what came before it in its session is kept (`GatedReply`). So whatever a client has
+seen, the next holder of its session knows; and a process that does not hold it any more sends nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.budget import MemoryCharge
+from trimcp.principal import Principal
+from trimcp.store.shared import KeptSession, SaveSession
+from trimcp.store.writing import Rows, StoredEvents, Then, WriteQueue
+from trimcp.transports.http.interfaces import Handler, HttpReply, HttpResponse, SessionKeeper
+from trimcp.transports.http.state.sessions import HttpSession
+from trimcp.transports.http.state.streams import EventStream, SessionEvents
+from trimcp.wire.codes import ERRORS, INTERNAL_ERROR
+from trimcp.wire.jsonrpc import JSON, RequestId, encode, encode_error, parse_value
+
+_FORM: Final = 1  # of what is kept of a session; a later one is read by a later release only
+_STREAMS: Final = 20  # bits of a stream's number that are the holder's own; those above are its fence
+_EVENTS: Final = 40  # and of an event's number, in a stream that an earlier holder began
+
+LOST: Final = "the process that ran this call has ended; the call may or may not have been carried out"
+"""The error of a call whose process is gone."""
+
+
+def lost_call(id: RequestId) -> bytes:
+    """Return the answer to a call whose process is gone."""
+    return encode_error(id, INTERNAL_ERROR, LOST, {"reason": ERRORS[INTERNAL_ERROR].reason, "started": True})
+
+
+@attrs.define(eq=False)
+class Holding:
+    """What the sessions that one process holds have in common."""
+
+    queue: WriteQueue
+    events: StoredEvents
+    keeper: SessionKeeper
+    ttl: float  # seconds for which a session is kept after its last use
+
+
+@attrs.define(eq=False)
+class HeldEvents(SessionEvents):
+    """The events of a session that is held."""
+
+    def replay(self, stream: EventStream, reply: HttpReply, headers: tuple[tuple[str, str], ...], after: int) -> None:
+        """Send the kept events once those before are kept, too; what follows waits behind them."""
+        assert isinstance(reply, GatedReply)
+        reply.first = partial(self._read, stream, after)
+        stream.open(reply, headers)
+
+    def _read(self, stream: EventStream, after: int, then: Any) -> None:
+        assert isinstance(self.store, StoredEvents)
+
+        def told(rows: Rows) -> None:
+            then(b"".join(stream.encode(data, seq) for seq, data in rows))
+
+        self.store.queue.read(self.session, stream.number, after, told)
+
+
+@attrs.define(eq=False)
+class HeldSession(HttpSession):
+    """A session that this process holds, and that another one can take over."""
+
+    common: Holding | None = None
+    kept: KeptSession | None = None  # of a session that was taken over
+    named: str = ""  # its id then
+    calls: dict[int, Sequence[RequestId]] = attrs.field(init=False, factory=dict)  # requests of streams under way
+    beginning: Sequence[RequestId] | None = attrs.field(init=False, default=None)  # those of the next stream
+    lost: bool = attrs.field(init=False, default=False)  # whether another process may hold it now
+    fence: int = attrs.field(init=False, default=1)
+    _listening: int | None = attrs.field(init=False, default=None)  # the number of the stream of the GET
+    _saved: float | None = attrs.field(init=False, default=None)  # when it was saved last; None before
+    _over: bool = attrs.field(init=False, default=False)  # nothing more is written
+
+    def __attrs_post_init__(self) -> None:
+        common, kept = self._holding, self.kept
+        if kept is not None:
+            self.id, self.fence, self.fresh = self.named, kept.fence, False
+        common.events.fences[self.id] = self.fence
+        super().__attrs_post_init__()
+        if self.shared.events is not None:
+            self.events = HeldEvents(common.events, self.id, MemoryCharge(self.holding))
+        self._number = self.fence << _STREAMS
+
+    @property
+    def _holding(self) -> Holding:
+        assert self.common is not None
+        return self.common
+
+    @property
+    def queue(self) -> WriteQueue:
+        return self._holding.queue
+
+    # What is kept
+
+    def save(self, *, release: bool = False) -> None:
+        """Write its state down, if it has one and is held."""
+        if self._over or self.lost or self.pushed.revision is None:
+            return
+        principal = self.principal
+        state: dict[str, JSON] = {
+            "form": _FORM,
+            "principal": None if principal is None else _facts(principal),
+            "owner": self.owner,
+            "state": self._holding.keeper.state_of(self.pushed),
+            "calls": [[number, list(ids)] for number, ids in self.calls.items()],
+            "listening": self._listening,
+        }
+        new, self._saved = self._saved is None and self.kept is None, trio.current_time()
+        if not self.queue.put(SaveSession(self.id, self.fence, encode(state), self._holding.ttl, new, release)):
+            self.lose("too much waits for the store")
+
+    def restore(self, state: Any) -> None:
+        """Go on where its former holder was: answer what was under way there, and keep what can still be read.
+
+        Raises an exception if what was kept is no session.
+        """
+        kept = self.kept
+        assert kept is not None
+        self._holding.keeper.restore(self.pushed, state["state"], self.fence)
+        first, listening = self.fence << _EVENTS, state["listening"]
+        for number in sorted(kept.streams):
+            if self.resumable and number != listening:
+                self._keep(number, delivered=False)
+        for number, ids in state["calls"]:
+            for offset, id in enumerate(ids):
+                self._holding.events.append(self.id, int(number), first + offset, lost_call(id), reply=True)
+            self._keep(int(number), delivered=False)
+        if listening is not None and self.resumable:
+            self._listening = int(listening)
+            self._stream = self.streams[self._listening] = self._kept_stream(self._listening)
+            self._stream.go_on(first)
+        self.save()
+
+    def forget_streams(self, now: float) -> None:
+        super().forget_streams(now)
+        if self._saved is not None and self._saved < self.used and now - self._saved > self._holding.ttl / 4:
+            self.save()  # it is used, so its time begins anew
+
+    # Streams
+
+    def new_stream(self) -> EventStream:
+        """Return a new stream, and write down what it is for."""
+        stream = super().new_stream()
+        if stream.events is not None:
+            ids, self.beginning = self.beginning, None
+            if ids is None:
+                self._listening = stream.number
+            else:
+                self.calls[stream.number] = ids
+            self.save()
+        return stream
+
+    def stream_ended(self, stream: EventStream, *, delivered: bool) -> None:
+        super().stream_ended(stream, delivered=delivered)
+        if self.calls.pop(stream.number, None) is not None:
+            self.save()
+
+    # Its end
+
+    def end(self, why: str, *, ending: bool = False) -> None:
+        """End it for ever; or hand it over to whoever is asked for it next, because this process ends (`ending`)."""
+        if ending:
+            self.save(release=True)
+            if self.can_poll:
+                for stream in (*self.streams.values(), self._stream):
+                    stream.release(self.shared.settings.retry)
+        else:
+            self._holding.events.end_session(self.id)
+        self._over = True
+        self._holding.events.fences.pop(self.id, None)
+        super().end(why, ending=ending)
+
+    def lose(self, why: str) -> None:
+        """Drop it without a word, since another process holds it, or may."""
+        if not self.lost:
+            self.lost = self._over = True
+            self._holding.events.fences.pop(self.id, None)
+            super().end(why)
+
+
+def _facts(principal: Principal) -> dict[str, JSON]:
+    return dict(principal.facts())
+
+
+def read_state(data: bytes) -> Any:
+    """Return what `HeldSession.save` wrote. Raises ValueError if it is of another form."""
+    state = parse_value(data)
+    if type(state) is not dict or state.get("form") != _FORM:
+        raise ValueError("a session of a form that this release does not know")
+    return state
+
+
+@attrs.define(eq=False)
+class GatedReply(HttpReply):
+    """A reply that sends nothing before all that came before it in its session is kept."""
+
+    inner: HttpReply
+    session: HeldSession | None = None  # None: there is none, and nothing waits
+    first: Any = None  # what reads the events that the reply begins with, for a stream that is resumed
+    _held: int = attrs.field(init=False, default=0)
+    _room: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    @property
+    def handler(self) -> Handler | None:
+        return self.inner.handler
+
+    @handler.setter
+    def handler(self, handler: Handler | None) -> None:
+        self.inner.handler = handler
+
+    def send(self, response: HttpResponse) -> None:
+        self._after(len(response.body), partial(self.inner.send, response))
+
+    def start(self, response: HttpResponse) -> None:
+        if self.first is None or self.session is None:
+            self._after(len(response.body), partial(self.inner.start, response))
+            return
+
+        def begin(events: bytes) -> None:
+            self._now(partial(self.inner.start, attrs.evolve(response, body=response.body + events)))
+
+        first, self.first = self.first, None
+        first(begin)
+
+    def write(self, data: bytes) -> None:
+        self._after(len(data), partial(self.inner.write, data))
+
+    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        self._after(len(data), partial(self.inner.finish, data))
+
+    def abort(self) -> None:
+        self.inner.abort()
+
+    @property
+    def waiting(self) -> int:
+        return self.inner.waiting + self._held
+
+    @property
+    def gone(self) -> bool:
+        return self.inner.gone
+
+    async def room(self) -> None:
+        while self._held and not self.inner.gone:
+            await self._room.park()
+        await self.inner.room()
+
+    def _after(self, size: int, function: Then) -> None:
+        session = self.session
+        if session is None:
+            function()
+            return
+        self._held += size
+
+        def go_on() -> None:
+            self._held -= size
+            self._room.unpark_all()
+            self._now(function)
+
+        session.queue.call(session.id, go_on)
+
+    def _now(self, function: Then) -> None:
+        if self.session is not None and self.session.lost:
+            self.inner.abort()
+        elif not self.inner.gone:
+            function()
