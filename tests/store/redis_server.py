@@ -8,8 +8,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import trio
@@ -86,3 +86,77 @@ def redis_server(*settings: str) -> Iterator[RedisServer]:
         finally:
             if server.process is not None:
                 server.kill()
+
+
+@asynccontextmanager
+async def relayed(server: RedisServer, script: bytes) -> AsyncIterator[tuple[str, list[bool], list[bytes]]]:
+    """Another socket of a server; for each item of the list the answer to a script with these bytes is lost.
+
+    The connection ends instead. The second list has what was asked.
+    """
+    listening = trio.socket.socket(trio.socket.AF_UNIX)
+    await listening.bind(f"{server.folder}/r")
+    listening.listen()
+    drops: list[bool] = []
+    asked: list[bytes] = []
+
+    async def serve(client: trio.SocketStream) -> None:
+        async with client, await trio.open_unix_socket(server.path) as stream, trio.open_nursery() as nursery:
+            latest = b""
+
+            async def forward() -> None:
+                nonlocal latest
+                async for data in client:
+                    latest = bytes(data)
+                    asked.append(latest)
+                    await stream.send_all(data)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(forward)
+            async for data in stream:
+                if drops and b"EVALSHA" in latest and script in latest:
+                    drops.pop()
+                    break
+                await client.send_all(data)
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, [trio.SocketListener(listening)])
+        yield f"unix://{server.folder}/r", drops, asked
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def slowed(server: RedisServer, seconds: float) -> AsyncIterator[str]:
+    """Another socket of a server, whose answers come later."""
+    listening = trio.socket.socket(trio.socket.AF_UNIX)
+    await listening.bind(f"{server.folder}/r")
+    listening.listen()
+
+    async def later(client: trio.SocketStream, data: bytes, before: trio.Event, after: trio.Event) -> None:
+        await trio.sleep(seconds)
+        await before.wait()
+        await client.send_all(data)
+        after.set()
+
+    async def serve(client: trio.SocketStream) -> None:
+        async with client, await trio.open_unix_socket(server.path) as stream, trio.open_nursery() as nursery:
+
+            async def forward() -> None:
+                async for data in client:
+                    await stream.send_all(data)
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(forward)
+            before = trio.Event()
+            before.set()
+            async for data in stream:
+                after = trio.Event()
+                nursery.start_soon(later, client, bytes(data), before, after)
+                before = after
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, [trio.SocketListener(listening)])
+        yield f"unix://{server.folder}/r"
+        nursery.cancel_scope.cancel()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import trio
 import trio.lowlevel
 
 from tests.agent_tools.tables import ADA, BOB, open_table
-from tests.store.redis_server import RedisServer, redis_server, until
+from tests.store.redis_server import RedisServer, redis_server, relayed, slowed, until
 from tests.store.test_contexts import kept, plain
 from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.table import ContextTable
@@ -43,44 +43,9 @@ def patient(server: RedisServer, seconds: float = 30.0) -> RedisContexts:
 # What it does once, and for how long
 
 
-@asynccontextmanager
-async def relayed(server: RedisServer, folder: Path) -> AsyncIterator[tuple[str, list[bool], list[bytes]]]:
-    """Another socket of a server; once there is something in the list, an answer to a script ends the connection."""
-    listening = trio.socket.socket(trio.socket.AF_UNIX)
-    await listening.bind(str(folder / "r"))
-    listening.listen()
-    drops: list[bool] = []
-    asked: list[bytes] = []
-
-    async def serve(client: trio.SocketStream) -> None:
-        async with client, await trio.open_unix_socket(server.path) as stream, trio.open_nursery() as nursery:
-            latest = b""
-
-            async def forward() -> None:
-                nonlocal latest
-                async for data in client:
-                    latest = bytes(data)
-                    asked.append(latest)
-                    await stream.send_all(data)
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(forward)
-            async for data in stream:
-                if drops and b"EVALSHA" in latest and b"write:" in latest:
-                    drops.pop()
-                    break
-                await client.send_all(data)
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, serve, [trio.SocketListener(listening)])
-        yield f"unix://{folder / 'r'}", drops, asked
-        nursery.cancel_scope.cancel()
-
-
 async def test_a_write_whose_answer_was_lost_is_done_once(server: RedisServer) -> None:
     """It has run, and is sent again: both the new context and the one that was made again under an id are kept once."""
-    async with relayed(server, server.folder) as (url, drops, asked):
+    async with relayed(server, b"write:") as (url, drops, asked):
         store = RedisContexts(url)
         async with store.opened():
             first = await store.write([kept()], [])
@@ -98,7 +63,7 @@ async def test_a_write_whose_answer_was_lost_is_done_once(server: RedisServer) -
 
 
 async def test_an_answer_that_is_lost_for_good_leaves_it_open(server: RedisServer) -> None:
-    async with relayed(server, server.folder) as (url, drops, _):
+    async with relayed(server, b"write:") as (url, drops, _):
         store = RedisContexts(url, limits=RedisLimits(patience=0.01))
         async with table_over(store) as table:
             actor = await table.create(ADA, "ctx-001")
@@ -285,42 +250,6 @@ async def test_one_that_is_slow_costs_time_alone(server: RedisServer) -> None:
 
 def table_over(store: RedisContexts) -> AbstractAsyncContextManager[ContextTable]:
     return ContextTable(ContextLimits(), store, Budget()).running()
-
-
-@asynccontextmanager
-async def slowed(server: RedisServer, seconds: float) -> AsyncIterator[str]:
-    """Another socket of a server, whose answers come later."""
-    listening = trio.socket.socket(trio.socket.AF_UNIX)
-    await listening.bind(f"{server.folder}/r")
-    listening.listen()
-
-    async def later(client: trio.SocketStream, data: bytes, before: trio.Event, after: trio.Event) -> None:
-        await trio.sleep(seconds)
-        await before.wait()
-        await client.send_all(data)
-        after.set()
-
-    async def serve(client: trio.SocketStream) -> None:
-        async with client, await trio.open_unix_socket(server.path) as stream, trio.open_nursery() as nursery:
-
-            async def forward() -> None:
-                async for data in client:
-                    await stream.send_all(data)
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(forward)
-            before = trio.Event()
-            before.set()
-            async for data in stream:
-                after = trio.Event()
-                nursery.start_soon(later, client, bytes(data), before, after)
-                before = after
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(trio.serve_listeners, serve, [trio.SocketListener(listening)])
-        yield f"unix://{server.folder}/r"
-        nursery.cancel_scope.cancel()
 
 
 # How it is named

@@ -6,8 +6,8 @@ A new store adds its world to `WORLDS`.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -15,8 +15,11 @@ import pytest
 import trio
 import trio.testing
 
+from tests.programs import require
 from tests.store.memory_store import MemoryHub, MemoryStore
+from tests.store.redis_server import RedisServer, redis_server
 from trimcp.store import database
+from trimcp.store.redis.shared import RedisStore
 from trimcp.store.shared import (
     MOST_LETTERS,
     AppendEvent,
@@ -76,7 +79,32 @@ class SqliteWorld(World):
         connection.close()
 
 
-WORLDS: dict[str, type[World]] = {"memory": MemoryWorld, "sqlite": SqliteWorld}
+class RedisWorld(World):
+    """All tests on one server, each with keys of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        require("redis-server")
+        self.server = SERVERS.enter_context(redis_server()) if not RUNNING else RUNNING[0]
+        RUNNING[:] = [self.server]
+        self.prefix = folder.name
+
+    def store(self) -> SharedStore:
+        return RedisStore(self.server.url, prefix=self.prefix)
+
+    async def end_lease(self, store: SharedStore) -> None:
+        self.server.say(f"DEL {self.prefix}:lease:{store.name}")
+
+
+SERVERS = ExitStack()
+RUNNING: list[RedisServer] = []
+WORLDS: dict[str, type[World]] = {"memory": MemoryWorld, "redis": RedisWorld, "sqlite": SqliteWorld}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def servers() -> Iterator[None]:
+    with SERVERS:
+        yield
+    RUNNING.clear()
 
 
 @pytest.fixture(params=sorted(WORLDS))

@@ -76,6 +76,14 @@ class RedisScript:
         object.__setattr__(self, "digest", sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+class RedisLost(ConnectionLost, OSError):
+    """There is no connection, or it was lost; `nothing_sent` says which."""
+
+
+class RedisOverloaded(Overloaded, OSError):
+    """Too much waits for Redis. Nothing was sent."""
+
+
 @attrs.define(eq=False)
 class _WaitingCommand:
     """A command that is not answered yet."""
@@ -126,13 +134,13 @@ class RedisConnection:
 
         Raises:
             RedisRefusal: it was refused, and did nothing.
-            Overloaded: too much waits; it was not sent.
-            ConnectionLost: there is no connection (`nothing_sent`), or it was lost: then it may or may not have run.
+            RedisOverloaded: too much waits; it was not sent.
+            RedisLost: there is no connection (`nothing_sent`), or it was lost: then it may or may not have run.
         """
         data = self._pack(parts)
         size = len(data)
         if self.waiting and self.waiting + size > self.limits.max_waiting:
-            raise Overloaded(OVERLOADED, f"{self.waiting:,} bytes wait for Redis already; try again later")
+            raise RedisOverloaded(OVERLOADED, f"{self.waiting:,} bytes wait for Redis already; try again later")
         self.waiting += size
         try:
             if self.failure:
@@ -165,7 +173,7 @@ class RedisConnection:
         while True:
             try:
                 return await self.run(*parts)
-            except ConnectionLost as error:
+            except RedisLost as error:
                 sent |= not error.nothing_sent
                 if trio.current_time() >= deadline or not self._open:
                     error.nothing_sent = not sent
@@ -191,7 +199,7 @@ class RedisConnection:
                 await self._up.wait()
             if self._open:
                 return
-        raise ConnectionLost(f"there is no connection to {self.address}: {self.failure}", nothing_sent=True)
+        raise RedisLost(f"there is no connection to {self.address}: {self.failure}", nothing_sent=True)
 
     # The connection
 
@@ -268,9 +276,9 @@ class RedisConnection:
             self.waiting -= command.size
         text = f"the connection to {self.address} was lost: {why}"
         for command in sent:
-            command.finish(None, ConnectionLost(f"{text}; the command may or may not have run"))
+            command.finish(None, RedisLost(f"{text}; the command may or may not have run"))
         for command in unsent:
-            command.finish(None, ConnectionLost(text, nothing_sent=True))
+            command.finish(None, RedisLost(text, nothing_sent=True))
 
     async def _write(self, stream: trio.abc.Stream, lost: trio.CancelScope) -> None:
         unsent, sent = self._unsent, self._sent

@@ -19,7 +19,7 @@ import trio
 
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 from trimcp.store.redis.connection import RedisLimits, RedisScript
-from trimcp.store.redis.resp import Part, RedisRefusal
+from trimcp.store.redis.resp import NotOurs, Part, RedisRefusal
 from trimcp.store.redis.streams import Entry, Redis, entries_of
 from trimcp.wire.jsonrpc import encode, parse_value
 
@@ -328,12 +328,12 @@ def _loaded(owner: Owner, id: str, stamp: int, value: bytes) -> KeptContext:
     found = _read(value, dict)
     form, times = found.get("form"), found.get("times")
     if type(form) is int and form > _FORM:
-        raise ValueError(f"a newer trimcp wrote the context (form {form}; this one knows {_FORM})")
+        raise NotOurs(f"a newer trimcp wrote the context (form {form}; this one knows {_FORM})")
     match form, found.get("version"), found.get("state"), found.get("history"), times:
         case 1, int(version), dict(state), list(history), [created, ends, until] if all(map(_is_time, times)):
             made, over, stays = [math.inf if time is None else float(time) for time in (created, ends, until)]
             return KeptContext(owner, id, version, state, [encode(each) for each in history], made, over, stays, stamp)
-    raise ValueError("Redis has a context that was not written so")
+    raise NotOurs("Redis has a context that was not written so")
 
 
 def _is_time(value: Any) -> bool:
@@ -343,5 +343,5 @@ def _is_time(value: Any) -> bool:
 def _read(text: bytes, kind: type[V]) -> V:
     value = parse_value(text)
     if not isinstance(value, kind):
-        raise ValueError("Redis has text that was not written so")
+        raise NotOurs("Redis has text that was not written so")
     return value

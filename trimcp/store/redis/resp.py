@@ -32,6 +32,10 @@ class RedisRefusal(OSError):
         self.code: str = text.partition(" ")[0]
 
 
+class NotOurs(OSError, ValueError):
+    """A value was not written by this program, or by a newer one."""
+
+
 class GarbledReply(ValueError):
     """What came is no reply of Redis, or one beyond the bound."""
 

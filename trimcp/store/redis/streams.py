@@ -13,10 +13,9 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.errors import ConnectionLost, Overloaded
 from trimcp.store.redis.address import RedisAddress, redis_address
-from trimcp.store.redis.connection import RedisConnection, RedisLimits, RedisScript
-from trimcp.store.redis.resp import RedisRefusal
+from trimcp.store.redis.connection import RedisConnection, RedisLimits, RedisLost, RedisScript
+from trimcp.store.redis.resp import NotOurs, RedisRefusal
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 
@@ -35,15 +34,18 @@ _WAKE: Final = RedisScript(
 Entry = tuple[str, dict[bytes, bytes]]
 """The id of an entry of a stream, and its fields."""
 
+Tell = Callable[["list[Entry] | None"], object]
+"""Called with what was added to a stream, or None where something may have been missed."""
+
 
 def entries_of(reply: Any) -> list[Entry]:
-    """Return the entries that Redis listed. Raises ValueError: these are none."""
+    """Return the entries that Redis listed. Raises NotOurs: these are none."""
     found = []
     try:
         for id, fields in reply or ():
             found.append((id.decode("ascii"), dict(zip(fields[::2], fields[1::2], strict=True))))
     except (TypeError, AttributeError) as error:
-        raise ValueError("Redis has no stream there") from error
+        raise NotOurs("Redis has no stream there") from error
     return found
 
 
@@ -52,7 +54,7 @@ class _Followed:
     """A stream that is followed."""
 
     last: str  # the id of the last entry that was told
-    tell: Callable[[list[Entry] | None], object]
+    tell: Tell
 
 
 @attrs.define(eq=False)
@@ -64,17 +66,19 @@ class Redis:
         prefix: what all keys begin with.
         limits: of each connection.
         context: for `rediss://`; by default the system's certificates count.
+        tell: called when something was added to the mailbox; must not wait.
 
     Attributes:
         commands: takes commands.
         token: this process, among all.
-        mailbox: the key of a stream to which others add what this process is to read; it is followed always.
+        mailbox: the key of a stream to which others add what this process is to read.
     """
 
     address: RedisAddress = attrs.field(converter=redis_address)
     prefix: str
     limits: RedisLimits = attrs.field(factory=RedisLimits)
     context: ssl.SSLContext | None = None
+    _tell: Tell = lambda entries: None
     commands: RedisConnection = attrs.field(init=False)
     token: str = attrs.field(init=False, factory=lambda: secrets.token_hex(8))
     mailbox: str = attrs.field(init=False)
@@ -83,16 +87,20 @@ class Redis:
 
     def __attrs_post_init__(self) -> None:
         name = f"trimcp-{os.getpid()}"
-        self.mailbox = f"{self.prefix}:process:{self.token}"
+        self.mailbox = self.mailbox_of(self.token)
         self.commands = RedisConnection(self.address, self.limits, name, context=self.context)
         self._blocking = RedisConnection(self.address, self.limits, f"{name}-waits", _BLOCK, self.context)
+
+    def mailbox_of(self, token: str) -> str:
+        """Return the key of the mailbox of a process."""
+        return f"{self.prefix}:mailbox:{token}"
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         """Keep the connections while the block runs. Raises OSError: Redis cannot be used."""
         async with self.commands.opened(), self._blocking.opened(), open_service_nursery() as nursery:
             await self._warn()
-            self._followed[self.mailbox] = _Followed("0-0", lambda entries: None)
+            self._followed[self.mailbox] = _Followed("0-0", self._tell)
             nursery.start_soon(self._follow)
             yield
 
@@ -109,13 +117,13 @@ class Redis:
                         value.decode("ascii", "replace"),
                     )
 
-    async def follow(self, stream: str, last: str, tell: Callable[[list[Entry] | None], object]) -> None:
+    async def follow(self, stream: str, last: str, tell: Tell) -> None:
         """Have what is added to a stream after this entry told.
 
-        `tell` must not wait. It is called with None where something may have been missed.
+        `tell` must not wait.
         """
         self._followed[stream] = _Followed(last, tell)
-        with suppress(RedisRefusal, ConnectionLost, Overloaded):  # else the next question comes when this one ends
+        with suppress(OSError):  # else the next question comes when this one ends
             await self.commands.script(_WAKE, [self.mailbox])
 
     async def _follow(self) -> None:
@@ -126,9 +134,9 @@ class Redis:
             question = ("XREAD", "COUNT", _AT_ONCE, "BLOCK", int(_BLOCK * 1000), "STREAMS", *names, *lasts)
             try:
                 found = list(self._found(await self._blocking.run(*question)))
-            except ConnectionLost:
+            except RedisLost:
                 continue
-            except (RedisRefusal, Overloaded, ValueError) as error:
+            except (OSError, ValueError) as error:
                 log_crash(log, error, "streams of %s cannot be read", str(self.address))
                 self._tell_all()
                 await trio.sleep(_PAUSE)
