@@ -8,7 +8,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 import attrs
@@ -169,6 +169,9 @@ class Counted:
     inner: Counted | None = None
 
 
+COUNTED = {"count": 1, "sure": False, "on": "2026-03-01", "inner": None}
+
+
 @pytest.mark.parametrize(
     ("hint", "value", "sent"),
     [
@@ -183,6 +186,13 @@ class Counted:
         (dict[str, list[int]], {"a": [False]}, {"a": [0]}),
         (date, datetime(2026, 2, 28, 12, 30), "2026-02-28"),
         (dict[str, date | int], {"a": datetime(2026, 2, 28), "b": True}, {"a": "2026-02-28", "b": 1}),
+        # What fits one alternative stays as it is, also beside what has to be changed.
+        (tuple[int, str | date], (True, "MEETING"), [1, "MEETING"]),
+        (tuple[int, datetime | date], (True, datetime(2026, 2, 28, 12, tzinfo=UTC)), [1, "2026-02-28T12:00:00+00:00"]),
+        (tuple[int, dict[str, bool] | dict[str, int]], (True, {"a": True}), [1, {"a": True}]),
+        (tuple[int, Literal["aTb"] | date], (True, "aTb"), [1, "aTb"]),
+        (tuple[int, Literal["aTb"] | date], (True, datetime(2026, 2, 28)), [1, "2026-02-28"]),
+        (list[Counted] | list[str], [Counted(True, False, date(2026, 3, 1))], [COUNTED]),
         (
             Counted,
             Counted(True, True, datetime(2026, 2, 28), Counted(2, False, date(2026, 3, 1))),

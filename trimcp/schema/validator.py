@@ -104,6 +104,57 @@ def _is_plain(schema: Any) -> bool:
     return True
 
 
+_KINDS: Final = {bool: ("boolean", "integer", "number"), str: ("string",), list: ("array",), dict: ("object",)}
+
+
+class Fitter:
+    """Puts in a JSON value what its schema wants in place of two that are such in Python alone.
+
+    A bool is an int there, and a datetime is a date.
+    """
+
+    def __init__(self, root: Schema) -> None:
+        self._shared = {"$defs": root["$defs"]} if isinstance(root, dict) and "$defs" in root else {}
+        self._validators: dict[int, Validator] = {}
+
+    def fit(self, value: Any, schema: Any) -> Any:
+        """Return the value, changed only where it fits no alternative as it is."""
+        kinds = _KINDS.get(type(value), ())
+        fitting = [each for each in self._alternatives(schema) if each.get("type") in kinds]
+        if len(fitting) == 1:
+            return self._changed(value, fitting[0])
+        if any(self._fits(each, value) for each in fitting):
+            return value
+        changed = ((each, self._changed(value, each)) for each in fitting)
+        return next((each for alternative, each in changed if self._fits(alternative, each)), value)
+
+    def _alternatives(self, schema: Any) -> list[dict[str, Any]]:
+        if not isinstance(schema, dict):
+            return []
+        if "$ref" in schema:
+            named = str(schema["$ref"]).removeprefix("#/$defs/")
+            return self._alternatives(self._shared.get("$defs", {}).get(named))
+        return [one for each in schema["anyOf"] for one in self._alternatives(each)] if "anyOf" in schema else [schema]
+
+    def _fits(self, schema: dict[str, Any], value: Any) -> bool:
+        validator = self._validators.get(id(schema))
+        if validator is None:
+            validator = self._validators[id(schema)] = validator_for({**schema, **self._shared})
+        return validator.is_valid(value)
+
+    def _changed(self, value: Any, schema: dict[str, Any]) -> Any:
+        if type(value) is bool:
+            return value if schema["type"] == "boolean" else int(value)
+        if type(value) is str:
+            return value.partition("T")[0] if schema.get("format") == "date" else value
+        if type(value) is list:
+            first, rest = schema.get("prefixItems", ()), schema.get("items")
+            of = [*first, *[rest] * (len(value) - len(first))]
+            return [self.fit(each, inner) for each, inner in zip(value, of, strict=False)]
+        named, others = schema.get("properties", {}), schema.get("additionalProperties")
+        return {name: self.fit(each, named.get(name, others)) for name, each in value.items()}
+
+
 def check_author_schema(schema: Schema) -> Validator:
     """Return a validator for a schema of a server's author, so that a mistake is found before the first call.
 

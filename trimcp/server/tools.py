@@ -16,7 +16,7 @@ from trimcp.errors import CannotAsk, ErrorReply, ToolError
 from trimcp.framing.headers import METHOD, Mirror, check_params, find_mirrors
 from trimcp.schema.convert import ConversionError, without_root
 from trimcp.schema.signature import ResultShape
-from trimcp.schema.validator import Validator, check_author_schema, validator_for
+from trimcp.schema.validator import Fitter, Validator, check_author_schema, validator_for
 from trimcp.server.calling import PreparedFunction, Validate, prepare
 from trimcp.server.media import as_content, holds_content, json_text
 from trimcp.server.options import ListedOptions, check_options, listed_members, name_of
@@ -224,37 +224,11 @@ class ToolEntry:
         if validator is None or validator.is_valid(structured):
             return structured
         encode(structured)
-        fitting = _as_promised(structured, validator.schema, validator.schema)
+        fitting = Fitter(validator.schema).fit(structured, validator.schema)
         if validator.is_valid(fitting):
             return fitting
         problems = "; ".join(validator.problems(structured))
         raise TypeError(f"{self.listed.name} returned what its outputSchema forbids: {problems}")
-
-
-def _as_promised(value: Any, schema: Any, root: Any) -> Any:
-    """Return a JSON value with what its schema wants in place of two that are such in Python alone.
-
-    A bool is an int there, and a datetime is a date.
-    """
-    while isinstance(schema, dict) and "$ref" in schema:
-        schema = root.get("$defs", {}).get(str(schema["$ref"]).removeprefix("#/$defs/"))
-    if not isinstance(schema, dict):
-        return value
-    if type(value) is bool:
-        kinds = {each.get("type") for each in schema.get("anyOf", [schema]) if isinstance(each, dict)}
-        return int(value) if kinds & {"integer", "number"} and "boolean" not in kinds else value
-    if type(value) is str and schema.get("format") == "date":
-        return value.partition("T")[0]
-    for branch in schema.get("anyOf", ()):
-        value = _as_promised(value, branch, root)
-    if type(value) is list:
-        first, rest = schema.get("prefixItems", ()), schema.get("items")
-        of = [*first, *[rest] * (len(value) - len(first))]
-        return [_as_promised(each, inner, root) for each, inner in zip(value, of, strict=False)]
-    if type(value) is dict:
-        named, others = schema.get("properties", {}), schema.get("additionalProperties")
-        return {name: _as_promised(each, named.get(name, others), root) for name, each in value.items()}
-    return value
 
 
 def _has_own_errors(ctx: Context[Any]) -> bool:
