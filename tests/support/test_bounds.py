@@ -116,7 +116,7 @@ def test_what_makes_sense_passes() -> None:
     assert Quota(per_second=0.5, waiting=0).waiting == 0
     assert HttpServer("http://server.test", retries=0).retries == 0
     check_number("x", None, optional=True)
-    check_number("x", 10**400)
+    check_number("x", 2**63 - 1)
 
 
 def test_a_rule_names_members_that_are_there() -> None:
