@@ -17,7 +17,7 @@ from tests.peers.mirroring import HeaderChannel, header_channels
 from trimcp.channel import Kind, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
-from trimcp.client.tools import Mirrors
+from trimcp.client.tools import Mirrors, Rejections
 from trimcp.errors import ErrorReply, LocalError, RemoteError
 from trimcp.framing.headers import check_params, check_request, find_mirrors
 from trimcp.wire.codes import HEADER_MISMATCH, INTERNAL_ERROR
@@ -409,11 +409,14 @@ async def test_invalid_tools_are_left_out_with_a_warning(caplog: pytest.LogCaptu
         warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(warnings) == len(INVALID)
         for name, warning in zip(INVALID, warnings, strict=True):
-            assert warning.startswith(f"the tool '{name}' is left out, its inputSchema is invalid: x-mcp-header")
+            assert "answered tools/list with something that cannot be read, and is left out" in warning
+            assert f"('{name}') x-mcp-header" in warning
         # From the cache nothing is said twice.
         assert [tool.name for tool in await session.list_tools()] == ["valid", "plain"]
         page = await session.list_page("tools/list", "1")
         assert page.tools == []
+        # Nor where the list is asked for again.
+        await session.list_tools(fresh=True)
         assert len(caplog.records) == len(INVALID)
 
 
@@ -441,12 +444,14 @@ def test_a_hostile_list_costs_few_words_and_little_memory(caplog: pytest.LogCapt
     mirrors = Mirrors()
     bad = [Tool("\x1b[2J" * 1000 + str(i), schema(a="")) for i in range(500)]
     assert mirrors.take(bad) == []
+    Rejections().warn("s", "tools/list", mirrors.take(bad).rejected)
     assert len(caplog.records) == 11
     assert all(len(record.getMessage()) < 400 and record.getMessage().isprintable() for record in caplog.records)
-    assert "490 more tools" in caplog.text
-    assert mirrors.take([Tool("many", schema(**{f"p{i}": f"H{i}" for i in range(101)}))]) == []
-    assert mirrors.take([Tool("long", schema(a="H" * 9000))]) == []
-    assert "more headers than this client sends" in caplog.text
+    assert "490 more" in caplog.text
+    for greedy in (schema(**{f"p{i}": f"H{i}" for i in range(101)}), schema(a="H" * 9000)):
+        listed = mirrors.take([Tool("many", greedy)])
+        assert listed == []
+        assert "more headers than this client sends" in listed.rejected[0].reason
     some = [Tool(str(i), schema(a="A")) for i in range(5000)]
     assert mirrors.take(some) == some
     assert mirrors.headers("0", {"a": "x"}) == {}

@@ -26,7 +26,7 @@ from trimcp.session.session import Session
 from trimcp.session.statistics import Statistics
 from trimcp.support.cleaning import one_line
 from trimcp.wire.capabilities import ServerCapabilities, declares
-from trimcp.wire.common import META_LOG_LEVEL, REJECTED, Cacheable, Implementation, LoggingLevel, PageParams
+from trimcp.wire.common import META_LOG_LEVEL, REJECTED, Cacheable, Implementation, LoggingLevel, PageParams, Unreadable
 from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import InputRequest
 from trimcp.wire.jsonrpc import JSON, encode
@@ -439,6 +439,7 @@ class ClientSession:
             page = await self._ask(method, None if cursor is None else PageParams(cursor=cursor))
             if method == "tools/list" and self._mirroring:
                 valid, rejected = self.mirrors.take(page.tools), page.rejected
+                self._warn(method, valid.rejected)
                 page = attrs.evolve(page, tools=valid)
                 object.__setattr__(page, REJECTED, (*rejected, *valid.rejected))
             return page, True
@@ -568,9 +569,12 @@ class ClientSession:
         """Check a tool's structured content against the schema it was listed with; warn of what was left out."""
         rejected = getattr(payload, REJECTED, ())  # its property would be a call more
         if rejected:
-            self._rejections.warn(self.server_info.name if self.server_info else "the server", rounds.name, rejected)
+            self._warn(rounds.name, rejected)
         if self.client.validate_output and rounds.name == "tools/call":
             self.outputs.check(rounds.params.name, payload)
+
+    def _warn(self, method: str, rejected: Iterable[Unreadable]) -> None:
+        self._rejections.warn(self.server_info.name if self.server_info else "the server", method, rejected)
 
 
 def _call_params(name: str, arguments: Mapping[str, JSON] | None) -> CallToolParams:

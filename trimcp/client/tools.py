@@ -127,28 +127,18 @@ class Mirrors:
     _by_tool: dict[str, tuple[Mirror, ...]] = attrs.field(init=False, factory=dict)
 
     def take(self, tools: Iterable[Tool]) -> Listing[Tool]:
-        """Store the tools of a new list, and return those that may be used.
-
-        One whose annotations are invalid is left out and logged.
-        """
+        """Store the tools of a new list, and return those that may be used; `rejected` has those that may not."""
         valid = Listing[Tool]()
-        invalid = 0
         for place, tool in enumerate(tools):
             self._by_tool.pop(tool.name, None)
             try:
                 mirrors = _bounded(find_mirrors(tool.input_schema))
             except ValueError as error:
-                invalid += 1
-                why = one_line(str(error))
-                valid.rejected += (Unreadable(f"tools[{place}]", tool.name[:200], why),)
-                if invalid <= _MOST_WARNINGS:
-                    log.warning("the tool %s is left out, its inputSchema is invalid: %s", f"{tool.name!r:.200}", why)
+                valid.rejected += (Unreadable(f"tools[{place}]", tool.name[:200], one_line(str(error))),)
                 continue
             valid.append(tool)
             if mirrors:
                 self._by_tool[tool.name] = mirrors
-        if invalid > _MOST_WARNINGS:
-            log.warning("%d more tools with an invalid inputSchema are left out", invalid - _MOST_WARNINGS)
         for name in list(self._by_tool)[:-_MOST_TOOLS]:
             del self._by_tool[name]
         return valid
