@@ -320,10 +320,12 @@ class H2Connection:
 
     async def serve(self, stream: Http2Stream, head: Head, found: Tunnel | Upgrade) -> None:
         """Serve a request that was admitted as a tunnel or a WebSocket."""
-        from trimcp.transports.http.h2.tunnels import serve_tunnel
+        from trimcp.transports.http.h2.tunnels import TunnelStream, serve_tunnel
 
         assert isinstance(stream, RequestStream)
-        await serve_tunnel(stream, self, head, found)
+        tunnel = TunnelStream(stream, self)
+        stream.into_tunnel(tunnel)
+        await serve_tunnel(tunnel, self.hosting, head, found)
 
     def receives(self, stream: Http2Stream, *, more: bool) -> None:
         """Note whether more of a request's body is waited for."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -17,6 +17,9 @@ from trimcp.transports.http.h2.heads import RequestFields, write_block
 from trimcp.transports.http.h2.replies import ReplyStream, StreamOwner
 from trimcp.transports.http.interfaces import Admitted, Handler, Head, HttpResponse, Tunnel, Upgrade, stalled
 
+if TYPE_CHECKING:
+    from trimcp.transports.http.h2.tunnels import TunnelStream
+
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 STREAM_COST: Final = 3 * 1024
@@ -27,22 +30,6 @@ _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large, which are se
 _DROPPED: Final = 16 * 1024 * 1024  # bytes of a body that come after the response, at most
 _CONTINUE: Final = write_block(((":status", "100"),))
 _WEBSOCKET_KEY: Final = "AAAAAAAAAAAAAAAAAAAAAA=="  # HTTP/2 needs none (RFC 8441 section 5), the front asks for one
-
-
-class TunnelEnd(Protocol):
-    """What a stream gives its bytes to, once its two directions go their own ways."""
-
-    def arrived(self, data: bytes) -> None:
-        """Take bytes, to be credited once they are used."""
-
-    def peer_ended(self) -> None:
-        """Note that the peer has said everything."""
-
-    def lost(self, why: str, *, slow: bool) -> None:
-        """Note that the peer is gone, or that it was dropped because it did not read."""
-
-    def finished(self) -> None:
-        """Note that everything was given to the connection."""
 
 
 class RequestStream(ReplyStream):
@@ -60,7 +47,7 @@ class RequestStream(ReplyStream):
         self._judged = False  # whether the front has answered for its head
         self._first: bytes | None = None  # the body, as long as it is one piece
         self._body: Gathered | None = None
-        self._tunnel: TunnelEnd | None = None
+        self._tunnel: TunnelStream | None = None
         self._dropping: StreamOwner | None = None  # its connection, if it was answered before its body was there
 
     # The request
@@ -128,7 +115,7 @@ class RequestStream(ReplyStream):
                 fields.kept = head if fields is self.fields else head.with_headers(fields.headers)
             self._take(admitted)
 
-    def into_tunnel(self, tunnel: TunnelEnd) -> None:
+    def into_tunnel(self, tunnel: TunnelStream) -> None:
         """Give what arrives to a tunnel from now on."""
         self._judged = True
         self._tunnel = tunnel

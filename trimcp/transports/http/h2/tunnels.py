@@ -13,11 +13,11 @@ import trio
 
 from trimcp.budget import MemoryCharge
 from trimcp.support.cleaning import log_crash
+from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.wires import StreamWire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2.frames import DEFAULT_WINDOW, Code
-from trimcp.transports.http.h2.replies import StreamOwner
-from trimcp.transports.http.h2.requests import RequestStream
+from trimcp.transports.http.h2.replies import ReplyStream, StreamOwner
 from trimcp.transports.http.interfaces import Head, HttpResponse, Tunnel, Upgrade
 
 log: logging.Logger = logging.getLogger("trimcp.http")
@@ -25,15 +25,12 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 _VERSION: Final = "13"
 
 
-async def serve_tunnel(stream: RequestStream, connection: StreamOwner, head: Head, found: Tunnel | Upgrade) -> None:
+async def serve_tunnel(tunnel: TunnelStream, hosting: Hosting, head: Head, found: Tunnel | Upgrade) -> None:
     """Serve a request that was admitted as a tunnel or a WebSocket, until it has ended."""
-    tunnel = TunnelStream(stream, connection)
-    stream.into_tunnel(tunnel)
     try:
         if isinstance(found, Tunnel):
             await found.serve(tunnel)
             return
-        hosting = connection.hosting
         serve = hosting.serve_websocket
         version = head.headers.get("sec-websocket-version", _VERSION)
         if serve is None or found.open is None or version != _VERSION:
@@ -59,8 +56,8 @@ class TunnelStream:
         *("gone", "message_rate", "message_timeout", "pieces", "too_slow", "window"),
     )
 
-    def __init__(self, stream: RequestStream, connection: StreamOwner) -> None:
-        self._stream: RequestStream | None = stream
+    def __init__(self, stream: ReplyStream, connection: StreamOwner) -> None:
+        self._stream: ReplyStream | None = stream
         self._connection = connection
         limits = connection.hosting.limits
         self.window: int = DEFAULT_WINDOW
@@ -140,7 +137,7 @@ class TunnelStream:
         self._connection.flush()
         stream.give_up("was given up")
 
-    def _check(self) -> RequestStream:
+    def _check(self) -> ReplyStream:
         stream = self._stream
         if self._finished:
             raise trio.ClosedResourceError("this stream was finished")
