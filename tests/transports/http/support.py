@@ -15,7 +15,6 @@ from tests.peers.http2 import FramePeer
 from trimcp.budget import Budget
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, ServeWebSocket
-from trimcp.transports.http.h1.listener import begin_http2
 from trimcp.transports.http.h1.wires import StreamWire, Take, Wire
 from trimcp.transports.http.h2.frames import Setting
 from trimcp.transports.http.interfaces import Admitted, ByteStream, Head, HttpReply, HttpResponse, Tunnel, Upgrade
@@ -180,7 +179,7 @@ async def memory(
     """Open a face that connections in memory lead to; leaving cuts them off."""
     async with trio.open_nursery() as nursery:
         face = DummyFace() if face is None else face
-        hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, begin_http2, serve_websocket)
+        hosting = Hosting(face, HttpLimits() if limits is None else limits, nursery, serve_websocket)
         nursery.start_soon(face.deadlines.run)
         yield Memory(face, hosting, wire)
         nursery.cancel_scope.cancel()

@@ -30,7 +30,6 @@ from trimcp.session.limits import Limits
 from trimcp.session.statistics import Lane, Statistics
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting
-from trimcp.transports.http.h1.listener import begin_http2
 from trimcp.transports.http.h1.wires import StreamWire
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, OLDEST, Revision
@@ -230,7 +229,7 @@ async def test_what_waits_for_a_client_that_comes_back_is_in_the_store_and_nothi
 async def _listening(busy: Busy, settings: HttpSettings | None = None) -> AsyncIterator[Callable[[], HttpWire]]:
     """The real face behind the real listener's connections, in memory, where time is virtual."""
     async with http_application(busy.server, settings) as face, trio.open_nursery() as nursery:
-        hosting = Hosting(face, HttpLimits(), nursery, begin_http2)
+        hosting = Hosting(face, HttpLimits(), nursery)
 
         def connect() -> HttpWire:
             ours, theirs = lockstep_stream_pair()

@@ -48,7 +48,6 @@ from trimcp.session.session import Session
 from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting
-from trimcp.transports.http.h1.listener import begin_http2
 from trimcp.transports.http.h1.wires import SocketWire, StreamWire, Wire
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.settings import HttpLimits, HttpSettings
@@ -160,7 +159,7 @@ async def site(
         http_application(running, settings) as face,
         trio.open_nursery() as nursery,
     ):
-        hosting = Hosting(face, HttpLimits(), nursery, begin_http2, partial(serve_websocket, keep_alive))
+        hosting = Hosting(face, HttpLimits(), nursery, partial(serve_websocket, keep_alive))
         yielded = Site(face, hosting, running.sessions)
         yield yielded
         nursery.cancel_scope.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from http import HTTPStatus
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -16,11 +16,14 @@ from trimcp.budget import LARGE, MemoryCharge, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
-from trimcp.transports.http.h1.hosting import Hosting, Http2Connection
+from trimcp.transports.http.h1.hosting import Hosting
 from trimcp.transports.http.h1.parser import H1Request, Http2Begins, RequestParser, RequestRefused
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Reply, H1Writer, encode_head
 from trimcp.transports.http.interfaces import Handler, HttpResponse, Tunnel, Upgrade, stalled
+
+if TYPE_CHECKING:
+    from trimcp.transports.http.h2.connection import H2Connection
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
@@ -89,7 +92,7 @@ class H1Connection:
         self._reset = False
         self._yielded = True  # whether other tasks could run since the last head
         self._upgraded: trio.CancelScope | None = None  # around a WebSocket
-        self._http2: Http2Connection | None = None  # once the client has begun with HTTP/2
+        self._http2: H2Connection | None = None  # once the client has begun with HTTP/2
 
     async def run(self) -> None:
         """Serve until either side ends the connection. A crash ends this connection only, and is logged."""
@@ -366,8 +369,10 @@ class H1Connection:
 
     async def _serve_http2(self) -> None:
         """Speak HTTP/2 from the first byte on."""
+        from trimcp.transports.http.h2.connection import H2Connection  # loaded with the first of them
+
         self._deadline.close()
-        self._http2 = self._hosting.begin_http2(
+        self._http2 = H2Connection(
             *(self._hosting, self._wire, self.writer, self._holding, self._peer, self._loopback, self._secure)
         )
         try:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import attrs
 import trio
 
-from trimcp.budget import MemoryAccount
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import Application, Head, Upgrade
@@ -23,31 +22,6 @@ Its arguments: bytes that arrived after the head, the connection's bytes, its wr
 """
 
 
-class Http2Connection(Protocol):
-    """A connection that speaks HTTP/2 on the wire and the writer of another."""
-
-    lost: bool  # whether the client is gone, or was dropped
-
-    async def run(self, data: bytes) -> None:
-        """Serve until either side ends the connection; `data` was read already."""
-
-    @property
-    def at_rest(self) -> bool:
-        """Whether no handler is running."""
-        ...
-
-    @property
-    def idle(self) -> bool:
-        """Whether no request is in progress."""
-        ...
-
-    def evict(self, why: str) -> None:
-        """Drop the client at once."""
-
-    def wake(self) -> None:
-        """Check what has changed: `Hosting.draining`."""
-
-
 @attrs.define(eq=False)
 class Hosting:
     """Shared by the connections of a listener."""
@@ -55,17 +29,9 @@ class Hosting:
     application: Application
     limits: HttpLimits
     nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
-    begin_http2: BeginHttp2
     serve_websocket: ServeWebSocket | None = None  # None refuses WebSockets
     draining: bool = False  # whether connections end with the current response
     streams: OwnerCounts = attrs.field(init=False)  # those of HTTP/2, over all connections
 
     def __attrs_post_init__(self) -> None:
         self.streams = OwnerCounts(self.limits.max_connections, "streams")
-
-
-BeginHttp2: TypeAlias = Callable[[Hosting, Wire, H1Writer, MemoryAccount, str, bool, bool], Http2Connection]
-"""Returns the connection that goes on with HTTP/2.
-
-Its arguments: what is shared, the bytes, the writer, the account, the peer, whether that is on this machine, or secure.
-"""

@@ -11,14 +11,14 @@ import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
-from typing import Any, Final
+from typing import Final
 
 import attrs
 import trio
 
 from trimcp.budget import owner_of
 from trimcp.transports.http.h1.connection import H1Connection
-from trimcp.transports.http.h1.hosting import Hosting, Http2Connection, ServeWebSocket
+from trimcp.transports.http.h1.hosting import Hosting, ServeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
 from trimcp.transports.http.h1.wires import PolledWire, Poller, SocketWire, StreamWire, Wire
 from trimcp.transports.http.interfaces import Application
@@ -92,7 +92,7 @@ async def serve_http1(
         async with trio.open_nursery() as nursery:
             if poller is not None:
                 nursery.start_soon(poller.run)
-            hosting = Hosting(application, limits, nursery, begin_http2, serve_websocket)
+            hosting = Hosting(application, limits, nursery, serve_websocket)
             listener = _Listener(hosting, ssl_context, poller)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:
@@ -107,13 +107,6 @@ async def serve_http1(
                 await drained.wait()
             await listener.drain(grace)
             nursery.cancel_scope.cancel(reason="this server has stopped")
-
-
-def begin_http2(*connection: Any) -> Http2Connection:
-    """Return the connection that goes on with HTTP/2: a `BeginHttp2`. It is loaded with the first of them."""
-    from trimcp.transports.http.h2.connection import H2Connection
-
-    return H2Connection(*connection)
 
 
 @attrs.define(eq=False)

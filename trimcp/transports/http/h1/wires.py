@@ -23,7 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from types import TracebackType
-from typing import Final, NoReturn, Protocol, Self, TypeAlias
+from typing import Final, NoReturn, Self, TypeAlias
 
 import trio
 
@@ -38,16 +38,6 @@ _AT_ONCE: Final = 32
 """Sockets whose readers wake in one turn. With 16 the turns themselves cost more, with 64 the collector begins to."""
 
 
-class Reader(Protocol):
-    """What reads from a registered socket."""
-
-    def input_came(self, *, ended: bool) -> None:
-        """Note that there is input: all of it must be read before this is called again. Must not raise.
-
-        `ended`: after the input the peer has ended or broken the connection, which is not said again either.
-        """
-
-
 class Poller:
     """Watches sockets with a single epoll; `run` is its task. Leaving its `with` block closes it."""
 
@@ -55,7 +45,7 @@ class Poller:
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
-        self._readers: dict[int, Reader] = {}
+        self._readers: dict[int, PolledWire] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +55,7 @@ class Poller:
     ) -> None:
         self._epoll.close()
 
-    def add(self, fd: int, reader: Reader) -> None:
+    def add(self, fd: int, reader: PolledWire) -> None:
         """Call `reader` about the input of a socket, what is there already included, until it is removed.
 
         Raises OSError: the system cannot watch it.
@@ -306,6 +296,10 @@ class PolledWire(SocketWire):
         poller.add(self._fd, self)
 
     def input_came(self, *, ended: bool) -> None:
+        """Note that there is input: all of it has to be read before this is called again. Does not raise.
+
+        `ended`: after the input the peer has ended or broken the connection, which is not said again either.
+        """
         self._has_input = True
         if ended:
             self._ended = True
