@@ -30,10 +30,8 @@ class MeetingFace(DummyFace):
     def __init__(self, meeting: Meeting) -> None:
         super().__init__()
         self.meeting = meeting
-        self.draining = trio.Event()
-        self.max_calls = 100
         self.refused: HttpResponse | None = None
-        self.grpc = GrpcRoutes(self, {})
+        self.grpc = GrpcRoutes(self.upgrade, trio.Event(), 100, {})
 
     async def admit(self, head: Head) -> Admitted:
         return self.grpc.admit(head) if self.refused is None else refused_call(self.refused)

@@ -85,7 +85,7 @@ class AgentRpc:
 
     def _provide(self, routes: server.GrpcRoutes, head: Head) -> Admitted:
         """Return how to serve a provider, or the refusal."""
-        found = routes.application.upgrade(head)
+        found = routes.upgrade(head)
         if isinstance(found, HttpResponse):
             return self.refused(found)
         try:

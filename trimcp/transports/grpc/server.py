@@ -71,24 +71,6 @@ class GrpcService(Protocol):
         ...
 
 
-class GrpcApplication(Protocol):
-    """What an application offers to gRPC."""
-
-    @property
-    def draining(self) -> trio.Event:
-        """Set once no new work is taken."""
-        ...
-
-    @property
-    def max_calls(self) -> int:
-        """How many sessions may be open at once."""
-        ...
-
-    def upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade | HttpResponse:
-        """Return how to serve a session on this connection, or the refusal."""
-        ...
-
-
 # Answers
 
 
@@ -138,7 +120,9 @@ def has_bad_timeout(head: Head) -> bool:
 class GrpcRoutes:
     """The services of one application."""
 
-    application: GrpcApplication  # whose sessions they are
+    upgrade: Callable[[Head], Upgrade | HttpResponse]  # returns how to serve a session for a call, or the refusal
+    draining: trio.Event  # set once no new work is taken
+    max_calls: int  # how many sessions may be open at once
     services: Mapping[str, GrpcService]  # other services, by the beginning of their paths: "/package.Service/"
     watchers: set[HealthRequest] = attrs.field(init=False, factory=set)
     _calls: set[ExchangeCall] = attrs.field(init=False, factory=set)
@@ -154,7 +138,7 @@ class GrpcRoutes:
         if has_bad_timeout(head):
             return status_response(GrpcStatus.INVALID_ARGUMENT, "the header grpc-timeout is malformed")
         if path == EXCHANGE:
-            return self.tunnel(head, self.application.upgrade(head))
+            return self.tunnel(head, self.upgrade(head))
         method = path.rfind("/") + 1
         service = self.services.get(path[:method])
         if service is not None:
@@ -174,7 +158,7 @@ class GrpcRoutes:
             self.services
         ):
             return _SERVICE_UNKNOWN
-        return _NOT_SERVING if self.application.draining.is_set() else _SERVING
+        return _NOT_SERVING if self.draining.is_set() else _SERVING
 
     def drain(self) -> None:
         """Tell those who watch the health that no new work is taken."""
@@ -196,7 +180,7 @@ class GrpcRoutes:
 
     def has_room(self, call: ExchangeCall) -> bool:
         """Return whether one more session may begin, after ending another one if necessary."""
-        if len(self._calls) < self.application.max_calls:
+        if len(self._calls) < self.max_calls:
             return True
         other = self._shares.make_room(call.owner, "session")
         if other is None:
@@ -207,7 +191,7 @@ class GrpcRoutes:
 
     def too_many(self, head: Head) -> HttpResponse:
         """Note that a session was refused, and return the refusal."""
-        security_event("flood_refused", what="sessions", peer=head.peer, most=self.application.max_calls)
+        security_event("flood_refused", what="sessions", peer=head.peer, most=self.max_calls)
         return refusal(503, "there are too many sessions; try again later")
 
     def remember(self, call: ExchangeCall) -> None:
@@ -276,7 +260,7 @@ class ExchangeCall:
             return status_trailers(GrpcStatus.DEADLINE_EXCEEDED, "the time of the call is over")
         if time.time() >= self._head.until:
             return status_trailers(GrpcStatus.UNAUTHENTICATED, "the access token has expired")
-        if self._why or self._routes.application.draining.is_set():
+        if self._why or self._routes.draining.is_set():
             return status_trailers(GrpcStatus.UNAVAILABLE, self._why or "the server is shutting down")
         return OK_TRAILERS
 

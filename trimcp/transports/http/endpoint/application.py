@@ -127,14 +127,7 @@ class HttpApplication:
         if access is not None:
             access.record(head, status, sent)
 
-    # Called by gRPC
-
-    @property
-    def max_calls(self) -> int:
-        """How many sessions may be open at once over gRPC."""
-        return self.settings.max_sessions
-
-    def upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade | HttpResponse:
+    def _upgrade(self, head: Head, subprotocol: str | None = None) -> Upgrade | HttpResponse:
         """Return how to serve a session on this connection, or the refusal."""
         if self.shared.draining:
             return refusal(503, "shutting down")
@@ -209,7 +202,8 @@ class HttpApplication:
             from trimcp.transports.grpc.server import GrpcRoutes
 
             second_protocol = self.shared.second_protocol
-            self._grpc = GrpcRoutes(self, {} if second_protocol is None else second_protocol.grpc_services())
+            services = {} if second_protocol is None else second_protocol.grpc_services()
+            self._grpc = GrpcRoutes(self._upgrade, self.draining, self.settings.max_sessions, services)
         return self._grpc
 
     async def _identify(self, hook: Authenticate, head: Head) -> Refused | None:
@@ -301,7 +295,7 @@ class HttpApplication:
             return refusal(400, "the header Sec-WebSocket-Key is no 16 bytes in base64")
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = _SUBPROTOCOL if _SUBPROTOCOL in offered else None
-        return self.upgrade(head, agreed)
+        return self._upgrade(head, agreed)
 
     async def _serve(self, head: Head, channel: MessageChannel) -> None:
         channel.holding, channel.link = head.holding, head.link
