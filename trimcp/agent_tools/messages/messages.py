@@ -6,7 +6,7 @@ A class declares its members once: what `read_message` checks, what the publishe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, ClassVar, Final, TypeVar, dataclass_transform
 
@@ -95,10 +95,6 @@ def _value(about: str) -> Any:
     return _member(MemberRule(_ANY, {"description": about}))
 
 
-def _id() -> Any:
-    return _text("repeated in the answer")
-
-
 def _context(*, required: bool = True) -> Any:
     return _text("the context's id", required=required)
 
@@ -111,6 +107,29 @@ _READING: Final[dict[type, tuple[dict[str, tuple[type, int, MemberRule]], tuple[
 """The members of each class by name, with what nearly every value is (`MemberRule.usual`), and those required."""
 
 
+MessageT = TypeVar("MessageT", bound="AgentMessage")
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False)
+def _message(
+    type: str = "", *, answer: str = "", method: str = "", asks: bool = False
+) -> Callable[[type[MessageT]], type[MessageT]]:
+    """Make a class with members a message, which is known by its `type`; what has an answer asks for something."""
+
+    def declare(cls: Any) -> Any:
+        cls.type, cls.answer, cls.method, cls.asks = type, answer, method, asks or bool(answer)
+        message: Any = attrs.define(cls, eq=False, kw_only=True)
+        rules = _RULES[message] = tuple((field.name, field.metadata["rule"]) for field in attrs.fields(message))
+        required = tuple(name for name, rule in rules if rule.required)
+        _READING[message] = {name: rule.usual for name, rule in rules}, required
+        if type:
+            MESSAGES[type] = message
+        return message
+
+    return declare
+
+
+@_message()
 class AgentMessage:
     """A message of the protocol.
 
@@ -119,41 +138,23 @@ class AgentMessage:
         asks: whether it comes from the agent (or provider) and asks for something.
         answer: the `type` of what answers it.
         method: its method of gRPC.
+        request_id: repeated in the answer.
     """
 
     type: ClassVar[str]
-    asks: ClassVar[bool] = False
-    answer: ClassVar[str] = ""
-    method: ClassVar[str] = ""
-
-    request_id: str | None
-
-
-MessageT = TypeVar("MessageT", bound=AgentMessage)
-
-
-@dataclass_transform(kw_only_default=True, eq_default=False)
-def _message(cls: type[MessageT]) -> type[MessageT]:
-    """Make a class with members a message, which is known by its `type`."""
-    message: Any = attrs.define(cls, eq=False, kw_only=True)
-    MESSAGES[cls.type] = message
-    rules = _RULES[message] = tuple((field.name, field.metadata["rule"]) for field in attrs.fields(message))
-    _READING[message] = {name: rule.usual for name, rule in rules}, tuple(name for name, rule in rules if rule.required)
-    made: type[MessageT] = message
-    return made
+    asks: ClassVar[bool]
+    answer: ClassVar[str]
+    method: ClassVar[str]
+    request_id: str | None = _text("repeated in the answer")
 
 
 # From the agent
 
 
-@_message
+@_message("tool_request", answer="tool_response", method="Call")
 class ToolRequest(AgentMessage):
     """Call a tool."""
 
-    type = "tool_request"
-    asks = True
-    answer = "tool_response"
-    method = "Call"
     tool_name: str = _text("the tool's name", required=True)
     arguments: dict[str, Any] | None = _object("the tool's arguments")
     request_id: str = _text("chosen by the agent, unique among those under way in the context", required=True)
@@ -166,151 +167,101 @@ class ToolRequest(AgentMessage):
     request_state: str | None = _text("as `input_required` had it", longest=1_048_576)
 
 
-@_message
+@_message("tool_cancel")
 class ToolCancel(AgentMessage):
     """Cancel a call."""
 
-    type = "tool_cancel"
     request_id: str = _text("the `request_id` of the call", required=True)
     context_id: str | None = _context(required=False)
     reason: str | None = _text("why, for the tool's log", longest=MAX_TEXT)
 
 
-@_message
+@_message("context_create", answer="context_state", method="CreateContext")
 class ContextCreate(AgentMessage):
     """Make a context."""
 
-    type = "context_create"
-    asks = True
-    answer = "context_state"
-    method = "CreateContext"
-    request_id: str | None = _id()
     context_id: str | None = _context(required=False)
     state: dict[str, Any] | None = _object("its first state")
     ttl: float | None = _number("seconds after which it ends, at most those that the service allows", positive=True)
     session_id: str | None = _text("the user's session that it belongs to; without it the context is one of its own")
 
 
-@_message
+@_message("context_read", answer="context_state", method="ReadContext")
 class ContextRead(AgentMessage):
     """Read a context's state."""
 
-    type = "context_read"
-    asks = True
-    answer = "context_state"
-    method = "ReadContext"
-    request_id: str | None = _id()
     context_id: str = _context()
 
 
-@_message
+@_message("context_update", answer="context_update", method="UpdateContext")
 class ContextUpdate(AgentMessage):
     """Change a context's state; also the answer, and what watchers get, with the version that it led to."""
 
-    type = "context_update"
-    asks = True
-    answer = "context_update"
-    method = "UpdateContext"
-    request_id: str | None = _id()
     context_id: str = _context()
     updates: dict[str, Any] = _object("a JSON merge patch (RFC 7396)", required=True)
     version: int | None = _integer("from the agent: the version that it changes; from the service: the one it led to")
 
 
-@_message
+@_message("context_watch", answer="context_state", method="WatchContext")
 class ContextWatch(AgentMessage):
     """Get the state now, and every later update."""
 
-    type = "context_watch"
-    asks = True
-    answer = "context_state"
-    method = "WatchContext"
-    request_id: str | None = _id()
     context_id: str = _context()
 
 
-@_message
+@_message("context_unwatch", asks=True)
 class ContextUnwatch(AgentMessage):
     """Get no more updates."""
 
-    type = "context_unwatch"
-    asks = True
-    request_id: str | None = _id()
     context_id: str = _context()
 
 
-@_message
+@_message("context_destroy", answer="context_destroyed", method="DestroyContext")
 class ContextDestroy(AgentMessage):
     """End a context, or all of the agent's in a session: calls are cancelled, states are forgotten."""
 
-    type = "context_destroy"
-    asks = True
-    answer = "context_destroyed"
-    method = "DestroyContext"
-    request_id: str | None = _id()
     context_id: str | None = _context(required=False)
     session_id: str | None = _text("in place of `context_id`: the session whose contexts end")
     reason: str | None = _text("why, for its calls and watchers", longest=MAX_TEXT)
 
 
-@_message
+@_message("list_tools", answer="tools", method="ListTools")
 class ListTools(AgentMessage):
     """List the tools' manifests."""
 
-    type = "list_tools"
-    asks = True
-    answer = "tools"
-    method = "ListTools"
-    request_id: str | None = _id()
     name: str | None = _text("only the tools of this name, in all versions")
     version: str | None = _text("only this version")
 
 
-@_message
+@_message("register_tool", answer="tools_registered", method="RegisterTool")
 class RegisterTool(AgentMessage):
     """Register a tool whose implementation the service knows, or that is called at a URL."""
 
-    type = "register_tool"
-    asks = True
-    answer = "tools_registered"
-    method = "RegisterTool"
-    request_id: str | None = _id()
     tool: dict[str, Any] = _object("its manifest", required=True)
 
 
-@_message
+@_message("remove_tool", answer="tool_removed", method="RemoveTool")
 class RemoveTool(AgentMessage):
     """Remove a tool that this agent registered."""
 
-    type = "remove_tool"
-    asks = True
-    answer = "tool_removed"
-    method = "RemoveTool"
-    request_id: str | None = _id()
     name: str = _text("the tool's name", required=True)
     version: str | None = _text("only this version")
 
 
-@_message
+@_message("provide_tools", answer="tools_registered")
 class ProvideTools(AgentMessage):
     """Offer tools that are called on this very stream, for as long as it lasts."""
 
-    type = "provide_tools"
-    asks = True
-    answer = "tools_registered"
-    request_id: str | None = _id()
     tools: list[dict[str, Any]] = _objects("their manifests", required=True)
 
 
 # From the service
 
 
-@_message
+@_message("tool_response")
 class ToolResponse(AgentMessage):
     """The answer to a `tool_request`."""
 
-    type = "tool_response"
-    request_id: str | None = _id()
     status: str = _text(
         "`success` or `error`; the others only where `statuses` was `extended`",
         required=True,
@@ -320,73 +271,60 @@ class ToolResponse(AgentMessage):
     error: dict[str, Any] | None = _object("`code`, `message` and perhaps `data`")
 
 
-@_message
+@_message("tool_progress")
 class ToolProgress(AgentMessage):
     """How far a call is."""
 
-    type = "tool_progress"
     request_id: str = _text("the `request_id` of the call", required=True)
     progress: float = _number("grows with each message", required=True)
     total: float | None = _number("its last value, if known")
     message: str | None = _text("one line for a person", longest=MAX_TEXT)
 
 
-@_message
+@_message("context_state")
 class ContextState(AgentMessage):
     """A context's whole state."""
 
-    type = "context_state"
-    request_id: str | None = _id()
     context_id: str = _context()
     version: int = _integer("the state's version", required=True)
     state: dict[str, Any] = _object("the state", required=True)
 
 
-@_message
+@_message("context_destroyed")
 class ContextDestroyed(AgentMessage):
     """A context has ended, or all of a session."""
 
-    type = "context_destroyed"
-    request_id: str | None = _id()
     context_id: str | None = _context(required=False)
     session_id: str | None = _text("the session, if that was ended")
     reason: str | None = _text("why", longest=MAX_TEXT)
 
 
-@_message
+@_message("tools")
 class ToolList(AgentMessage):
     """The answer to `list_tools`."""
 
-    type = "tools"
-    request_id: str | None = _id()
     tools: list[dict[str, Any]] = _objects("manifests", required=True)
 
 
-@_message
+@_message("tools_registered")
 class ToolsRegistered(AgentMessage):
     """The answer to `register_tool` and `provide_tools`."""
 
-    type = "tools_registered"
-    request_id: str | None = _id()
     tools: list[dict[str, Any]] = _objects("`name`, `version`, `hash` and `status` of each", required=True)
 
 
-@_message
+@_message("tool_removed")
 class ToolRemoved(AgentMessage):
     """The answer to `remove_tool`."""
 
-    type = "tool_removed"
-    request_id: str | None = _id()
     name: str = _text("the tool's name", required=True)
     version: str | None = _text("the version, if only one was removed")
 
 
-@_message
+@_message("error")
 class ErrorMessage(AgentMessage):
     """The answer to what cannot be carried out; a call has a `tool_response` instead, unless it cannot be read."""
 
-    type = "error"
-    request_id: str | None = _id()
     error: dict[str, Any] = _object("`code`, `message` and perhaps `data`", required=True)
 
 
