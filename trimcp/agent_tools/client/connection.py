@@ -51,7 +51,7 @@ _LONGEST_REASON: Final = 500
 _log = logging.getLogger("trimcp.agent_tools")
 
 
-class InputRequired(AgentToolsError):
+class InputRequired(AgentToolsError, code="input_required", http=200, grpc="OK", extended="input_required"):
     """A tool asks questions instead of returning a result, and there is no `on_input` to answer them.
 
     Call it again with `input_responses` and `request_state` to answer.
@@ -60,11 +60,6 @@ class InputRequired(AgentToolsError):
         questions: the questions by their keys, as the service sent them. Untrusted text.
         request_state: to be sent with the answers, or None.
     """
-
-    code = "input_required"
-    http_status = 200
-    grpc_status = "OK"
-    extended_status = "input_required"
 
     def __init__(self, questions: dict[str, Any], request_state: str | None = None) -> None:
         super().__init__("the tool asks for input", questions)

@@ -29,6 +29,11 @@ class AgentToolsError(McpError):
     grpc_status: ClassVar[str] = "INTERNAL"
     extended_status: ClassVar[str] = "error"
 
+    def __init_subclass__(cls, *, code: str = "", http: int = 0, grpc: str = "", extended: str = "") -> None:
+        """Take a row of the table; what is not given is that of the base class."""
+        cls.code, cls.http_status = code or cls.code, http or cls.http_status
+        cls.grpc_status, cls.extended_status = grpc or cls.grpc_status, extended or cls.extended_status
+
     def __init__(self, message: str, data: Any = None, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.message: str = message
@@ -45,147 +50,76 @@ class AgentToolsError(McpError):
         return body
 
 
-class MalformedMessage(AgentToolsError):
+class MalformedMessage(AgentToolsError, code="malformed", http=400, grpc="INVALID_ARGUMENT"):
     """It is no message of the protocol: not JSON, a member is missing or has a wrong type."""
 
-    code = "malformed"
-    http_status = 400
-    grpc_status = "INVALID_ARGUMENT"
 
-
-class UnknownTool(AgentToolsError):
+class UnknownTool(AgentToolsError, code="unknown_tool", http=404, grpc="NOT_FOUND"):
     """There is no tool of this name, or no such version of it."""
 
-    code = "unknown_tool"
-    http_status = 404
-    grpc_status = "NOT_FOUND"
 
-
-class UnknownContext(AgentToolsError):
+class UnknownContext(AgentToolsError, code="unknown_context", http=404, grpc="NOT_FOUND"):
     """There is no such context for this principal and agent."""
 
-    code = "unknown_context"
-    http_status = 404
-    grpc_status = "NOT_FOUND"
 
-
-class NothingHere(AgentToolsError):
+class NothingHere(AgentToolsError, code="not_found", http=404, grpc="UNIMPLEMENTED"):
     """The service has nothing at this path, or has not enabled it."""
 
-    code = "not_found"
-    http_status = 404
-    grpc_status = "UNIMPLEMENTED"
 
-
-class InvalidArguments(AgentToolsError):
+class InvalidArguments(AgentToolsError, code="invalid_arguments", http=422, grpc="INVALID_ARGUMENT"):
     """The arguments do not fit the tool's schema; `data["problems"]` says where."""
 
-    code = "invalid_arguments"
-    http_status = 422
-    grpc_status = "INVALID_ARGUMENT"
 
-
-class UnfitManifest(AgentToolsError):
+class UnfitManifest(AgentToolsError, code="invalid_manifest", http=422, grpc="INVALID_ARGUMENT"):
     """A manifest cannot be registered; `data["problems"]` says why."""
 
-    code = "invalid_manifest"
-    http_status = 422
-    grpc_status = "INVALID_ARGUMENT"
 
-
-class ToolFailed(AgentToolsError):
+class ToolFailed(AgentToolsError, code="tool_error", http=200, grpc="OK"):
     """The tool ran and reports an error of its own."""
-
-    code = "tool_error"
-    http_status = 200
-    grpc_status = "OK"
 
 
 class ToolCrashed(AgentToolsError):
     """The tool failed in a way that it did not report; `data["incident"]` stands in the server's log."""
 
 
-class Unauthenticated(AgentToolsError):
+class Unauthenticated(AgentToolsError, code="unauthenticated", http=401, grpc="UNAUTHENTICATED"):
     """The request has no token, or one that is not valid."""
 
-    code = "unauthenticated"
-    http_status = 401
-    grpc_status = "UNAUTHENTICATED"
 
-
-class NotAllowed(AgentToolsError):
+class NotAllowed(AgentToolsError, code="forbidden", http=403, grpc="PERMISSION_DENIED", extended="denied"):
     """The principal or the agent may not do this."""
 
-    code = "forbidden"
-    http_status = 403
-    grpc_status = "PERMISSION_DENIED"
-    extended_status = "denied"
 
-
-class ContextGone(AgentToolsError):
+class ContextGone(AgentToolsError, code="context_gone", http=410, grpc="FAILED_PRECONDITION"):
     """The context existed and has ended: it was destroyed, or its time was over."""
 
-    code = "context_gone"
-    http_status = 410
-    grpc_status = "FAILED_PRECONDITION"
 
-
-class VersionConflict(AgentToolsError):
+class VersionConflict(AgentToolsError, code="version_conflict", http=409, grpc="ABORTED"):
     """An update names a version that is not the context's present one, which `data["version"]` is."""
 
-    code = "version_conflict"
-    http_status = 409
-    grpc_status = "ABORTED"
 
-
-class RequestUnderWay(AgentToolsError):
+class RequestUnderWay(AgentToolsError, code="duplicate_request", http=409, grpc="ALREADY_EXISTS"):
     """A request with this `request_id` is under way in the context, or was another one in it."""
 
-    code = "duplicate_request"
-    http_status = 409
-    grpc_status = "ALREADY_EXISTS"
 
-
-class NameTaken(AgentToolsError):
+class NameTaken(AgentToolsError, code="name_taken", http=409, grpc="ALREADY_EXISTS"):
     """A tool of this name and version exists, or the name belongs to somebody else."""
 
-    code = "name_taken"
-    http_status = 409
-    grpc_status = "ALREADY_EXISTS"
 
-
-class TooMuch(AgentToolsError):
+class TooMuch(AgentToolsError, code="too_much", http=429, grpc="RESOURCE_EXHAUSTED"):
     """Too much is under way or kept; `retry_after` says when to try again, if that helps."""
 
-    code = "too_much"
-    http_status = 429
-    grpc_status = "RESOURCE_EXHAUSTED"
 
-
-class TooLargeMessage(AgentToolsError):
+class TooLargeMessage(AgentToolsError, code="too_large", http=413, grpc="RESOURCE_EXHAUSTED"):
     """A message, a state or a manifest is larger than its bound."""
 
-    code = "too_large"
-    http_status = 413
-    grpc_status = "RESOURCE_EXHAUSTED"
 
-
-class DeadlinePassed(AgentToolsError):
+class DeadlinePassed(AgentToolsError, code="deadline", http=504, grpc="DEADLINE_EXCEEDED", extended="timeout"):
     """The caller's time was over before there was a result."""
 
-    code = "deadline"
-    http_status = 504
-    grpc_status = "DEADLINE_EXCEEDED"
-    extended_status = "timeout"
 
-
-class RequestCancelled(AgentToolsError):
+class RequestCancelled(AgentToolsError, code="cancelled", http=499, grpc="CANCELLED", extended="cancelled"):
     """The request was cancelled; `message` has the reason."""
-
-    code = "cancelled"
-    http_status = 499
-    grpc_status = "CANCELLED"
-    extended_status = "cancelled"
 
 
 ENDS: Final = "the server is shutting down"
@@ -195,15 +129,11 @@ NOT_STARTED: Final = {"started": False}
 """The data of `Draining` where nothing was done, as MCP's errors have it: the same can be asked again elsewhere."""
 
 
-class Draining(AgentToolsError):
+class Draining(AgentToolsError, code="draining", http=503, grpc="UNAVAILABLE"):
     """The server is shutting down.
 
     `data["started"]` says whether anything of the request was done; if it is missing, nobody knows.
     """
-
-    code = "draining"
-    http_status = 503
-    grpc_status = "UNAVAILABLE"
 
     @property
     def not_started(self) -> bool:
@@ -226,12 +156,8 @@ def context_gone(reason: str | None) -> ContextGone:
     return ContextGone("the context has ended", {"reason": reason})
 
 
-class ProviderGone(AgentToolsError):
+class ProviderGone(AgentToolsError, code="provider_gone", http=503, grpc="UNAVAILABLE"):
     """The provider of this tool has disconnected; the call may be half done."""
-
-    code = "provider_gone"
-    http_status = 503
-    grpc_status = "UNAVAILABLE"
 
 
 ERRORS_BY_CODE: Final[dict[str, type[AgentToolsError]]] = {cls.code: cls for cls in AgentToolsError.__subclasses__()}
