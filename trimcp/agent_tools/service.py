@@ -7,7 +7,6 @@ where the session sends what belongs to the call, and translates it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import count
@@ -41,8 +40,6 @@ from trimcp.transports.http.peers.shares import Places
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST
-
-log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _INFO: Final = {"name": "agent-tools", "version": "1"}
 _PLAIN: Final = {META_PROTOCOL_VERSION: LATEST.name, META_CLIENT_INFO: _INFO, META_CLIENT_CAPABILITIES: {}}

@@ -9,7 +9,6 @@ case if it accepts no JSON.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -40,8 +39,6 @@ from trimcp.transports.http.interfaces import (
 from trimcp.transports.http.state.streams import EventStream
 from trimcp.transports.trace import traced
 from trimcp.wire.jsonrpc import Malformed, parse_value
-
-log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
 _ANY_VERSION: Final = "*"
@@ -254,20 +251,17 @@ class JsonExchange(AgentExchange):
 
     def answered(self, call: AgentCall, answer: CallAnswer) -> None:
         self.count_out()
-        error = answer.error
+        if self._reply is None:
+            return
+        error, data = answer.error, answer.encode(call.request)
         status = 200 if error is None else error.http_status
         stream = self._stream if self._takes_json or status != 200 else self.become_stream()
-        reply, self._reply = self._reply, None
-        if reply is None:
-            return
-        data = answer.encode(call.request)
-        if stream is not None:
+        if stream is None:
+            self._respond(status, data, () if error is None else _headers_of(error))
+        else:
+            self._reply = None
             stream.name_events("tool_response")
             stream.end(data)
-            return
-        self.port.shared.show("-->", data)
-        extra = () if error is None else _headers_of(error)
-        reply.send(HttpResponse(status, (*JSON_HEADERS, *extra, *self.head.reply_headers), data))
 
     # Called by the task that answers
 
@@ -277,30 +271,25 @@ class JsonExchange(AgentExchange):
         return messages.encode_message(message)
 
     async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
-        reply, self._reply = self._reply, None
-        if reply is None:
-            return
-        headers = (*JSON_HEADERS, *self.head.reply_headers)
         version = getattr(answer, "version", None)
-        if isinstance(version, int):
-            headers = (*headers, ("ETag", f'"{version}"'))
+        headers = (("ETag", f'"{version}"'),) if isinstance(version, int) else ()
         status = 201 if isinstance(asked, messages.ContextCreate) else 200
-        data = messages.encode_message(answer)
-        self.port.shared.show("-->", data)
-        reply.send(HttpResponse(status, headers, data))
+        self._respond(status, messages.encode_message(answer), headers)
 
     def fail(self, error: errors.AgentToolsError) -> None:
         """Respond with an error: that of a call is its `tool_response`. A stream that has begun only ends."""
-        reply, self._reply = self._reply, None
         if self._stream is not None:
+            self._reply = None
             self._stream.end()
             return
-        if reply is None:
-            return
-        response = failure(error, self._said if self._message is None else said_of(self._message))
-        response.headers = (*response.headers, *self.head.reply_headers)
-        self.port.shared.show("-->", response.body)
-        reply.send(response)
+        said = self._said if self._message is None else said_of(self._message)
+        self._respond(error.http_status, messages.encode_message(failed(said, error)), _headers_of(error))
+
+    def _respond(self, status: int, data: bytes, headers: tuple[tuple[str, str], ...]) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            self.port.shared.show("-->", data)
+            reply.send(HttpResponse(status, (*JSON_HEADERS, *headers, *self.head.reply_headers), data))
 
 
 # From requests to messages
@@ -313,23 +302,11 @@ def _read_typed(head: Head, body: dict[str, Any], strict: bool) -> messages.Agen
     return message
 
 
-@attrs.frozen(eq=False)
-class _Reading:
-    """A `Reader` of the requests of one form."""
-
-    form: HttpForm
-    cls: type[messages.AgentMessage]
-    members: Callable[[HttpForm, Head, dict[str, Any]], dict[str, Any]]  # returns those that a head and a body are
-
-    def __call__(self, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
-        return messages.read_as(self.cls, self.members(self.form, head, body), strict=strict)
+def _read_whole(form: HttpForm, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
+    return messages.read_as(form.cls, body, strict=strict)
 
 
-def _whole(form: HttpForm, head: Head, body: dict[str, Any]) -> dict[str, Any]:
-    return body
-
-
-def _members(form: HttpForm, head: Head, body: dict[str, Any]) -> dict[str, Any]:
+def _read_members(form: HttpForm, head: Head, body: dict[str, Any], strict: bool) -> messages.AgentMessage:
     found: dict[str, Any] = {}
     if form.named:  # the rest of the path, which may have slashes of its own
         found[form.named] = head.path[len(form.path) :].removesuffix(form.after)
@@ -347,7 +324,7 @@ def _members(form: HttpForm, head: Head, body: dict[str, Any]) -> dict[str, Any]
         if not digits.isascii() or not digits.isdecimal() or len(digits) > 18:
             raise errors.MalformedMessage('If-Match has the context\'s version: "3"')
         found["version"] = int(digits)
-    return found
+    return messages.read_as(form.cls, found, strict=strict)
 
 
 _Readers: TypeAlias = Mapping[str, Reader]
@@ -356,7 +333,7 @@ _Readers: TypeAlias = Mapping[str, Reader]
 def _readers(path: str, *, named: bool = False, after: str = "") -> _Readers:
     """Return the readers of a path by method; of `named` ones it is the beginning."""
     forms = [form for form in FORMS if (form.path, bool(form.named), form.after) == (path, named, after)]
-    return {form.method: _Reading(form, form.cls, _whole if form.body == "*" else _members) for form in forms}
+    return {form.method: partial(_read_whole if form.body == "*" else _read_members, form) for form in forms}
 
 
 _PATHS: Final = {form.path: _readers(form.path) for form in FORMS if not form.named}

@@ -6,7 +6,6 @@ given out by the service, or those of contexts that have ended (`EndedIds`).
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -233,8 +232,6 @@ class LiveContexts:
         """Memory counted for all."""
         return sum(share.holding.held for share in self._by_share.values())
 
-
-log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 _LAST_WRITE: Final = 30.0  # seconds for the store at the end
 
