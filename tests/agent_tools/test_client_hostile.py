@@ -14,8 +14,8 @@ import trio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimcp.agent_tools.client.websocket import WebSocketProviderStream, WebSocketWatch, WebSocketWire, _PendingMessage
-from trimcp.agent_tools.client.wire import answer_in, event_in, response_in
+from trimcp.agent_tools.client.channel import ChannelWire, WireWatch, _PendingMessage
+from trimcp.agent_tools.client.wire import ProviderStream, answer_in, event_in, response_in
 from trimcp.agent_tools.messages.errors import AgentToolsError
 from trimcp.agent_tools.messages.messages import (
     MESSAGES,
@@ -87,7 +87,7 @@ def test_an_answer_is_read_or_an_error_of_its_own(value: Any) -> None:
             read(value)
     for wanted in MESSAGES.values():
         with suppress(AgentToolsError, InvalidReply):
-            assert isinstance(event_in(value, (wanted,)), wanted)
+            assert isinstance(event_in(value, wanted), wanted)
 
 
 @attrs.define(eq=False)
@@ -114,16 +114,16 @@ class Said(MessageChannel):
 @given(st.lists(VALUES | messages(), max_size=20))
 def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any]) -> None:
     async def main() -> None:
-        wire = WebSocketWire(Said([as_read(value) for value in values]))
+        wire = ChannelWire(Said([as_read(value) for value in values]))
         seen: list[Any] = []
         wire._asked = {
             "r": _PendingMessage(seen.append),
-            "ask-1": _PendingMessage(watch=WebSocketWatch(wire, "c")),
+            "ask-1": _PendingMessage(watch=WireWatch(wire, "c")),
             "x": _PendingMessage(),
         }
-        watch = WebSocketWatch(wire, "c")
+        watch = WireWatch(wire, "c")
         wire._watches["c"] = [watch]
-        stream = wire._stream = WebSocketProviderStream(wire._outbox)
+        stream = wire._stream = ProviderStream(wire._outbox)
         await wire.read()
         assert wire.lost is not None
         for asked in wire._asked.values():
@@ -140,7 +140,7 @@ def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any
 
 def test_a_message_that_is_too_large_ends_the_connection() -> None:
     async def main() -> None:
-        wire = WebSocketWire(Said([Malformed(-32600, "too large", None, "size")]))
+        wire = ChannelWire(Said([Malformed(-32600, "too large", None, "size")]))
         await wire.read()
         assert "too large" in (wire.lost or "")
 
@@ -149,8 +149,8 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
 
 def test_what_is_posted_after_the_end_is_dropped() -> None:
     async def main() -> None:
-        wire = WebSocketWire(Said([]))
-        stream = WebSocketProviderStream(wire._outbox)
+        wire = ChannelWire(Said([]))
+        stream = ProviderStream(wire._outbox)
         await wire.read()
         stream.out.post(Outgoing(b"{}", None))
         assert len(wire._outbox) == 0

@@ -267,7 +267,7 @@ async def test_a_large_result_of_a_provider_is_converted_in_turns(monkeypatch: p
         monkeypatch.setattr(protobuf, "in_turns", in_turns)
         outgoing.put(reply)
         assert json.loads(answer.result().result_json) == [None] * 50_000
-        assert turns["_provider_steps"] >= 50_000 // 1_024
+        assert turns["tagged_steps"] >= 50_000 // 1_024
         outgoing.put(None)
 
     async with serving(registration=RegistrationRules(anonymous_on_loopback=True)) as place:

@@ -20,7 +20,6 @@ from tests.peers.serving import ServedHere, connect
 from tests.peers.states import until
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools import connect as connect_agent
-from trimcp.agent_tools.bindings.grpc import _provider_steps
 from trimcp.agent_tools.messages import protobuf
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame, varint
@@ -315,8 +314,8 @@ def test_messages_that_arrive_together_are_converted_in_turns_together() -> None
     response = PB.FromProvider()
     response.tool_response.request_id = "r"
     response.tool_response.result.list_value.extend([None] * 400)
-    assert stops_of(_provider_steps([response.SerializeToString()] * 128)) >= 90
-    assert stops_of(_provider_steps([PB.FromProvider().SerializeToString()] * 128)) >= 1
+    assert stops_of(protobuf.tagged_steps(PB.FromProvider, [response.SerializeToString()] * 128)) >= 90
+    assert stops_of(protobuf.tagged_steps(PB.FromProvider, [PB.FromProvider().SerializeToString()] * 128)) >= 1
 
 
 def test_the_members_of_all_values_of_a_message_are_bounded() -> None:
@@ -333,7 +332,7 @@ async def test_the_bound_is_of_each_message() -> None:
     response = PB.FromProvider()
     response.tool_response.result.list_value.extend([None] * 150_000)
     payload = response.SerializeToString()
-    found = protobuf.at_once(_provider_steps([payload, payload]))
+    found = protobuf.at_once(protobuf.tagged_steps(PB.FromProvider, [payload, payload]))
     assert [each["type"] for each in found] == ["tool_response"] * 2
 
 

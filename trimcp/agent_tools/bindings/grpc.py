@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from struct import Struct
 from typing import Any, Final, TypeAlias
@@ -33,8 +33,7 @@ from trimcp.framing import grpc
 from trimcp.transports.grpc import server
 from trimcp.transports.http.interfaces import Admitted, Head, HttpReply, HttpResponse
 from trimcp.transports.http.state.streams import EventStream
-from trimcp.wire.codes import INVALID_REQUEST
-from trimcp.wire.jsonrpc import Malformed, encode
+from trimcp.wire.jsonrpc import encode
 
 _SOON: Final = 1_024  # bytes of a request from which on nothing of it is converted for somebody who is refused
 _LONGEST_ERROR: Final = 4 * 1024  # characters: the trailers that clients accept are bounded
@@ -92,8 +91,10 @@ class AgentRpc:
             caller = self.port.caller(head)
         except AgentToolsError as error:
             return error_response(error)
-        serve = partial(self.port.serve, head, caller)
-        return routes.tunnel(head, attrs.evolve(found, serve=serve), read=_from_provider, write=_to_provider)
+        found = attrs.evolve(found, serve=partial(self.port.serve, head, caller))
+        read = partial(protobuf.tagged_in, protobuf.PB.FromProvider)
+        write = partial(protobuf.tagged_frame, protobuf.PB.ToProvider, both=True)
+        return routes.tunnel(head, found, read=read, write=write)
 
 
 def _again(port: AgentPort, method: _Method, caller: AgentCaller, head: Head) -> RpcExchange | None:
@@ -340,36 +341,3 @@ def error_trailers(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
 def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
     """Return the answer to a call that consists of an error."""
     return HttpResponse(200, (*grpc.GRPC_HEADERS, *headers, *error_trailers(error)))
-
-
-# A provider's stream
-
-
-async def _from_provider(payloads: Sequence[bytes]) -> list[Any]:
-    """Return the JSON messages that `FromProvider` messages are, or what is wrong with them; many in turns."""
-    steps = _provider_steps(payloads)
-    return protobuf.at_once(steps) if sum(map(len, payloads)) < _SOON else await protobuf.in_turns(steps)
-
-
-def _provider_steps(payloads: Sequence[bytes]) -> protobuf.Steps[list[Any]]:
-    found: list[Any] = []
-    count = protobuf.MemberCount()
-    for payload in payloads:
-        try:
-            message = protobuf.decode(protobuf.PB.FromProvider, payload)
-            name = message.WhichOneof("message")
-            if name is None:
-                raise MalformedMessage("an empty message")
-            found.append({"type": name, **(yield from protobuf.members_of(getattr(message, name), count))})
-        except MalformedMessage as error:
-            found.append(Malformed(INVALID_REQUEST, error.message, None, "shape"))
-        if count.next():
-            yield
-    return found
-
-
-async def _to_provider(text: bytes) -> bytes:
-    """Return the frame of the `ToProvider` that a JSON message is."""
-    members = _loads(text)
-    name = "refused" if members["type"] == "error" else members["type"]
-    return await protobuf.in_turns(protobuf.framed_in(protobuf.PB.ToProvider, name, members, both=True))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,28 +18,18 @@ import orjson
 import trio
 
 from trimcp.agent_tools.client import wire
+from trimcp.agent_tools.client.channel import open_channel_wire
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
-from trimcp.support.nurseries import open_service_nursery
-from trimcp.transports.descriptors import PIECE
-from trimcp.transports.grpc.calls import CallFailed, Http2Call
+from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
+from trimcp.transports.grpc.channel import GrpcChannel
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client
 
 try:
-    from trimcp.agent_tools.messages.protobuf import (
-        ERROR_TRAILER,
-        METHODS,
-        PB,
-        SERVICE,
-        MemberCount,
-        at_once,
-        decode,
-        fill,
-        framed_in,
-        members_of,
-    )
+    from trimcp.agent_tools.messages import protobuf
+    from trimcp.agent_tools.messages.protobuf import PB, SERVICE
 except ImportError as _error:
     raise LocalError("agent tools through gRPC need another package: pip install protobuf") from _error
 
@@ -83,16 +74,14 @@ class GrpcWire:
                     await call.next_message(decoder)  # its end, with the status
                     return response
                 if event.HasField("progress"):
-                    message = wire.event_in(_tagged(messages.ToolProgress, event.progress), (messages.ToolProgress,))
-                    assert isinstance(message, messages.ToolProgress)
-                    progressed(message)
+                    progressed(wire.event_in(_tagged(messages.ToolProgress, event.progress), messages.ToolProgress))
         raise InvalidReply("the service ended the call without an answer")
 
     async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
         """See `AgentWire.ask`."""
         if not message.method:
             raise LocalError(f"{message.type} has no method of gRPC")
-        asked, answer = METHODS[message.method]
+        asked, answer = protobuf.METHODS[message.method]
         try:
             reply = await self._unary(message.method, _payload(asked, message), answer)
         except CallFailed as failure:
@@ -118,17 +107,17 @@ class GrpcWire:
             raise self.error(failure) from failure
 
     @asynccontextmanager
-    async def providing(self, offer: messages.ProvideTools) -> AsyncIterator[GrpcProviderStream]:
+    async def providing(self, offer: messages.ProvideTools) -> AsyncIterator[wire.ProviderStream]:
         """See `AgentWire.providing`. The tools are withdrawn when the block is left."""
-        try:
-            async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
-                stream = GrpcProviderStream(wire=self, call=call, decoder=GrpcDecoder(self._max_message))
-                await stream.offer(offer)
-                async with open_service_nursery() as nursery:
-                    nursery.start_soon(stream.write)
-                    yield stream
-        except CallFailed as failure:
-            raise self.error(failure) from failure
+        async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
+            try:
+                await call.begun()
+            except CallFailed as failure:
+                raise self.error(failure) from failure
+            read, write = partial(_from_service, offer), partial(protobuf.tagged_frame, PB.FromProvider, both=False)
+            channel = GrpcChannel(call, self._max_message, window=WINDOW, read=read, write=write)
+            async with channel, open_channel_wire(channel) as opened, opened.providing(offer) as stream:
+                yield stream
 
     async def wait_lost(self) -> None:
         """Wait until the connection is lost."""
@@ -136,7 +125,7 @@ class GrpcWire:
 
     def error(self, failure: CallFailed) -> Exception:
         """Return what a call's failure is in this protocol."""
-        said = failure.trailers.get(ERROR_TRAILER)
+        said = failure.trailers.get(protobuf.ERROR_TRAILER)
         if said is not None:
             try:
                 return errors.error_from(orjson.loads(base64.b64decode(said + "=" * (-len(said) % 4))))
@@ -152,13 +141,13 @@ class GrpcWire:
 
 def _payload(cls: Any, message: messages.AgentMessage) -> bytes:
     """Return a message as one of this class of protobuf, with JSON values as text."""
-    payload: bytes = at_once(fill(cls(), messages.as_json(message), both=False)).SerializeToString()
+    payload: bytes = protobuf.at_once(protobuf.fill(cls(), messages.as_json(message), both=False)).SerializeToString()
     return payload
 
 
 def _decoded(cls: Any, payload: bytes) -> Any:
     try:
-        return decode(cls, payload)
+        return protobuf.decode(cls, payload)
     except errors.MalformedMessage as error:
         raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
 
@@ -166,7 +155,7 @@ def _decoded(cls: Any, payload: bytes) -> Any:
 def _tagged(cls: type[messages.AgentMessage], message: Any) -> dict[str, Any]:
     """Return a protobuf message as the JSON message that it is."""
     try:
-        return {"type": cls.type, **at_once(members_of(message, MemberCount()))}
+        return {"type": cls.type, **protobuf.at_once(protobuf.members_of(message, protobuf.MemberCount()))}
     except errors.MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
 
@@ -204,7 +193,7 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
         if name is None:
             raise InvalidReply("the service sent an event of another kind")
         cls = messages.MESSAGES[f"context_{name}"]
-        return wire.event_in(_tagged(cls, getattr(event, name)), (cls,))
+        return wire.event_in(_tagged(cls, getattr(event, name)), cls)
 
     async def aclose(self) -> None:
         """Receive no more, and end the watch at the service."""
@@ -212,68 +201,13 @@ class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
         await trio.lowlevel.checkpoint()
 
 
-@attrs.define(eq=False, repr=False)
-class GrpcProviderStream(wire.ProviderStream):
-    """A `ProviderStream` on a call. What is not received makes the service wait."""
-
-    _wire: GrpcWire = attrs.field(kw_only=True, alias="wire")
-    _call: Http2Call = attrs.field(kw_only=True, alias="call")
-    _decoder: GrpcDecoder = attrs.field(kw_only=True, alias="decoder")
-
-    async def offer(self, offer: messages.ProvideTools) -> None:
-        """Offer the tools, and wait for what the service makes of it. Raises AgentToolsError if they are refused."""
-        frame = framed_in(PB.FromProvider, offer.type, messages.as_json(offer), both=False)
-        await self._call.send(at_once(frame))
-        found: Any = await self._next()
-        name = found and found.WhichOneof("message")
-        if name == "refused":
-            raise errors.error_from(at_once(members_of(found.refused, MemberCount())).get("error"))
-        if name != "tools_registered":
-            raise InvalidReply("the service does not say what it makes of the tools")
-        answer = wire.answer_in(_tagged(messages.ToolsRegistered, found.tools_registered), offer)
-        assert isinstance(answer, messages.ToolsRegistered)
-        self.registered = answer
-
-    async def _next(self) -> Any:
-        """Return the next message of the service; None at the end."""
-        payload = await self._call.next_message(self._decoder)
-        return None if payload is None else _decoded(PB.ToProvider, payload)
-
-    async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
-        """See `ProviderStream.receive`."""
-        while True:
-            try:
-                found = await self._next()
-            except CallFailed as failure:
-                raise self._wire.error(failure) from failure
-            if found is None:
-                raise trio.EndOfChannel("the service has ended the stream")
-            for name, cls in (("tool_request", messages.ToolRequest), ("tool_cancel", messages.ToolCancel)):
-                if found.HasField(name):
-                    message = wire.event_in(
-                        _tagged(cls, getattr(found, name)), (messages.ToolRequest, messages.ToolCancel)
-                    )
-                    assert isinstance(message, messages.ToolRequest | messages.ToolCancel)
-                    return message, found.ByteSize()
-
-    async def write(self) -> None:
-        """Write what is posted until the stream has ended."""
-        try:
-            while True:
-                gathered = bytearray()
-                for each in await self.out.receive():
-                    gathered += _from_provider(each.data)
-                    if len(gathered) >= PIECE:
-                        await self._call.send(bytes(gathered))
-                        gathered.clear()
-                await self._call.send(bytes(gathered))
-        except (CallFailed, trio.EndOfChannel):
-            self.out.abandon()  # the reader says why
+# A provider's stream
 
 
-def _from_provider(text: bytes) -> bytes:
-    """Return the frame of the `FromProvider` that a JSON message is; nothing for one of another kind."""
-    members = orjson.loads(text)
-    if members["type"] not in (messages.ToolResponse.type, messages.ToolProgress.type):
-        return b""
-    return at_once(framed_in(PB.FromProvider, members["type"], members, both=False))
+async def _from_service(offer: messages.ProvideTools, payloads: Sequence[bytes]) -> list[Any]:
+    """Return the JSON messages that `ToProvider` messages are, or what is wrong with them."""
+    found = await protobuf.tagged_in(PB.ToProvider, payloads)
+    for each in found:
+        if type(each) is dict and each["type"] in (messages.ToolsRegistered.type, messages.ErrorMessage.type):
+            each["request_id"] = offer.request_id  # the answer to the one offer of a stream
+    return found

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 import attrs
 import trio
 
-from trimcp.agent_tools.client.wire import AgentTarget, Progressed, answer_in, event_in, response_in, too_large
+from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.http import MERGE_PATCH, form_of
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
@@ -34,7 +34,7 @@ _LAST: Final = 1.0  # seconds that a stream may go on after its last event, so t
 
 
 @asynccontextmanager
-async def open_http(target: AgentTarget) -> AsyncIterator[HttpWire]:
+async def open_http(target: wire.AgentTarget) -> AsyncIterator[HttpWire]:
     """Yield a wire to the service; nothing is sent before its first message."""
     timeouts = Timeouts(connect=target.timeout)
     server = HttpServer(
@@ -63,7 +63,7 @@ class HttpWire:
     _backoff: Backoff
     _sizes: Inbox
 
-    async def call(self, request: messages.ToolRequest, progressed: Progressed | None) -> messages.ToolResponse:
+    async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """See `AgentWire.call`."""
         body = encode(messages.as_json(evolved(request, progress=None)))
         accept = JSON_TEXT if progressed is None else f"{EVENT_STREAM}, {JSON_TEXT}"
@@ -72,7 +72,7 @@ class HttpWire:
         async def read(reply: OpenReply) -> messages.ToolResponse:
             if reply.content_type == EVENT_STREAM and reply.status < 300:
                 return await self._read_call(reply, progressed)
-            return response_in(await self._value(reply))
+            return wire.response_in(await self._value(reply))
 
         return await self._exchange(sent, read)
 
@@ -80,7 +80,7 @@ class HttpWire:
         """See `AgentWire.ask`."""
 
         async def read(reply: OpenReply) -> messages.AgentMessage:
-            return answer_in(await self._value(reply), message)
+            return wire.answer_in(await self._value(reply), message)
 
         return await self._exchange(_sent(message), read)
 
@@ -110,11 +110,13 @@ class HttpWire:
 
         Raises as `AgentWire` says, and AuthorizationError if no access token could be obtained.
         """
+        url = self._http.url.partition("?")[0].rstrip("/") + sent.path
+        headers = {"accept": JSON_TEXT, **({} if sent.body is None else {"content-type": JSON_TEXT}), **sent.headers}
         attempt = 0
         while True:
             why: Exception
             try:
-                async with self._open(sent) as reply:
+                async with self._http.open(sent.method, headers, sent.body, url=url) as reply:
                     try:
                         return await read(reply)
                     except (errors.AgentToolsError, InvalidReply) as error:
@@ -131,13 +133,6 @@ class HttpWire:
             await trio.sleep(pause)
             attempt += 1
 
-    @asynccontextmanager
-    async def _open(self, sent: _Sent) -> AsyncIterator[OpenReply]:
-        base = self._http.url.partition("?")[0].rstrip("/")
-        headers = {"accept": JSON_TEXT, **({} if sent.body is None else {"content-type": JSON_TEXT}), **sent.headers}
-        async with self._http.open(sent.method, headers, sent.body, url=base + sent.path) as reply:
-            yield reply
-
     async def _value(self, reply: OpenReply) -> Any:
         """Return the JSON value of a reply. Raises InvalidReply if it is too large or no JSON, ExchangeBroken.
 
@@ -146,7 +141,7 @@ class HttpWire:
         try:
             body = await reply.body(self._sizes.max_message)
         except TooLarge:
-            raise too_large(self._sizes.max_message) from None
+            raise wire.too_large(self._sizes.max_message) from None
         try:
             value = messages.read_value(body)
         except errors.MalformedMessage as error:
@@ -154,10 +149,7 @@ class HttpWire:
                 raise _refused(reply) from None
             raise InvalidReply(f"the service's answer cannot be read: {error.message}") from None
         if reply.status >= 300:
-            if type(value) is not dict or value.get("type") not in (
-                messages.ErrorMessage.type,
-                messages.ToolResponse.type,
-            ):
+            if type(value) is not dict or value.get("type") not in wire.FAILURES:
                 raise _refused(reply)
             failure = value.get("error")
             if reply.retry_after is not None and type(failure) is dict:
@@ -166,7 +158,7 @@ class HttpWire:
 
     # Streams
 
-    async def _read_call(self, reply: OpenReply, progressed: Progressed | None) -> messages.ToolResponse:
+    async def _read_call(self, reply: OpenReply, progressed: wire.Progressed | None) -> messages.ToolResponse:
         """Return the answer to a call from its stream of events."""
         answers: list[messages.ToolResponse] = []
         failure: Exception | None = None
@@ -180,11 +172,11 @@ class HttpWire:
             try:
                 value = self._event(event)
                 if type(value) is dict and value.get("type") == messages.ToolProgress.type:
-                    message = event_in(value, (messages.ToolProgress,))
-                    if progressed is not None and isinstance(message, messages.ToolProgress):
+                    message = wire.event_in(value, messages.ToolProgress)
+                    if progressed is not None:
                         progressed(message)
                     return
-                answers.append(response_in(value))
+                answers.append(wire.response_in(value))
             except Exception as error:  # the answer is an error, or no answer, or the callback failed
                 failure = error
             scope.deadline = trio.current_time() + _LAST
@@ -211,12 +203,12 @@ class HttpWire:
 
         async def receive(event: Event) -> None:
             if event.data or event.oversize:
-                await keep.send(event_in(self._event(event), messages.EVENTS))
+                await keep.send(wire.event_in(self._event(event), *messages.EVENTS))
 
         async def read(reply: OpenReply) -> None:
             nonlocal opened
             if reply.status >= 300 or reply.content_type != EVENT_STREAM:
-                event_in(await self._value(reply), ())
+                raise wire.failure_in(await self._value(reply))
             opened = True
             task_status.started(None)
             broken = await read_events(reply, Cursor(), self._sizes, receive)

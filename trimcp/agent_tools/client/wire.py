@@ -7,7 +7,7 @@ A wire sends messages and returns their answers as messages. Queues, contexts an
 from __future__ import annotations
 
 import ssl
-from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from trimcp.transports.http.client.exchanges import ClientAuth
 
-_OUTBOX_MESSAGES: Final = 1_024
-_OUTBOX_BYTES: Final = 1024 * 1024
+_REQUESTS: Final = 1_024  # tool requests and bytes of them that wait for a provider, before more are refused
+_REQUEST_BYTES: Final = 16 * 1024 * 1024
 
 SCHEMES: Final = ("http", "https", "http+unix", "ws", "wss", "ws+unix", "grpc", "grpcs")
 """Of the URL of a service."""
@@ -90,25 +90,60 @@ class AgentWire(Protocol):
         ...
 
 
-def new_outbox() -> Outbox:
-    """Return the queue of what is sent over one connection, or one stream of a provider."""
-    return Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES)
-
-
 @attrs.define(eq=False, repr=False)
-class ProviderStream(ABC):
-    """The stream on which a provider's tools are called. One task receives."""
+class ProviderStream:
+    """The stream on which a provider's tools are called. One task receives.
+
+    Requests beyond 1,024 that wait, or 16 MiB of them, are refused.
+    """
 
     # takes `tool_response` and `tool_progress` messages, as JSON text; they are dropped once the stream has ended
-    out: Outbox = attrs.field(factory=new_outbox)
+    out: Outbox
     registered: messages.ToolsRegistered = attrs.field(init=False)  # what the service made of the offer
+    _requests: deque[tuple[messages.ToolRequest | messages.ToolCancel, int]] = attrs.field(init=False, factory=deque)
+    _bytes: int = attrs.field(init=False, default=0)
+    _end: Exception | None = attrs.field(init=False, default=None)
+    _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
-    @abstractmethod
+    def put(self, message: messages.ToolRequest | messages.ToolCancel, size: int) -> bool:
+        """Queue a message; return False if there are too many. A cancellation of a waiting request drops that."""
+        if self._end is not None:
+            return False
+        if isinstance(message, messages.ToolCancel):
+            for waiting in self._requests:
+                if isinstance(waiting[0], messages.ToolRequest) and waiting[0].request_id == message.request_id:
+                    self._requests.remove(waiting)
+                    self._bytes -= waiting[1]
+                    return True
+        elif len(self._requests) >= _REQUESTS or self._bytes >= _REQUEST_BYTES:
+            return False
+        self._requests.append((message, size))
+        self._bytes += size
+        self._reader.unpark_all()
+        return True
+
+    def end(self, error: Exception) -> None:
+        """Let the reader have this error next: what waits cannot be answered any more."""
+        if self._end is None:
+            self._end = error
+            self._requests.clear()
+            self._reader.unpark_all()
+
     async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
         """Wait for the next message; return it and its bytes.
 
-        Raises trio.EndOfChannel if the service has closed the stream, and ConnectionLost if the connection broke.
+        Raises ConnectionLost if the service has closed the stream, or the connection broke.
         """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._requests:
+            if self._end is not None:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                raise self._end
+            await self._reader.park()
+        message, size = self._requests.popleft()
+        self._bytes -= size
+        await trio.lowlevel.cancel_shielded_checkpoint()
+        return message, size
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:
@@ -179,6 +214,9 @@ class AgentTarget:
 
 # Reading answers
 
+FAILURES: Final = (messages.ErrorMessage.type, messages.ToolResponse.type)
+"""The types of messages that may have an error."""
+
 
 def response_in(value: Any) -> messages.ToolResponse:
     """Return the answer to a call, from its JSON value. A status that no specification has is left as it is.
@@ -190,7 +228,7 @@ def response_in(value: Any) -> messages.ToolResponse:
         response = _read(messages.ToolResponse, {**value, "status": "success"})
         response.status = status
         return response
-    raise _failure(value)
+    raise failure_in(value)
 
 
 def answer_in(value: Any, asked: messages.AgentMessage) -> messages.AgentMessage:
@@ -198,10 +236,7 @@ def answer_in(value: Any, asked: messages.AgentMessage) -> messages.AgentMessage
 
     Raises the AgentToolsError that it is, and InvalidReply if it is no answer to such a message.
     """
-    wanted = messages.MESSAGES[asked.answer]
-    if type(value) is dict and value.get("type") == wanted.type:
-        return _read(wanted, value)
-    raise _failure(value)
+    return event_in(value, messages.MESSAGES[asked.answer])
 
 
 def too_large(most: int) -> InvalidReply:
@@ -209,16 +244,18 @@ def too_large(most: int) -> InvalidReply:
     return InvalidReply(f"the service's answer has more than {most} bytes, the limit of this client")
 
 
-def event_in(value: Any, wanted: tuple[type[messages.AgentMessage], ...]) -> messages.AgentMessage:
+def event_in(value: Any, *wanted: type[messages.MessageT]) -> messages.MessageT:
     """Return a message that is one of these, from its JSON value. Raises as `answer_in`."""
-    found = messages.MESSAGES.get(value["type"]) if type(value) is dict and type(value.get("type")) is str else None
-    if found in wanted and found is not None:
-        return _read(found, value)
-    raise _failure(value)
+    if type(value) is dict:
+        for cls in wanted:
+            if value.get("type") == cls.type:
+                return _read(cls, value)
+    raise failure_in(value)
 
 
-def _failure(value: Any) -> Exception:
-    if type(value) is dict and value.get("type") in (messages.ErrorMessage.type, messages.ToolResponse.type):
+def failure_in(value: Any) -> Exception:
+    """Return the error that a JSON value is; InvalidReply if it is none."""
+    if type(value) is dict and value.get("type") in FAILURES:
         return error_from(value.get("error"))
     return InvalidReply("the service's answer is none of the protocol's messages, or not the one that was asked for")
 

@@ -11,7 +11,7 @@ generators: they stop now and then, so that a large message can be converted in 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from importlib import import_module
@@ -27,7 +27,8 @@ from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import read_value
 from trimcp.errors import LocalError
 from trimcp.framing.grpc import message_frame, next_field, read_varint, text_field, varint
-from trimcp.wire.jsonrpc import DEFAULT_LIMITS, ParseLimits, encode
+from trimcp.wire.codes import INVALID_REQUEST
+from trimcp.wire.jsonrpc import DEFAULT_LIMITS, Malformed, ParseLimits, encode
 from trimcp.wire.scanner import members_in, structure_of
 
 try:
@@ -495,6 +496,44 @@ def framed_in(cls: Any, name: str, members: Mapping[str, Any], *, both: bool) ->
     field.SetInParent()
     yield from fill(field, members, both=both)
     return message_frame(message.SerializeToString())
+
+
+async def tagged_in(cls: Any, payloads: Sequence[bytes]) -> list[Any]:
+    """Return the messages in those of a provider's stream, each with its `type`, or what is wrong; many in turns."""
+    steps = tagged_steps(cls, payloads)
+    few = sum(map(len, payloads)) < 2 * _TURN  # a member takes two bytes at least
+    return at_once(steps) if few else await in_turns(steps)
+
+
+def tagged_steps(cls: Any, payloads: Sequence[bytes]) -> Steps[list[Any]]:
+    """Convert as `tagged_in` says."""
+    found: list[Any] = []
+    count = MemberCount()
+    for payload in payloads:
+        try:
+            message = decode(cls, payload)
+            name = message.WhichOneof("message")
+            if name is None:
+                raise MalformedMessage("an empty message")
+            members = yield from members_of(getattr(message, name), count)
+            found.append({"type": _NAMES.get(name, name), **members})
+        except MalformedMessage as error:
+            found.append(Malformed(INVALID_REQUEST, error.message, None, "shape"))
+        if count.next():
+            yield
+    return found
+
+
+async def tagged_frame(cls: Any, text: bytes, *, both: bool) -> bytes:
+    """Return the frame of a message of a provider's stream that holds a JSON message; nothing if it cannot hold it."""
+    members = _loads(text)
+    name = next((name for name, type in _NAMES.items() if type == members["type"]), members["type"])
+    known = name in cls.DESCRIPTOR.fields_by_name
+    return await in_turns(framed_in(cls, name, members, both=both)) if known else b""
+
+
+_NAMES: Final = {"refused": "error"}
+"""The types of messages that have another name on a provider's stream."""
 
 
 def wants_both(message: Any) -> bool:

@@ -1,0 +1,372 @@
+"""The agent-tools protocol over one channel of messages, for clients: calls, watches and provided tools share it.
+
+One task reads and never waits for a user of the connection: what nobody takes in time is dropped by a rule that loses
+nothing. One task writes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.agent_tools.client import wire
+from trimcp.agent_tools.messages import errors, messages
+from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
+from trimcp.session.queues import Outbox
+from trimcp.session.scopes import cancellation_text
+from trimcp.support.cleaning import one_line
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.slotted import evolved
+from trimcp.wire.jsonrpc import Malformed
+
+_OUTBOX_MESSAGES: Final = 1_024
+_OUTBOX_BYTES: Final = 1024 * 1024
+_WATCH_EVENTS: Final = 256  # events and bytes that wait for a watcher, before it gets a state instead
+_WATCH_BYTES: Final = 1024 * 1024
+_LONGEST: Final = 200
+
+_log = logging.getLogger("trimcp.agent_tools")
+
+
+@asynccontextmanager
+async def open_channel_wire(channel: MessageChannel) -> AsyncIterator[ChannelWire]:
+    """Yield a wire over a channel of JSON values; leaving ends it, and the channel is the caller's to close."""
+    opened = ChannelWire(channel)
+    async with open_service_nursery() as nursery:
+        nursery.start_soon(opened.write)
+        nursery.start_soon(opened.read)
+        try:
+            yield opened
+        finally:
+            opened.lose("the connection was closed here")
+
+
+@attrs.define(eq=False)
+class _PendingMessage:
+    """A message of ours that waits for its answer."""
+
+    progressed: wire.Progressed | None = None  # called with the progress of a call, or None
+    watch: WireWatch | None = None  # the watch that its answer begins, or None
+    sent: bool = False  # whether it was queued to be sent
+    value: Any = None  # the answer as a JSON value
+    error: Exception | None = None  # why there will be no answer
+    resolved: trio.Event = attrs.field(factory=trio.Event)
+
+    def resolve(self, value: Any, error: Exception | None = None) -> None:
+        self.value, self.error = value, error
+        self.resolved.set()
+
+    async def answer(self) -> Any:
+        await self.resolved.wait()
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+@attrs.define(eq=False, repr=False)
+class ChannelWire:
+    """An `AgentWire` over one channel."""
+
+    _channel: MessageChannel
+    lost: str | None = attrs.field(init=False, default=None)  # why the connection is no more, or None while it is
+    _ended: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
+    _asked: dict[str, _PendingMessage] = attrs.field(init=False, factory=dict)
+    _watches: dict[str, list[WireWatch]] = attrs.field(init=False, factory=dict)
+    _stream: wire.ProviderStream | None = attrs.field(init=False, default=None)
+    _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
+
+    # The AgentWire
+
+    async def call(self, request: messages.ToolRequest, progressed: wire.Progressed | None) -> messages.ToolResponse:
+        """See `AgentWire.call`. If cancelled, a request that was not sent yet is withdrawn."""
+        request = evolved(request, progress=None if progressed is None else True)
+        asked = _PendingMessage(progressed)
+        try:
+            value = await self._answer(request, request.request_id, asked)
+        except trio.Cancelled as cancelled:
+            waits = asked.sent and not asked.resolved.is_set()
+            if waits and not self._outbox.withdraw(request.request_id):
+                self.post(
+                    messages.ToolCancel(
+                        request_id=request.request_id,
+                        context_id=request.context_id,
+                        reason=cancellation_text(cancelled),
+                    )
+                )
+            raise
+        return wire.response_in(value)
+
+    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
+        """See `AgentWire.ask`."""
+        return wire.answer_in(await self._answer(message, self._new_id(message), _PendingMessage()), message)
+
+    @asynccontextmanager
+    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
+        """See `AgentWire.watching`. A slow reader gets a state, asked for when it reads, in place of what it missed."""
+        watch = WireWatch(self, context_id)
+        watches = self._watches.setdefault(context_id, [])
+        first = not watches
+        watches.append(watch)
+        try:
+            if first:
+                message = messages.ContextWatch(context_id=context_id)
+                value = await self._answer(message, self._new_id(message), _PendingMessage(watch=watch))
+                wire.event_in(value, messages.ContextState)
+            else:
+                watch.begun = watch.missed = True
+            yield watch
+        finally:
+            watches.remove(watch)
+            if not watches:
+                self._watches.pop(context_id, None)
+                if not watch.over:
+                    self.post(messages.ContextUnwatch(context_id=context_id))
+            watch.end(trio.ClosedResourceError("the block of this watch was left"))
+
+    @asynccontextmanager
+    async def providing(self, offer: messages.ProvideTools) -> AsyncIterator[wire.ProviderStream]:
+        """See `AgentWire.providing`. The tools are withdrawn when the connection is closed."""
+        if self._stream is not None:
+            raise LocalError("this connection provides tools already")
+        stream = self._stream = wire.ProviderStream(self._outbox)
+        try:
+            registered = await self.ask(offer)
+            assert isinstance(registered, messages.ToolsRegistered)
+            stream.registered = registered
+            yield stream
+        finally:
+            stream.end(trio.ClosedResourceError("the block of this stream was left"))
+
+    async def wait_lost(self) -> None:
+        """Wait until the connection is lost."""
+        await self._ended.wait()
+
+    def _new_id(self, message: messages.AgentMessage) -> str:
+        id = f"ask-{next(self._numbers)}"
+        message.request_id = id
+        return id
+
+    async def _answer(self, message: messages.AgentMessage, id: str, asked: _PendingMessage) -> Any:
+        """Send a message, and wait for the JSON value that answers it."""
+        data = messages.encode_message(message)
+        await trio.lowlevel.checkpoint_if_cancelled()
+        await self._outbox.room()
+        if self.lost is not None:
+            raise wire.NotSent(self.lost)
+        if id in self._asked:
+            raise LocalError(f"a request with the id {id[:_LONGEST]!r} is under way over this connection")
+        self._asked[id] = asked
+        try:
+            self._outbox.post(Outgoing(data, Kind.REQUEST, id))
+            asked.sent = True
+            return await asked.answer()
+        finally:
+            del self._asked[id]
+
+    def post(self, message: messages.AgentMessage) -> None:
+        """Send a message without an answer; never waits."""
+        kind = Kind.REPLY if isinstance(message, messages.ToolResponse | messages.ErrorMessage) else Kind.NOTIFICATION
+        self._outbox.post(Outgoing(messages.encode_message(message), kind))
+
+    def check(self) -> None:
+        """Raise if the connection is lost."""
+        if self.lost is not None:
+            raise ConnectionLost(self.lost)
+
+    # Its tasks
+
+    async def write(self) -> None:
+        """Write what is queued until the connection is lost."""
+        try:
+            while True:
+                await self._channel.send(await self._outbox.receive())
+        except trio.EndOfChannel:
+            pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.lose(self._channel.close_reason() or "the connection broke")
+
+    async def read(self) -> None:
+        """Read until the connection is lost. Never waits for users of the connection."""
+        try:
+            while self.lost is None:
+                while self._outbox.full_of_replies():  # the service asks more than it reads answers
+                    await self._outbox.room()
+                for incoming in await self._channel.receive():
+                    self._receive(incoming.message, incoming.size)
+        except (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
+            self.lose(self._channel.close_reason() or "the service is gone")
+        except McpError as error:
+            self.lose(f"the service broke the protocol: {error}")
+
+    def lose(self, why: str) -> None:
+        """Fail all that waits, and send nothing more."""
+        if self.lost is not None:
+            return
+        self.lost = why
+        self._ended.set()
+        self._outbox.abandon()
+        for asked in self._asked.values():
+            if not asked.resolved.is_set():
+                asked.resolve(None, ConnectionLost(why))
+        for watch in [each for watches in self._watches.values() for each in watches]:
+            watch.end(ConnectionLost(why))
+        if self._stream is not None:
+            self._stream.end(ConnectionLost(why))
+
+    def _receive(self, value: Any, size: int) -> None:
+        """Give a message to who waits for it.
+
+        Raises InvalidReply if it is too large to be read, or no JSON: nobody knows whose answer it is.
+        """
+        if type(value) is not dict:
+            raise InvalidReply(value.message if isinstance(value, Malformed) else "a message is a JSON object")
+        kind, id = value.get("type"), value.get("request_id")
+        asked = self._asked.get(id) if type(id) is str else None
+        if kind in (messages.ToolRequest.type, messages.ToolCancel.type):
+            self._receive_request(value, size)
+        elif kind == messages.ToolProgress.type:
+            self._receive_progress(value, asked)
+        elif asked is not None and not asked.resolved.is_set():
+            asked.resolve(value)
+            if asked.watch is not None and kind == messages.ContextState.type:
+                self._receive_event(value, size, [asked.watch])
+        elif kind in (messages.ContextState.type, messages.ContextUpdate.type, messages.ContextDestroyed.type):
+            context = value.get("context_id")
+            self._receive_event(value, size, self._watches.get(context, []) if type(context) is str else [])
+        elif kind == messages.ErrorMessage.type:
+            _log.warning(
+                "the service reports an error: %s", one_line(str(errors.error_from(value.get("error"))), _LONGEST)
+            )
+
+    def _receive_progress(self, value: dict[str, Any], asked: _PendingMessage | None) -> None:
+        if asked is None or asked.progressed is None or asked.resolved.is_set():
+            return
+        try:
+            asked.progressed(wire.event_in(value, messages.ToolProgress))
+        except Exception as error:  # it is malformed, or the callback failed: the call's failure
+            asked.resolve(None, error)
+
+    def _receive_event(self, value: dict[str, Any], size: int, watches: list[WireWatch]) -> None:
+        try:
+            event: messages.AgentMessage = wire.event_in(value, *messages.EVENTS)
+        except InvalidReply as error:
+            for watch in watches:
+                watch.end(error)
+            return
+        for watch in watches:
+            watch.put(event, size)
+
+    def _receive_request(self, value: dict[str, Any], size: int) -> None:
+        """Queue a request for the provider's tools; one that cannot be taken is answered."""
+        try:
+            message: Any = wire.event_in(value, messages.ToolRequest, messages.ToolCancel)
+        except InvalidReply as error:
+            id = value.get("request_id")
+            refused = errors.MalformedMessage(str(error)).body()
+            self.post(messages.ErrorMessage(request_id=id if type(id) is str and id else None, error=refused))
+            return
+        if self._stream is not None and self._stream.put(message, size):
+            return
+        if isinstance(message, messages.ToolRequest):
+            full = errors.TooMuch("too many requests wait for this provider").body()
+            self.post(messages.ToolResponse(request_id=message.request_id, status="error", error=full))
+
+
+@attrs.define(eq=False, repr=False)
+class WireWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
+    """The events of one context.
+
+    When 256 events or a mebibyte of them wait they are dropped. The reader, when it comes, asks for the state instead.
+    """
+
+    _wire: ChannelWire
+    _context_id: str
+    # whether the first state has arrived. What comes before it belongs to an earlier watch of the context.
+    begun: bool = attrs.field(init=False, default=False)
+    # whether events were dropped since the reader was last given a state
+    missed: bool = attrs.field(init=False, default=False)
+    over: bool = attrs.field(init=False, default=False)  # whether the context was destroyed
+    _events: deque[tuple[messages.AgentMessage, int]] = attrs.field(init=False, factory=deque)
+    _bytes: int = attrs.field(init=False, default=0)
+    _end: Exception | None = attrs.field(init=False, default=None)
+    _known: int = attrs.field(init=False, default=-1)
+    _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def put(self, event: messages.AgentMessage, size: int) -> None:
+        """Queue an event that arrived."""
+        self.begun = self.begun or not isinstance(event, messages.ContextUpdate)
+        if self._end is not None or not self.begun:
+            return
+        if isinstance(event, messages.ContextDestroyed):
+            self.over, self.missed = True, False  # there is no state any more that could be asked for
+            self._end = trio.EndOfChannel()
+        elif self._events and (len(self._events) >= _WATCH_EVENTS or self._bytes + size > _WATCH_BYTES):
+            self.missed = True
+            self._events.clear()
+            self._bytes = 0
+        if not self.missed:
+            self._events.append((event, size))
+            self._bytes += size
+        self._reader.unpark_all()
+
+    def end(self, error: Exception) -> None:
+        """Let the reader have what is queued, then this error."""
+        if self._end is None:
+            self._end = error
+            self._reader.unpark_all()
+
+    async def receive(self) -> messages.AgentMessage:
+        """Wait for the next event. Cancelling this loses nothing."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while True:
+            if self.missed and self._end is None:
+                if (state := await self._state()) is not None:
+                    return self._given(state)
+            elif self._events:
+                event, size = self._events.popleft()
+                self._bytes -= size
+                if self._is_news(event):
+                    await trio.lowlevel.cancel_shielded_checkpoint()
+                    return self._given(event)
+            elif self._end is None:
+                await self._reader.park()
+            else:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                raise self._end
+
+    async def _state(self) -> messages.AgentMessage | None:
+        """Ask for the state in place of what was missed; None if the context was destroyed meanwhile."""
+        self.missed = False  # updates after it are queued again
+        try:
+            return await self._wire.ask(messages.ContextRead(context_id=self._context_id))
+        except errors.AgentToolsError:
+            if self.over:
+                return None
+            raise
+        except BaseException:  # cancelled, or the connection ended: the state is asked for again
+            self.missed = not self.over
+            raise
+
+    def _is_news(self, event: messages.AgentMessage) -> bool:
+        """Whether an update is not part of a state that the reader was given already."""
+        return not isinstance(event, messages.ContextUpdate) or event.version is None or event.version > self._known
+
+    def _given(self, event: messages.AgentMessage) -> messages.AgentMessage:
+        if isinstance(event, messages.ContextState | messages.ContextUpdate) and event.version is not None:
+            self._known = event.version
+        return event
+
+    async def aclose(self) -> None:
+        """Receive no more; the block around it ends the watch."""
+        self._events.clear()
+        self.end(trio.ClosedResourceError())
+        await trio.lowlevel.checkpoint()
