@@ -156,7 +156,7 @@ async def _run(load: ContextLoad, actors: list[ContextActor], figures: LoadFigur
         for n in range(1, load.rounds + 1):
             if math.isfinite(load.rate):
                 await trio.sleep_until(began + n / load.rate)
-            if mine[0]._states.durable:
+            if mine[0]._shared.durable:
                 async with trio.open_nursery() as nursery:
                     for actor in mine:
                         nursery.start_soon(one, actor, n)

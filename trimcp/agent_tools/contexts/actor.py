@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.contexts.merging import StateSize
-from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, ContextLimits, StoredState
+from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, StoredState
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.errors import MalformedMessage
@@ -26,8 +26,7 @@ from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.store.contexts import KeptContext
 from trimcp.support.nurseries import named
-from trimcp.transports.http.peers.shares import Shares
-from trimcp.transports.http.state.deadlines import Deadline, Deadlines
+from trimcp.transports.http.state.deadlines import Deadline
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode, parse_value
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
@@ -45,17 +44,6 @@ class CallOfContext(Protocol):
 
 
 @attrs.define(eq=False, repr=False)
-class ContextsShared:
-    """What all contexts of one run share beside their states."""
-
-    limits: ContextLimits  # their limits
-    end: Callable[[ContextActor, str], object]  # ends a context for a reason; the table does
-    shares: Shares[ContextActor]  # how many each principal or address has, and which of them gives way to a newcomer's
-    deadlines: Deadlines = attrs.field(factory=Deadlines)  # watches their times
-    nursery: trio.Nursery | None = attrs.field(init=False, default=None)  # runs their tasks, while the table runs
-
-
-@attrs.define(eq=False, repr=False)
 class ContextActor(StoredState):
     """One context.
 
@@ -70,7 +58,6 @@ class ContextActor(StoredState):
         fresh: whether nobody has used it since it was made.
     """
 
-    _shared: ContextsShared
     calls: dict[str, CallOfContext] = attrs.field(init=False, factory=dict)
     fresh: bool = attrs.field(init=False, default=True)
     _used: float = attrs.field(init=False, factory=trio.current_time)
@@ -139,7 +126,7 @@ class ContextActor(StoredState):
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         applied = self.apply(updates, version, of_server=of_server)
-        if not self._states.durable and not self._states.updates % _UPDATES_PER_CHECKPOINT:
+        if not self._shared.durable and not self._shared.updates % _UPDATES_PER_CHECKPOINT:
             await trio.lowlevel.cancel_shielded_checkpoint()
         return await applied.stored()
 
@@ -202,7 +189,7 @@ class ContextActor(StoredState):
         watches.remove(watch)
         if not watches:
             self._watches = None
-        self._states.replaced += watch.replaced
+        self._shared.replaced += watch.replaced
 
     # Work
 
@@ -279,8 +266,8 @@ class ContextActor(StoredState):
             self._used = now
         if self.deadline > now:
             self._deadline.set(self.deadline - now)
-            if self._states.durable:
-                self._states.save(self)  # the store learns that it is in use
+            if self._shared.durable:
+                self._shared.save(self)  # the store learns that it is in use
         elif self._ends > now and self._may_be_used_elsewhere(now):
             self._deadline.set(min(self._shared.limits.idle / 2, self._ends - now))
         else:
@@ -288,7 +275,7 @@ class ContextActor(StoredState):
 
     def _may_be_used_elsewhere(self, now: float) -> bool:
         """Whether another process has used it, or may have: it tells of that at least once in the idle time."""
-        times = 1 if self._states.store.alone else 2
+        times = 1 if self._shared.store.alone else 2
         return max(self._used, self._used_elsewhere) + times * self._shared.limits.idle > now
 
     def stop(self, reason: str, last: ContextEvent | None) -> None:

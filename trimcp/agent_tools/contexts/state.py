@@ -27,6 +27,8 @@ from trimcp.session.agent_context import ContextEvent
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
 from trimcp.support.bounds import checked
 from trimcp.support.slotted import valued
+from trimcp.transports.http.peers.shares import Shares
+from trimcp.transports.http.state.deadlines import Deadlines
 
 ShareKey: TypeAlias = tuple[str, str]
 """The owner as the budget names it, and the agent."""
@@ -177,18 +179,24 @@ class Applied:
 
 
 @attrs.define(eq=False, repr=False)
-class StatesShared:
-    """What the states of one run share."""
+class ContextsShared:
+    """What all contexts of one run share."""
 
     limits: ContextLimits
     bounds: StateBounds  # of a state
     store: ContextStore
     save: Callable[[StoredState], object]  # has the store write one soon
+    end: Callable[[Any, str], object]  # ends one for a reason; the table does
+    # how many each principal or address has, and which of them gives way to a newcomer's
+    shares: Shares[Any] = attrs.field(init=False)
+    deadlines: Deadlines = attrs.field(init=False, factory=Deadlines)  # watches their times
+    nursery: trio.Nursery | None = attrs.field(init=False, default=None)  # runs their tasks, while the table runs
     durable: bool = attrs.field(init=False)  # whether the store keeps them, so that an update has to wait for it
     updates: int = attrs.field(init=False, default=0)  # how many updates were applied
     replaced: int = attrs.field(init=False, default=0)  # updates that slow watchers got as part of a whole state
 
     def __attrs_post_init__(self) -> None:
+        self.shares = Shares(owner_of=lambda actor: actor.share.key[0])
         self.durable = self.store.durable
 
 
@@ -202,7 +210,7 @@ class StoredState:
 
     owner: Owner
     id: str
-    _states: StatesShared
+    _shared: ContextsShared
     share: ContextShare  # what it counts into
     _state: dict[str, Any]
     _size: StateSize
@@ -283,7 +291,7 @@ class StoredState:
         if not of_server:
             refuse_server_members(updates)
         self.check()
-        newest, before, shared = self.newest_version, self._newest_size, self._states
+        newest, before, shared = self.newest_version, self._newest_size, self._shared
         if version is not None and version != newest:
             raise errors.VersionConflict(f"the context has version {newest}", {"version": newest})
         if shared.durable and self._unsaved is not None and len(self._unsaved) >= shared.limits.max_unsaved:
@@ -318,14 +326,14 @@ class StoredState:
         """Count so many more bytes of memory, if there are."""
         if growth > 0 and not self.share.holding.fits(growth):
             self.share.holding.refuse("context")
-            raise errors.TooMuch("the server has no memory for a larger state", retry_after=self._states.limits.idle)
+            raise errors.TooMuch("the server has no memory for a larger state", retry_after=self._shared.limits.idle)
         self.hold(growth)
 
     def _become(self, applied: Applied) -> None:
         """Count an update whose result is the state from now on, and tell the watchers."""
         self._size = applied.size
         self.version = applied.version
-        self._states.updates += 1
+        self._shared.updates += 1
         if self._watches:
             event = ContextEvent("update", self.id, applied.version, applied.updates)
             for watch in self._watches:
@@ -337,7 +345,7 @@ class StoredState:
         `entry` has the arguments as received. `asked` is what was asked, in a form that compares; the same request is
         given the answer again.
         """
-        limits = self._states.limits
+        limits = self._shared.limits
         if self.ended is not None:
             return
         grown = 0
@@ -352,9 +360,9 @@ class StoredState:
             before = history.held
             history.add(history_entry(entry, limits.history_arguments), limits.history, limits.max_history)
             grown += history.held - before
-            if self._states.durable:
+            if self._shared.durable:
                 self.recorded += 1
-                self._states.save(self)
+                self._shared.save(self)
         self.hold(grown)
 
     def hold(self, change: int) -> None:
@@ -378,7 +386,7 @@ class StoredState:
         if self._unsaved is None:
             self._unsaved = deque()
         self._unsaved.append(applied)
-        self._states.save(self)
+        self._shared.save(self)
 
     @property
     def text_size(self) -> int:
@@ -392,7 +400,7 @@ class StoredState:
         ends = now + self._ends - trio_now
         # It is saved again before half of that is over: its deadline comes after `idle` seconds at the latest, with
         # other processes after twice as many.
-        until = min(ends, now + (2 if self._states.store.alone else 3) * self._states.limits.idle)
+        until = min(ends, now + (2 if self._shared.store.alone else 3) * self._shared.limits.idle)
         history = () if self._history is None else tuple(self._history.entries)
         version, created = self.newest_version, self.created
         return KeptContext(self.owner, self.id, version, state, history, created, ends, until, self.stamp)
@@ -439,7 +447,7 @@ class StoredState:
 
         An update that named a version is refused if it would change another one now.
         """
-        unsaved, newest, limits, before = self._unsaved, self._newest_size, self._states.limits, self._history
+        unsaved, newest, limits, before = self._unsaved, self._newest_size, self._shared.limits, self._history
         self._none_waits()
         self.hold(memory_of(size) - memory_of(newest))
         self._state, self._size, self.version, self.stamp = dict(kept.state), size, kept.version, kept.stamp
@@ -454,7 +462,7 @@ class StoredState:
         for update in unsaved or ():
             self._apply_again(update)
         if self.recorded and not self._unsaved:
-            self._states.save(self)
+            self._shared.save(self)
 
     def _apply_again(self, update: Applied) -> None:
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, Final
@@ -17,7 +17,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.callers import Owner
-from trimcp.agent_tools.contexts.actor import ContextActor, ContextsShared
+from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.history import ToolHistory
 from trimcp.agent_tools.contexts.merging import StateBounds, StateSize
 from trimcp.agent_tools.contexts.saving import Saver, UnloadedContexts
@@ -25,8 +25,8 @@ from trimcp.agent_tools.contexts.sharing import SharedContexts, size_of_stored
 from trimcp.agent_tools.contexts.state import (
     ContextLimits,
     ContextShare,
+    ContextsShared,
     ShareKey,
-    StatesShared,
     first_state,
     memory_of,
     share_of,
@@ -39,8 +39,6 @@ from trimcp.session.agent_context import ContextEvent
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.slotted import valued
-from trimcp.transports.http.peers.shares import Shares
-from trimcp.transports.http.state.deadlines import DeadlineQueue, Deadlines
 
 _MINTED: Final = "ctx_"
 _RANDOM: Final = 16  # bytes of a minted id
@@ -72,50 +70,38 @@ def checked_id(id: str, *, new: bool = False) -> str:
     return id
 
 
-@attrs.define(eq=False, repr=False)
-class _EndedId:
-    """The id of a context that has ended, and why it did."""
-
-    ids: EndedIds
-    key: ContextKey
-    reason: str
-
-    def timed_out(self) -> None:
-        self.ids.forget(self.key)
-
-
 class EndedIds:
     """The ids of contexts that have ended, and why, for the time and up to the number that the limits say."""
 
-    def __init__(self, limits: ContextLimits, deadlines: Deadlines) -> None:
+    def __init__(self, limits: ContextLimits) -> None:
         self._limits = limits
-        self._found: dict[ContextKey, _EndedId] = {}  # the oldest first
-        self._queue = DeadlineQueue(deadlines, limits.gone)
+        self._found: dict[ContextKey, tuple[str, float]] = {}  # why, and for how long; the oldest first
 
     def __len__(self) -> int:
+        self._forget_old()
         return len(self._found)
 
     def add(self, key: ContextKey, reason: str) -> None:
         """Remember an id, in place of the oldest if there are too many."""
-        limits = self._limits
-        if not limits.gone or not limits.max_gone:
-            return
         self.forget(key)
-        while len(self._found) >= limits.max_gone:
-            self.forget(next(iter(self._found)))
-        ended = self._found[key] = _EndedId(self, key, reason)
-        self._queue.add(ended)
+        if self._limits.gone:
+            self._found[key] = reason, trio.current_time() + self._limits.gone
+        self._forget_old()
 
     def forget(self, key: ContextKey) -> None:
         """Forget an id; no effect if it is not known."""
-        ended = self._found.pop(key, None)
-        if ended is not None:
-            self._queue.remove(ended)
+        self._found.pop(key, None)
 
     def why(self, key: ContextKey) -> str | None:
         """Return why a context has ended, or None if its id is not known."""
-        ended = self._found.get(key)
-        return None if ended is None else ended.reason
+        self._forget_old()
+        found = self._found.get(key)
+        return None if found is None else found[0]
+
+    def _forget_old(self) -> None:
+        found, now = self._found, trio.current_time()
+        while found and (len(found) > self._limits.max_gone or next(iter(found.values()))[1] <= now):
+            del found[next(iter(found))]
 
     def clear(self) -> None:
         """Forget all."""
@@ -129,14 +115,10 @@ _LATER: Final = 60.0  # seconds after which an owner with too many contexts may 
 class LiveContexts:
     """All contexts of one run that are in memory and have not ended; and the shares of those that are ending."""
 
-    def __init__(self, states: StatesShared, budget: Budget, end: Callable[[ContextActor, str], object]) -> None:
-        self._states = states
-        self._limits = states.limits
+    def __init__(self, shared: ContextsShared, budget: Budget) -> None:
+        self._shared = shared
         self._budget = budget
         self.by_owner: dict[Owner, dict[str, ContextActor]] = {}  # the contexts of each owner, by id
-        # Whose they are, for who gives way.
-        self.shares: Shares[ContextActor] = Shares(owner_of=lambda actor: actor.share.key[0])
-        self.shared: ContextsShared = ContextsShared(states.limits, end, self.shares)
         self._by_share: dict[ShareKey, ContextShare] = {}  # by budget owner and agent
         self._count = 0
 
@@ -158,41 +140,33 @@ class LiveContexts:
         `stored` says how many each owner has that are not in memory. Raises TooMuch if the owner has too many, or all
         have and none gives way.
         """
-        limits, share = self._limits, self._by_share.get(key)
+        limits, share = self._shared.limits, self._by_share.get(key)
         # Of what a store kept of callers without a principal nobody knows the addresses.
         own = (0 if share is None else share.live) + (stored.get(owner, 0) if owner[0] else 0)
         if own >= limits.max_per_owner:
             raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
         if self._count + sum(stored.values()) < limits.max_contexts:
             return None
-        found = self.shares.make_room(key[0], "context")
+        found: ContextActor | None = self._shared.shares.make_room(key[0], "context")
         if found is None:
             security_event("flood_refused", what="context", owner=key[0], why="contexts")
             raise TooMuch("there are too many contexts", retry_after=_LATER)
         return found
 
-    def add(
-        self,
-        owner: Owner,
-        id: str,
-        state: dict[str, Any],
-        size: StateSize,
-        key: ShareKey,
-        ends: float,
-        created: float,
-        version: int = 0,
-        history: ToolHistory | None = None,
-    ) -> ContextActor:
-        """Add a context, to be found by its owner and id. Raises TooMuch if there is no memory for it."""
+    def add(self, kept: KeptContext, size: StateSize, key: ShareKey, ends: float) -> ContextActor:
+        """Add a context, which ends then on Trio's clock. Raises TooMuch if there is no memory for it."""
+        history = ToolHistory(kept.history) if kept.history else None
         memory = _EACH + memory_of(size) + (0 if history is None else history.held)
         share = self._share(key, memory)
-        contexts = self.by_owner.setdefault(owner, {})
-        owner = next((other.owner for other in contexts.values()), owner)  # one object for all of them
-        actor = ContextActor(owner, id, self._states, share, state, size, ends, created, version, history, self.shared)
+        contexts = self.by_owner.setdefault(kept.owner, {})
+        owner = next((other.owner for other in contexts.values()), kept.owner)  # one object for all of them
+        of = (owner, kept.id, self._shared, share, dict(kept.state), size, ends, kept.created, kept.version, history)
+        actor = ContextActor(*of)
+        actor.stamp = kept.stamp
         actor.hold(memory)
-        contexts[id] = actor
+        contexts[kept.id] = actor
         share.live += 1
-        self.shares.add(actor)
+        self._shared.shares.add(actor)
         self._count += 1
         return actor
 
@@ -217,7 +191,7 @@ class LiveContexts:
         self._count -= 1
         actor.share.live -= 1
         actor.share.ending += 1
-        self.shares.remove(actor)
+        self._shared.shares.remove(actor)
 
     def forget(self, actor: ContextActor) -> None:
         """Count an ending context no more: it is gone."""
@@ -287,16 +261,15 @@ class ContextTable:
         self._store = store
         self._bounds = StateBounds(limits.max_state, limits.max_depth, limits.max_members)
         self._saver = Saver(store, lambda context: self._elsewhere.renew(context))
-        self._states = StatesShared(limits, self._bounds, store, self._saver.save)
-        self._live = LiveContexts(self._states, budget, self._end)
-        self._shared = self._live.shared
+        self._shared = ContextsShared(limits, self._bounds, store, self._saver.save, self._end)
+        self._live = LiveContexts(self._shared, budget)
         self._unloaded = UnloadedContexts(store)
         end = partial(self._end, delete=False)
         self._elsewhere = SharedContexts(
             store, self._unloaded, self._bounds, self._saver.turn, self._live, end, self._live.find
         )
         self._ending: dict[ContextKey, ContextActor] = {}
-        self._ended = EndedIds(limits, self._shared.deadlines)
+        self._ended = EndedIds(limits)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ContextTable]:
@@ -450,12 +423,8 @@ class ContextTable:
         """Make an actor of what the store had."""
         if not self._unloaded.open:
             raise errors.draining()
-        state, size = dict(kept.state), size_of_stored(kept, self._bounds)
-        history = ToolHistory(kept.history) if kept.history else None
         ends = trio.current_time() + kept.ends - time.time()
-        share = share_of(kept.owner, None)
-        actor = self._live.add(kept.owner, kept.id, state, size, share, ends, kept.created, kept.version, history)
-        actor.stamp = kept.stamp
+        actor = self._live.add(kept, size_of_stored(kept, self._bounds), share_of(kept.owner, None), ends)
         actor.used()  # by whoever looks for it now, and perhaps before
         self._unloaded.count_out(kept.owner)
         self._saver.save(actor)  # the store learns that it is in use
@@ -485,7 +454,9 @@ class ContextTable:
             self._end(other, why)
         first, size = first_state(state, session, permissions, self._bounds)
         lifetime = self.limits.lifetime if ttl is None else min(ttl, self.limits.lifetime)
-        actor = self._live.add(owner, id, first, size, share, trio.current_time() + lifetime, time.time(), 0, None)
+        now = time.time()
+        new = KeptContext(owner, id, 0, first, (), now, now + lifetime, now + lifetime)
+        actor = self._live.add(new, size, share, trio.current_time() + lifetime)
         if self.durable:
             self._saver.save(actor)
         return actor
@@ -560,7 +531,7 @@ class ContextTable:
             ending=len(self._ending),
             gone=len(self._ended),
             bytes=self._live.bytes,
-            updates=self._states.updates,
-            replaced=self._states.replaced,
+            updates=self._shared.updates,
+            replaced=self._shared.replaced,
             writes=self._saver.writes,
         )
