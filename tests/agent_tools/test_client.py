@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trimcp import agent_tools
 from trimcp.agent_tools.client import connection as client
-from trimcp.agent_tools.client.wire import AgentTarget, Progressed, ProviderStream
+from trimcp.agent_tools.client.wire import AgentTarget, Begin, Progressed, Registered
 from trimcp.agent_tools.messages.messages import (
     AgentMessage,
     ContextCreate,
@@ -64,7 +64,7 @@ class FakeWire:
     def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[AgentMessage]]:
         raise NotImplementedError
 
-    def providing(self, offer: ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
+    async def provide(self, offer: ProvideTools, begin: Begin, registered: Registered) -> None:
         raise NotImplementedError
 
     async def wait_lost(self) -> None:

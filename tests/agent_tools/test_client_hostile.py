@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimcp.agent_tools.client.channel import ChannelWire, WireWatch, _PendingMessage
-from trimcp.agent_tools.client.wire import ProviderStream, answer_in, event_in, response_in
+from trimcp.agent_tools.client.wire import answer_in, event_in, response_in
 from trimcp.agent_tools.messages.errors import AgentToolsError
 from trimcp.agent_tools.messages.messages import (
     MESSAGES,
@@ -27,6 +27,8 @@ from trimcp.agent_tools.messages.messages import (
     ProvideTools,
     RegisterTool,
     RemoveTool,
+    ToolCancel,
+    ToolRequest,
     rules_of,
 )
 from trimcp.channel import Incoming, MessageChannel, Outgoing
@@ -123,17 +125,16 @@ def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any
         }
         watch = WireWatch(wire, "c")
         wire._watches["c"] = [watch]
-        stream = wire._stream = ProviderStream(wire._outbox)
+        asked: list[ToolRequest | ToolCancel] = []
+        wire._provided = lambda message, size: asked.append(message)
         await wire.read()
         assert wire.lost is not None
-        for asked in wire._asked.values():
-            assert asked.resolved.is_set()
+        for pending in wire._asked.values():
+            assert pending.resolved.is_set()
         with pytest.raises(ENDS):
             while True:
                 await watch.receive()
-        with pytest.raises(ENDS):
-            while True:
-                await stream.receive()
+        assert all(isinstance(each, ToolRequest | ToolCancel) for each in asked)
 
     trio.run(main)
 
@@ -150,9 +151,8 @@ def test_a_message_that_is_too_large_ends_the_connection() -> None:
 def test_what_is_posted_after_the_end_is_dropped() -> None:
     async def main() -> None:
         wire = ChannelWire(Said([]))
-        stream = ProviderStream(wire._outbox)
         await wire.read()
-        stream.out.post(Outgoing(b"{}", None))
+        wire._outbox.post(Outgoing(b"{}", None))
         assert len(wire._outbox) == 0
 
     trio.run(main)

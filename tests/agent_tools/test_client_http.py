@@ -363,4 +363,4 @@ async def test_tools_are_not_provided_over_http() -> None:
 
     async with opened_wire(AgentTarget(URL)) as wire:
         with pytest.raises(LocalError, match="ws://"):
-            wire.providing(ProvideTools(tools=[]))
+            await wire.provide(ProvideTools(tools=[]), lambda out: print, print)

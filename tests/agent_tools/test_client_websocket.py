@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ from trimcp.agent_tools.messages.messages import (
     ToolResponse,
     encode_message,
 )
-from trimcp.channel import Kind, Outgoing
+from trimcp.channel import Kind, Outgoing, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 
 
@@ -315,36 +315,40 @@ async def test_a_provider_gets_requests_and_answers_them(monkeypatch: pytest.Mon
             assert (asked["type"], asked["tools"]) == ("provide_tools", [{"name": "x"}])
             await peer.answer(asked, "tools_registered", tools=[{"name": "p.x"}])
 
-        nursery.start_soon(register)
-        async with wire.providing(ProvideTools(tools=[{"name": "x"}])) as stream:
-            assert stream.registered.tools == [{"name": "p.x"}]
-            with pytest.raises(LocalError, match="provides"):
-                async with wire.providing(ProvideTools(tools=[])):
-                    raise AssertionError
-            await peer.say({"type": "tool_request", "tool_name": "x", "request_id": "1", "arguments": {}})
-            await peer.say({"type": "tool_cancel", "request_id": "1"})
-            await peer.say({"type": "tool_request", "request_id": "bad"})
-            request, _ = await stream.receive()
-            assert isinstance(request, ToolRequest)
-            cancel, _ = await stream.receive()
-            assert isinstance(cancel, ToolCancel)
-            answer = encode_message(ToolResponse(request_id="1", status="success", result=1))
-            stream.out.post(Outgoing(answer, Kind.REPLY))
-            heard = [await peer.hear(), await peer.hear()]
-            assert {each["type"] for each in heard} == {"tool_response", "error"}
-            # More than it takes is refused, and the cancellation of what waits takes it out.
-            request_of = {"type": "tool_request", "tool_name": "x", "arguments": {}}
-            await peer.say(*({**request_of, "request_id": str(n)} for n in range(1_025)))
-            refused = await peer.hear()
-            assert (refused["request_id"], refused["error"]["code"]) == ("1024", "too_much")
-            await peer.say({"type": "tool_cancel", "request_id": "0"})
-            await wait_all_tasks_blocked()
-            request, _ = await stream.receive()
-            assert request.request_id == "1"
-            await peer.raw.stream.aclose()
-            await wait_all_tasks_blocked()
+        asked: list[ToolRequest | ToolCancel] = []
+        tools: list[dict[str, Any]] = []
+        sinks: list[Sink] = []
+
+        def begin(out: Sink) -> Callable[[ToolRequest | ToolCancel, int], None]:
+            sinks.append(out)
+            return lambda message, size: asked.append(message)
+
+        async def provide(offered: list[dict[str, Any]]) -> None:
+            await wire.provide(ProvideTools(tools=offered), begin, lambda answer: tools.extend(answer.tools))
+
+        async def provide_until_it_is_lost() -> None:
             with pytest.raises(ConnectionLost):
-                await stream.receive()
+                await provide([{"name": "x"}])
+
+        # Before anything is provided, whoever asks for a tool learns that there is none.
+        await peer.say({"type": "tool_request", "tool_name": "x", "request_id": "0", "arguments": {}})
+        refused = await peer.hear()
+        assert (refused["request_id"], refused["error"]["code"]) == ("0", "provider_gone")
+        nursery.start_soon(register)
+        nursery.start_soon(provide_until_it_is_lost)
+        await wait_all_tasks_blocked()
+        assert tools == [{"name": "p.x"}]
+        with pytest.raises(LocalError, match="provides"):
+            await provide([])
+        await peer.say({"type": "tool_request", "tool_name": "x", "request_id": "1", "arguments": {}})
+        await peer.say({"type": "tool_cancel", "request_id": "1"})
+        await peer.say({"type": "tool_request", "request_id": "bad"})
+        await wait_all_tasks_blocked()
+        assert [(type(each), each.request_id) for each in asked] == [(ToolRequest, "1"), (ToolCancel, "1")]
+        sinks[0].post(Outgoing(encode_message(ToolResponse(request_id="1", status="success", result=1)), Kind.REPLY))
+        heard = [await peer.hear(), await peer.hear()]
+        assert {each["type"] for each in heard} == {"tool_response", "error"}
+        await peer.raw.stream.aclose()
 
 
 async def test_a_service_that_asks_and_reads_nothing_is_read_no_more(

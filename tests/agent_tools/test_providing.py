@@ -20,7 +20,7 @@ from tests.peers.states import until
 from trimcp import agent_tools
 from trimcp.agent_tools.catalog.entries import Implemented
 from trimcp.agent_tools.client import supervised
-from trimcp.agent_tools.client.wire import AgentTarget, ProviderStream
+from trimcp.agent_tools.client.wire import AgentTarget, Begin, Registered
 from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
 from trimcp.channel import Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
@@ -220,18 +220,17 @@ async def test_a_refused_provider_is_told() -> None:
 # Against a stream that does what a test says
 
 
-class FakeStream(ProviderStream, Sink):
-    def __init__(self) -> None:
-        self.out: Any = self
-        self.registered = ToolsRegistered(tools=[{"name": "p.x", "status": "registered"}])
+class FakeStream(Sink):
+    def __init__(self, begin: Begin) -> None:
         self.posted: list[bytes] = []
-        self.say, self._heard = trio.open_memory_channel[ToolRequest | ToolCancel](100)
+        self.lost = trio.Event()
+        self._receive = begin(self)
 
     def post(self, outgoing: Outgoing) -> None:
         self.posted.append(outgoing.data)
 
-    async def receive(self) -> tuple[ToolRequest | ToolCancel, int]:
-        return await self._heard.receive(), 100
+    def say(self, message: ToolRequest | ToolCancel) -> None:
+        self._receive(message, 100)
 
     def answers(self) -> list[bytes]:
         answers, self.posted = self.posted, []
@@ -259,12 +258,14 @@ class FakeService:
             raise error
         yield self
 
-    @asynccontextmanager
-    async def providing(self, offer: ProvideTools) -> AsyncIterator[FakeStream]:
+    async def provide(self, offer: ProvideTools, begin: Begin, registered: Registered) -> None:
         self.offers.append(offer)
-        self.streams.append(FakeStream())
+        stream = FakeStream(begin)
+        self.streams.append(stream)
+        registered(ToolsRegistered(tools=[{"name": "p.x", "status": "registered"}]))
         self.changed.set()
-        yield self.streams[-1]
+        await stream.lost.wait()
+        raise ConnectionLost("the service has closed the connection")
 
     async def wait_for(self, connections: int) -> None:
         while len(self.streams) < connections:
@@ -289,19 +290,19 @@ async def test_calls_run_side_by_side_and_are_answered(fake: FakeService) -> Non
         await nursery.start(lambda task_status: agent_tools.provide("ws://x", provided.tools, task_status=task_status))
         (stream,) = fake.streams
         assert [tool["name"] for tool in fake.offers[0].tools] == ["add", "count", "wait", "fail", "crash"]
-        stream.say.send_nowait(request("wait", "1"))
+        stream.say(request("wait", "1"))
         await provided.began.wait()
-        stream.say.send_nowait(request("add", "2", a=1, b=2))
-        stream.say.send_nowait(request("add", "3", a=1))
-        stream.say.send_nowait(request("none", "4"))
-        stream.say.send_nowait(request("wait", "1"))
+        stream.say(request("add", "2", a=1, b=2))
+        stream.say(request("add", "3", a=1))
+        stream.say(request("none", "4"))
+        stream.say(request("wait", "1"))
         with trio.fail_after(PATIENCE):
             await until(lambda: len(stream.posted) >= 4)
         answers = b"".join(sorted(stream.answers()))
         for text in (b'"2","status":"success","result":3', b"invalid_arguments", b"unknown_tool", b"duplicate_request"):
             assert text in answers
-        stream.say.send_nowait(ToolCancel(request_id="none"))
-        stream.say.send_nowait(ToolCancel(request_id="1", reason="enough"))
+        stream.say(ToolCancel(request_id="none"))
+        stream.say(ToolCancel(request_id="1", reason="enough"))
         await provided.ended.wait()
         await wait_all_tasks_blocked()
         (answer,) = stream.answers()
@@ -318,7 +319,7 @@ async def test_more_calls_than_allowed_wait_and_then_are_refused(fake: FakeServi
         )
         (stream,) = fake.streams
         for id in range(6):
-            stream.say.send_nowait(request("wait", str(id)))
+            stream.say(request("wait", str(id)))
         await wait_all_tasks_blocked()
         refused = stream.answers()
         assert len(refused) == 2
@@ -332,9 +333,9 @@ async def test_calls_under_way_end_with_the_connection(fake: FakeService, autoju
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: agent_tools.provide("ws://x", provided.tools, task_status=task_status))
         (stream,) = fake.streams
-        stream.say.send_nowait(request("wait", "1"))
+        stream.say(request("wait", "1"))
         await provided.began.wait()
-        await stream.say.aclose()
+        stream.lost.set()
         await provided.ended.wait()
         assert provided.reasons == ["disconnected"]
         await fake.wait_for(2)
@@ -373,7 +374,7 @@ async def test_a_name_that_is_taken_is_awaited_only_after_a_connection(
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: agent_tools.provide("ws://x", [], task_status=task_status))
         fake.errors = [agent_tools.NameTaken("the old connection has it")]
-        await fake.streams[0].say.aclose()
+        fake.streams[0].lost.set()
         await fake.wait_for(2)
         nursery.cancel_scope.cancel()
     fake.errors = [agent_tools.NameTaken("somebody else has it")]
@@ -402,7 +403,7 @@ async def test_a_server_provides_its_tools_within_its_lifespan(fake: FakeService
     async with trio.open_nursery() as nursery:
         await nursery.start(lambda task_status: agent_tools.provide("ws://x", server, task_status=task_status))
         (stream,) = fake.streams
-        stream.say.send_nowait(request("state", "1"))
+        stream.say(request("state", "1"))
         await wait_all_tasks_blocked()
         assert b'"result":"state"' in stream.answers()[0]
         assert steps == ["begin"]

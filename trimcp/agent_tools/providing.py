@@ -20,18 +20,18 @@ from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import Implemented
 from trimcp.agent_tools.client.connection import MAX_ROUNDS, target_of
 from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, keep_open
-from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, ProviderStream
+from trimcp.agent_tools.client.wire import AgentTarget, AgentWire
 from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
-from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest
+from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
 from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.channel import Kind, Outgoing
+from trimcp.channel import Kind, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits
-from trimcp.session.session import Session
+from trimcp.session.push import Pushed
 from trimcp.store.contexts import MemoryContexts
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import one_line
@@ -123,12 +123,28 @@ class ToolProvision:
     _registered: bool = attrs.field(init=False, default=False)
 
     async def use(self, wire: AgentWire, begun: Callable[[], None]) -> None:
-        """Offer the tools over a connection, and serve it until it is lost."""
-        offer = ProvideTools(tools=[each.to_json() for each in self._run.catalog.manifests()])
-        async with wire.providing(offer) as stream:
+        """Offer the tools over a connection until it is lost, and cancel the calls that are then under way."""
+        calls: ProviderCalls | None = None
+        why = "the provider has stopped"
+
+        def begin(out: Sink) -> Callable[[ToolRequest | ToolCancel, int], None]:
+            nonlocal calls
+            calls = ProviderCalls(self._run, out)
+            return calls.receive
+
+        def registered(answer: ToolsRegistered) -> None:
             begun()
-            self._note(stream.registered.tools)
-            await self._serve(stream)
+            self._note(answer.tools)
+
+        offer = ProvideTools(tools=[each.to_json() for each in self._run.catalog.manifests()])
+        try:
+            await wire.provide(offer, begin, registered)
+        except ConnectionLost as error:
+            why = str(error)
+            raise
+        finally:
+            if calls is not None:
+                calls.end(why)
 
     def may_pass(self, error: McpError) -> bool:
         """Whether it may go better over the next connection."""
@@ -145,65 +161,43 @@ class ToolProvision:
             self._registered = True
             self._task_status.started(tools)
 
-    async def _serve(self, stream: ProviderStream) -> NoReturn:
-        """Run the calls that arrive until the connection is lost, and cancel those that are then under way."""
-        pushed = self._run.server.open(stream.out)
-        pushed.require_envelope()
-        calls = ProviderCalls(self._run, stream, pushed.session)
-        why = "the provider has stopped"
-        try:
-            while True:
-                message, size = await stream.receive()
-                if isinstance(message, ToolCancel):
-                    calls.cancel(message)
-                else:
-                    calls.begin(message, size)
-        except trio.EndOfChannel:
-            why = "the service has closed the connection"
-            raise ConnectionLost(why) from None
-        except ConnectionLost as error:
-            why = str(error)
-            raise
-        finally:
-            pushed.disconnect(why)
-
 
 @attrs.define(eq=False)
 class ProviderCalls:
     """The calls of one connection that are under way."""
 
     _run: AgentRun
-    _stream: ProviderStream
-    _session: Session
+    _out: Sink
+    _pushed: Pushed = attrs.field(init=False)
     _caller: AgentCaller = attrs.field(init=False, factory=AgentCaller)
 
-    def begin(self, request: ToolRequest, size: int) -> None:
-        """Start a call; one that cannot be started is answered."""
+    def __attrs_post_init__(self) -> None:
+        self._pushed = self._run.server.open(self._out)
+        self._pushed.require_envelope()
+
+    def receive(self, message: ToolRequest | ToolCancel, size: int) -> None:
+        """Start a call, or cancel one unless it is over; one that cannot be started is answered."""
+        run, session = self._run, self._pushed.session
+        if isinstance(message, ToolCancel):
+            call = run.call_of(self._caller, None, message.request_id, session)
+            if call is not None:
+                call.cancel(message.reason or "cancelled by the service")
+            return
         # Nobody at the service could answer a tool's questions.
-        request = evolved(request, context_id=None, statuses=None)
+        request = evolved(message, context_id=None, statuses=None)
+        translate = progress_of if request.progress is True else None
+        of = (request, self._caller, None, self._out, self._answered)
         try:
-            self._run.start_call(
-                request,
-                self._caller,
-                None,
-                self._stream.out,
-                self._answered,
-                session=self._session,
-                size=size,
-                translate=progress_of if request.progress is True else None,
-                transport="provider",
-            )
+            run.start_call(*of, session=session, size=size, translate=translate, transport="provider")
         except AgentToolsError as error:
             self._post(CallAnswer(error=error), request)
 
-    def cancel(self, message: ToolCancel) -> None:
-        """Cancel a call, unless it is over."""
-        call = self._run.call_of(self._caller, None, message.request_id, self._session)
-        if call is not None:
-            call.cancel(message.reason or "cancelled by the service")
+    def end(self, why: str) -> None:
+        """Cancel what is under way."""
+        self._pushed.disconnect(why)
 
     def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
         self._post(answer, call.request)
 
     def _post(self, answer: CallAnswer, request: ToolRequest) -> None:
-        self._stream.out.post(Outgoing(answer.encode(request), Kind.REPLY))
+        self._out.post(Outgoing(answer.encode(request), Kind.REPLY))

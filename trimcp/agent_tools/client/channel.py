@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Final
@@ -81,7 +81,8 @@ class ChannelWire:
     _outbox: Outbox = attrs.field(init=False, factory=lambda: Outbox(_OUTBOX_MESSAGES, _OUTBOX_BYTES))
     _asked: dict[str, _PendingMessage] = attrs.field(init=False, factory=dict)
     _watches: dict[str, list[WireWatch]] = attrs.field(init=False, factory=dict)
-    _stream: wire.ProviderStream | None = attrs.field(init=False, default=None)
+    # takes requests for the tools that are provided
+    _provided: Callable[[Any, int], object] | None = attrs.field(init=False, default=None)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
 
     # The AgentWire
@@ -132,19 +133,19 @@ class ChannelWire:
                     self.post(messages.ContextUnwatch(context_id=context_id))
             watch.end(trio.ClosedResourceError("the block of this watch was left"))
 
-    @asynccontextmanager
-    async def providing(self, offer: messages.ProvideTools) -> AsyncIterator[wire.ProviderStream]:
-        """See `AgentWire.providing`. The tools are withdrawn when the connection is closed."""
-        if self._stream is not None:
+    async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
+        """See `AgentWire.provide`. The tools are withdrawn when the connection is closed."""
+        if self._provided is not None:
             raise LocalError("this connection provides tools already")
-        stream = self._stream = wire.ProviderStream(self._outbox)
+        self._provided = begin(self._outbox)
         try:
-            registered = await self.ask(offer)
-            assert isinstance(registered, messages.ToolsRegistered)
-            stream.registered = registered
-            yield stream
+            answer = await self.ask(offer)
+            assert isinstance(answer, messages.ToolsRegistered)
+            registered(answer)
+            await self._ended.wait()
         finally:
-            stream.end(trio.ClosedResourceError("the block of this stream was left"))
+            self._provided = None
+        raise ConnectionLost(self.lost or "")
 
     async def wait_lost(self) -> None:
         """Wait until the connection is lost."""
@@ -176,11 +177,6 @@ class ChannelWire:
         """Send a message without an answer; never waits."""
         kind = Kind.REPLY if isinstance(message, messages.ToolResponse | messages.ErrorMessage) else Kind.NOTIFICATION
         self._outbox.post(Outgoing(messages.encode_message(message), kind))
-
-    def check(self) -> None:
-        """Raise if the connection is lost."""
-        if self.lost is not None:
-            raise ConnectionLost(self.lost)
 
     # Its tasks
 
@@ -219,8 +215,6 @@ class ChannelWire:
                 asked.resolve(None, ConnectionLost(why))
         for watch in [each for watches in self._watches.values() for each in watches]:
             watch.end(ConnectionLost(why))
-        if self._stream is not None:
-            self._stream.end(ConnectionLost(why))
 
     def _receive(self, value: Any, size: int) -> None:
         """Give a message to who waits for it.
@@ -266,7 +260,7 @@ class ChannelWire:
             watch.put(event, size)
 
     def _receive_request(self, value: dict[str, Any], size: int) -> None:
-        """Queue a request for the provider's tools; one that cannot be taken is answered."""
+        """Begin a request for the tools that are provided; one that cannot be read is answered."""
         try:
             message: Any = wire.event_in(value, messages.ToolRequest, messages.ToolCancel)
         except InvalidReply as error:
@@ -274,11 +268,11 @@ class ChannelWire:
             refused = errors.MalformedMessage(str(error)).body()
             self.post(messages.ErrorMessage(request_id=id if type(id) is str and id else None, error=refused))
             return
-        if self._stream is not None and self._stream.put(message, size):
-            return
-        if isinstance(message, messages.ToolRequest):
-            full = errors.TooMuch("too many requests wait for this provider").body()
-            self.post(messages.ToolResponse(request_id=message.request_id, status="error", error=full))
+        if self._provided is not None:
+            self._provided(message, size)
+        elif isinstance(message, messages.ToolRequest):
+            gone = errors.ProviderGone("nobody provides tools on this connection").body()
+            self.post(messages.ToolResponse(request_id=message.request_id, status="error", error=gone))
 
 
 @attrs.define(eq=False, repr=False)

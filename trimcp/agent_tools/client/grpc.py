@@ -106,9 +106,8 @@ class GrpcWire:
         except CallFailed as failure:
             raise self.error(failure) from failure
 
-    @asynccontextmanager
-    async def providing(self, offer: messages.ProvideTools) -> AsyncIterator[wire.ProviderStream]:
-        """See `AgentWire.providing`. The tools are withdrawn when the block is left."""
+    async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
+        """See `AgentWire.provide`. The tools are withdrawn when this ends."""
         async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
             try:
                 await call.begun()
@@ -116,8 +115,8 @@ class GrpcWire:
                 raise self.error(failure) from failure
             read, write = partial(_from_service, offer), partial(protobuf.tagged_frame, PB.FromProvider, both=False)
             channel = GrpcChannel(call, self._max_message, window=WINDOW, read=read, write=write)
-            async with channel, open_channel_wire(channel) as opened, opened.providing(offer) as stream:
-                yield stream
+            async with channel, open_channel_wire(channel) as opened:
+                await opened.provide(offer, begin, registered)
 
     async def wait_lost(self) -> None:
         """Wait until the connection is lost."""

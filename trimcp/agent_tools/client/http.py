@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
 import attrs
@@ -95,7 +95,7 @@ class HttpWire:
                 raise refused
             yield watched
 
-    def providing(self, offer: messages.ProvideTools) -> NoReturn:
+    async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
         """Raise: HTTP has no stream on which a service could ask."""
         raise LocalError("tools cannot be provided over HTTP; use a URL with ws:// or grpc://")
 

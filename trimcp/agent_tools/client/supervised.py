@@ -6,7 +6,7 @@ import logging
 import math
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from random import Random
 from typing import Final, NoReturn, TypeVar
 
@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.client.connection import MAX_ROUNDS, AgentConnection, OnInput, opened_wire, target_of
-from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, NotSent, Progressed, ProviderStream
+from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Begin, NotSent, Progressed, Registered
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
@@ -192,7 +192,7 @@ class SupervisedWire:
         async with (await self._connected()).watching(context_id) as events:
             yield events
 
-    def providing(self, offer: messages.ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
+    async def provide(self, offer: messages.ProvideTools, begin: Begin, registered: Registered) -> None:
         raise LocalError("tools are provided by provide(), which opens its connection again by itself")
 
     async def wait_lost(self) -> None:

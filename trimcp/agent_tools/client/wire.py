@@ -7,7 +7,6 @@ A wire sends messages and returns their answers as messages. Queues, contexts an
 from __future__ import annotations
 
 import ssl
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -18,9 +17,8 @@ import trio
 
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
-from trimcp.channel import CLIENT_MAX_MESSAGE
+from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
-from trimcp.session.queues import Outbox
 from trimcp.support.bounds import checked
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 
@@ -29,14 +27,21 @@ if TYPE_CHECKING:
 
     from trimcp.transports.http.client.exchanges import ClientAuth
 
-_REQUESTS: Final = 1_024  # tool requests and bytes of them that wait for a provider, before more are refused
-_REQUEST_BYTES: Final = 16 * 1024 * 1024
 
 SCHEMES: Final = ("http", "https", "http+unix", "ws", "wss", "ws+unix", "grpc", "grpcs")
 """Of the URL of a service."""
 
 Progressed: TypeAlias = Callable[[messages.ToolProgress], object]
 """Called with the progress of a call. It never waits."""
+
+
+Begin: TypeAlias = Callable[[Sink], Callable[[messages.ToolRequest | messages.ToolCancel, int], object]]
+"""Gets what takes `tool_response` and `tool_progress` messages, as JSON text; after the end they are dropped.
+
+It returns what is called with each request of the service, and its bytes; that never waits."""
+
+Registered: TypeAlias = Callable[[messages.ToolsRegistered], object]
+"""Called with what the service made of an offer. It never waits."""
 
 
 class NotSent(ConnectionLost):
@@ -78,72 +83,16 @@ class AgentWire(Protocol):
         """
         ...
 
-    def providing(self, offer: messages.ProvideTools) -> AbstractAsyncContextManager[ProviderStream]:
-        """Offer tools and yield the stream on which they are called.
+    async def provide(self, offer: messages.ProvideTools, begin: Begin, registered: Registered) -> None:
+        """Offer tools, and have them called until the connection is lost, which is then raised.
 
-        They are withdrawn when the connection is closed at the latest: a wire that provides is left with its stream.
+        They are withdrawn when the connection is closed at the latest: a wire that provides is left when this ends.
         """
         ...
 
     async def wait_lost(self) -> None:
         """Wait until the connection is lost; for ever if each request has a connection of its own."""
         ...
-
-
-@attrs.define(eq=False, repr=False)
-class ProviderStream:
-    """The stream on which a provider's tools are called. One task receives.
-
-    Requests beyond 1,024 that wait, or 16 MiB of them, are refused.
-    """
-
-    # takes `tool_response` and `tool_progress` messages, as JSON text; they are dropped once the stream has ended
-    out: Outbox
-    registered: messages.ToolsRegistered = attrs.field(init=False)  # what the service made of the offer
-    _requests: deque[tuple[messages.ToolRequest | messages.ToolCancel, int]] = attrs.field(init=False, factory=deque)
-    _bytes: int = attrs.field(init=False, default=0)
-    _end: Exception | None = attrs.field(init=False, default=None)
-    _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-
-    def put(self, message: messages.ToolRequest | messages.ToolCancel, size: int) -> bool:
-        """Queue a message; return False if there are too many. A cancellation of a waiting request drops that."""
-        if self._end is not None:
-            return False
-        if isinstance(message, messages.ToolCancel):
-            for waiting in self._requests:
-                if isinstance(waiting[0], messages.ToolRequest) and waiting[0].request_id == message.request_id:
-                    self._requests.remove(waiting)
-                    self._bytes -= waiting[1]
-                    return True
-        elif len(self._requests) >= _REQUESTS or self._bytes >= _REQUEST_BYTES:
-            return False
-        self._requests.append((message, size))
-        self._bytes += size
-        self._reader.unpark_all()
-        return True
-
-    def end(self, error: Exception) -> None:
-        """Let the reader have this error next: what waits cannot be answered any more."""
-        if self._end is None:
-            self._end = error
-            self._requests.clear()
-            self._reader.unpark_all()
-
-    async def receive(self) -> tuple[messages.ToolRequest | messages.ToolCancel, int]:
-        """Wait for the next message; return it and its bytes.
-
-        Raises ConnectionLost if the service has closed the stream, or the connection broke.
-        """
-        await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._requests:
-            if self._end is not None:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                raise self._end
-            await self._reader.park()
-        message, size = self._requests.popleft()
-        self._bytes -= size
-        await trio.lowlevel.cancel_shielded_checkpoint()
-        return message, size
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:
