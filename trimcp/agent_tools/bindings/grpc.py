@@ -24,9 +24,8 @@ from trimcp.agent_tools.bindings.exchanges import AgentExchange, AgentPort, refu
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import shown
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.messages import messages, protobuf
+from trimcp.agent_tools.messages import errors, messages, protobuf
 from trimcp.agent_tools.messages.answers import CallAnswer
-from trimcp.agent_tools.messages.errors import ENDS, AgentToolsError, MalformedMessage, ToolFailed
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import Outgoing
 from trimcp.framing import grpc
@@ -70,7 +69,7 @@ class AgentRpc:
             return error_response(port.too_much(head))
         try:
             caller = port.caller(head)
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             return error_response(error)
         if port.shared.judged_by_head:
             head.again = partial(_again, port, method, caller)
@@ -89,7 +88,7 @@ class AgentRpc:
             return self.refused(found)
         try:
             caller = self.port.caller(head)
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             return error_response(error)
         found = attrs.evolve(found, serve=partial(self.port.serve, head, caller))
         read = partial(protobuf.tagged_in, protobuf.PB.FromProvider)
@@ -138,7 +137,7 @@ class RpcExchange(AgentExchange):
                 self._both = protobuf.wants_both(message)
                 self.deadline: float = trio.current_time() + timeout
                 self.work(partial(self._convert_and_receive, len(payload)))
-        except AgentToolsError as error:
+        except errors.AgentToolsError as error:
             self.fail(error)
 
     async def _convert_and_receive(self, size: int) -> None:
@@ -192,7 +191,7 @@ class RpcExchange(AgentExchange):
     def end(self) -> None:
         """End what a task answers, because the port is closed or the caller's token has expired."""
         if isinstance(self._stream, MessageStream):
-            self._stream.trailers = grpc.status_trailers(grpc.GrpcStatus.UNAVAILABLE, ENDS)
+            self._stream.trailers = grpc.status_trailers(grpc.GrpcStatus.UNAVAILABLE, errors.ENDS)
         super().end()
 
     # From messages to values
@@ -239,13 +238,10 @@ class RpcExchange(AgentExchange):
                 return
             value = protobuf.at_once(protobuf.write_any(_loads(result), protobuf.MemberCount())) if self._both else None
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
-        elif isinstance(error, ToolFailed):
+        elif isinstance(error, errors.ToolFailed):
             members = {"request_id": request.request_id, "status": answer.status(extended=True), "error": error.body()}
-            self._respond(
-                protobuf.at_once(
-                    protobuf.fill(protobuf.PB.ToolResponse(), members, both=self._both)
-                ).SerializeToString()
-            )
+            response = protobuf.at_once(protobuf.fill(protobuf.PB.ToolResponse(), members, both=self._both))
+            self._respond(response.SerializeToString())
         else:
             self.fail(error)
 
@@ -273,7 +269,7 @@ class RpcExchange(AgentExchange):
         elif reply is not None:
             reply.send(HttpResponse(200, grpc.GRPC_HEADERS, grpc.message_frame(payload), grpc.OK_TRAILERS))
 
-    def fail(self, error: AgentToolsError) -> None:
+    def fail(self, error: errors.AgentToolsError) -> None:
         """Respond with an error, as the status of the call."""
         reply, self._reply = self._reply, None
         if isinstance(self._stream, MessageStream):
@@ -285,7 +281,7 @@ class RpcExchange(AgentExchange):
 
 def _object(value: Any, name: str) -> dict[str, Any]:
     if type(value) is not dict:
-        raise MalformedMessage(f"tool_request: `{name}` must be an object")
+        raise errors.MalformedMessage(f"tool_request: `{name}` must be an object")
     return value
 
 
@@ -328,7 +324,7 @@ class MessageStream(EventStream):
 # Errors
 
 
-def error_trailers(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
+def error_trailers(error: errors.AgentToolsError) -> tuple[tuple[str, str], ...]:
     """Return the trailers of a call that ends with an error: its status, and its JSON text, if need be without data."""
     body = error.body()
     text = base64.b64encode(encode(body)).rstrip(b"=")
@@ -338,6 +334,6 @@ def error_trailers(error: AgentToolsError) -> tuple[tuple[str, str], ...]:
     return (*grpc.status_trailers(status, error.message), (protobuf.ERROR_TRAILER, text.decode("ascii")))
 
 
-def error_response(error: AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
+def error_response(error: errors.AgentToolsError, *headers: tuple[str, str]) -> HttpResponse:
     """Return the answer to a call that consists of an error."""
     return HttpResponse(200, (*grpc.GRPC_HEADERS, *headers, *error_trailers(error)))

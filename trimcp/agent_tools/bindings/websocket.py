@@ -187,7 +187,7 @@ class AgentStream:
     _unsaved: deque[tuple[Later, int]] = attrs.field(init=False, factory=deque)
     _unsaved_bytes: int = attrs.field(init=False, default=0)
     _held: bool = attrs.field(init=False, default=False)  # whether the next message waits for them
-    _beside: int = attrs.field(init=False, default=0)
+    _beside: set[Later] = attrs.field(init=False, factory=set)  # registrations that wait for approval
     _provider: StreamProvider | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
@@ -343,13 +343,13 @@ class AgentStream:
         elif meanwhile == "everything":
             start_soon(self._answer, later)
         elif meanwhile == "approvals":
-            if self._beside >= _MAX_BESIDE:
+            if len(self._beside) >= _MAX_BESIDE:
                 raise errors.TooMuch(f"{_MAX_BESIDE} registrations of this connection wait for approval")
-            self._beside += 1
-            start_soon(self._answer_beside, later)
+            self._beside.add(later)
+            start_soon(self._answer, later, partial(self._beside.discard, later))
         else:
             self._busy = True
-            start_soon(self._answer_in_turn, later)
+            start_soon(self._answer, later, self._go_on)
 
     async def _answer_unsaved(self) -> None:
         """Answer updates in their order, each once the store has it. Then what waits for them goes on."""
@@ -362,29 +362,19 @@ class AgentStream:
             self._held = False
             self._go_on()
 
-    async def _answer_in_turn(self, later: Later) -> None:
-        try:
-            await self._answer(later)
-        finally:
-            self._go_on()
-
     def _go_on(self) -> None:
         self._busy = False
         self.session.readers.unpark_all()
 
-    async def _answer_beside(self, later: Later) -> None:
-        try:
-            await self._answer(later)
-        finally:
-            self._beside -= 1
-
-    async def _answer(self, later: Later) -> None:
+    async def _answer(self, later: Later, then: Callable[[], object] = lambda: None) -> None:
         try:
             answer = await later.answer()
             if answer is not None:
                 self._reply(answer)
         except Exception as error:  # a handler's, or ours: this message's answer
             self._fail(said_of(later.message), error)
+        finally:
+            then()
 
     # Answers
 

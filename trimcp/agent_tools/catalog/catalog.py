@@ -207,8 +207,7 @@ class Catalog:
             if isinstance(error, errors.AgentToolsError):
                 said = raw.get("name") if isinstance(raw, Mapping) else None
                 name = said if isinstance(said, str) else None
-                security_event("registration_refused", **_facts(name, caller, why=error.message))
-                self._note("tools/register", "refused", name, caller, detail=error.message)
+                self._tell("registration_refused", "tools/register", "refused", name, caller, error.message)
             raise
         finally:
             turns.close()
@@ -261,8 +260,7 @@ class Catalog:
                 pending = each.place.offered is not each
                 if pending:
                     facts = {"version": manifest.version, "hash": manifest.hash}
-                    security_event("tool_registered", **_facts(manifest.name, caller, status="pending", **facts))
-                    self._note("tools/register", "pending", manifest.name, caller, **facts)
+                    self._tell("tool_registered", "tools/register", "pending", manifest.name, caller, **facts)
                 registered[each] = Registered(manifest, "pending" if pending else "registered")
         return registered
 
@@ -310,8 +308,7 @@ class Catalog:
             raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
         if family is None or (caller is not None and caller.owner != family.owner):
             why = "it is the server's own" if family is None else "somebody else registered it"
-            security_event("registration_refused", **_facts(name, caller, why=f"it is not removed: {why}"))
-            self._note("tools/remove", "refused", name, caller, version=version, detail=why)
+            self._tell("registration_refused", "tools/remove", "refused", name, caller, why, version=version)
             raise errors.NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
         places = family.places if version is None else list(filter(None, (family.find(version),)))
         if not places:
@@ -319,8 +316,7 @@ class Catalog:
         for place in places:
             place.offered = place.waiting = None
         self._table.tidy(family)
-        security_event("tool_removed", **_facts(name, caller, version=version))
-        self._note("tools/remove", "ok", name, caller, version=version)
+        self._tell("tool_removed", "tools/remove", "ok", name, caller, version=version)
 
     def withdraw(self, by: Provider) -> None:
         """Stop offering everything that a provider brought; its registrations under way fail.
@@ -347,17 +343,21 @@ class Catalog:
         self._table.arrange(place.family)
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
-        security_event("tool_registered", **_facts(manifest.name, candidate.caller, **facts))
-        self._note("tools/register", "ok", manifest.name, candidate.caller, **facts)
+        self._tell("tool_registered", "tools/register", "ok", manifest.name, candidate.caller, **facts)
 
-    def _note(self, method: str, outcome: str, name: str | None, caller: AgentCaller | None, **more: Any) -> None:
-        audit = self.server.audit
-        if audit is not None:
-            who = _facts(name, caller, **more)
-            audit.note(method, outcome, target=who.pop("tool"), address=who.pop("peer", None), **who)
-
-
-def _facts(name: str | None, caller: AgentCaller | None, **more: Any) -> dict[str, Any]:
-    """Return what a security event says of a tool."""
-    who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent, "peer": caller.address}
-    return {"tool": name, **who, **more}
+    def _tell(
+        self,
+        event: str,
+        method: str,
+        outcome: str,
+        name: str | None,
+        caller: AgentCaller | None,
+        why: str | None = None,
+        **facts: Any,
+    ) -> None:
+        """Note in the security log, and in the audit if there is one, what became of a tool."""
+        who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent}
+        address, status = None if caller is None else caller.address, "pending" if outcome == "pending" else None
+        security_event(event, tool=name, **who, peer=address, why=why, status=status, **facts)
+        if (audit := self.server.audit) is not None:
+            audit.note(method, outcome, target=name, **who, address=address, detail=why, **facts)

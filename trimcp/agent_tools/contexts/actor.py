@@ -18,10 +18,9 @@ import attrs
 import trio
 
 from trimcp.agent_tools.contexts.merging import StateSize
-from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, StoredState
+from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, StoredState, refuse_server_members
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
-from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.store.contexts import KeptContext
@@ -344,15 +343,13 @@ class ActorContext:
         try:
             copy: dict[str, Any] = _copied(dict(updates))
         except Unencodable as error:
-            raise MalformedMessage(str(error)) from None
-        for name in SERVER_MEMBERS[1:]:
-            if name in copy:
-                raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})
+            raise errors.MalformedMessage(str(error)) from None
+        refuse_server_members(copy, SERVER_MEMBERS[1:])
         permissions = copy.get(SERVER_MEMBERS[0])
         if permissions is not None and not (
             isinstance(permissions, list) and all(isinstance(each, str) for each in permissions)
         ):
-            raise MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
+            raise errors.MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
         return (await self._actor.update(copy, version, of_server=True)).version
 
     @asynccontextmanager

@@ -21,7 +21,6 @@ from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, StateBounds, State
 from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer
-from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.budget import MemoryAccount, owner_of
 from trimcp.session.agent_context import ContextEvent
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
@@ -101,11 +100,11 @@ class ContextLimits:
     cleanup: float = 5.0
 
 
-def refuse_server_members(updates: Mapping[str, Any]) -> None:
-    """Raise MalformedMessage if an agent's update writes a member of `SERVER_MEMBERS`."""
-    for name in SERVER_MEMBERS:
+def refuse_server_members(updates: Mapping[str, Any], members: Sequence[str] = SERVER_MEMBERS) -> None:
+    """Raise MalformedMessage if an update writes one of these members."""
+    for name in members:
         if name in updates:
-            raise MalformedMessage(f"`{name}` is written by the service alone", {"member": name})
+            raise errors.MalformedMessage(f"`{name}` is written by the service alone", {"member": name})
 
 
 OF_MEMBER: Final = 100

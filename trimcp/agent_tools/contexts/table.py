@@ -32,7 +32,6 @@ from trimcp.agent_tools.contexts.state import (
     share_of,
 )
 from trimcp.agent_tools.messages import errors
-from trimcp.agent_tools.messages.errors import MalformedMessage, TooMuch
 from trimcp.budget import Budget
 from trimcp.security import security_event
 from trimcp.session.agent_context import ContextEvent
@@ -62,11 +61,11 @@ def is_id(id: str) -> bool:
 
 
 def checked_id(id: str, *, new: bool = False) -> str:
-    """Return an id that an agent chose. Raises MalformedMessage, for a `new` one also if only we give it out."""
+    """Return an id that an agent chose. Raises errors.MalformedMessage, for a `new` one also if only we give it out."""
     if not is_id(id):
-        raise MalformedMessage(f"a context's id is 1 to {_LONGEST} printable characters")
+        raise errors.MalformedMessage(f"a context's id is 1 to {_LONGEST} printable characters")
     if new and is_minted(id):
-        raise MalformedMessage(f"ids that begin with {_MINTED} are given by the service")
+        raise errors.MalformedMessage(f"ids that begin with {_MINTED} are given by the service")
     return id
 
 
@@ -144,13 +143,13 @@ class LiveContexts:
         # Of what a store kept of callers without a principal nobody knows the addresses.
         own = (0 if share is None else share.live) + (stored.get(owner, 0) if owner[0] else 0)
         if own >= limits.max_per_owner:
-            raise TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
+            raise errors.TooMuch(f"you may have {limits.max_per_owner:,} contexts", retry_after=_LATER)
         if self._count + sum(stored.values()) < limits.max_contexts:
             return None
         found: ContextActor | None = self._shared.shares.make_room(key[0], "context")
         if found is None:
             security_event("flood_refused", what="context", owner=key[0], why="contexts")
-            raise TooMuch("there are too many contexts", retry_after=_LATER)
+            raise errors.TooMuch("there are too many contexts", retry_after=_LATER)
         return found
 
     def add(self, kept: KeptContext, size: StateSize, key: ShareKey, ends: float) -> ContextActor:
@@ -177,7 +176,7 @@ class LiveContexts:
             holding.refuse("context")
             if share is None:
                 holding.close()
-            raise TooMuch("the server has no memory for another context", retry_after=_LATER)
+            raise errors.TooMuch("the server has no memory for another context", retry_after=_LATER)
         if share is None:
             share = self._by_share[key] = ContextShare(key, holding)
         return share

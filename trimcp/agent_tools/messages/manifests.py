@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -73,9 +74,7 @@ class Manifest:
     version: str = "1"
     implementation: str | None = None
     callback: str | None = attrs.field(default=None, repr=False)
-    _validator: Validator | None = attrs.field(default=None, repr=False, alias="validator")
-    _hash: str | None = attrs.field(init=False, default=None, repr=False)
-    _memory: int | None = attrs.field(init=False, default=None, repr=False)
+    _compiled: Validator | None = attrs.field(default=None, repr=False, alias="compiled")
 
     @classmethod
     def parse(cls, raw: Any, bounds: ManifestBounds | None = None, *, strict: bool = False) -> Manifest:
@@ -95,29 +94,20 @@ class Manifest:
             raise UnfitManifest(f"the manifest cannot be registered: {problems[0]}", {"problems": problems})
         return cls(**found)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """The SHA-256 of all that it says, as hexadecimal digits: equal manifests have equal ones."""
-        if self._hash is None:
-            object.__setattr__(self, "_hash", hashlib.sha256(_canonical(self.facts())).hexdigest())
-        assert self._hash is not None
-        return self._hash
+        return hashlib.sha256(_canonical(self.facts())).hexdigest()
 
-    @property
+    @cached_property
     def memory(self) -> int:
         """About how many bytes it takes in a server at most: itself, compiled, and in lists of tools."""
-        if self._memory is None:
-            object.__setattr__(self, "_memory", _PER_BYTE * len(_canonical(self.facts())) + self.validator.memory)
-        assert self._memory is not None
-        return self._memory
+        return _PER_BYTE * len(_canonical(self.facts())) + self.validator.memory
 
-    @property
+    @cached_property
     def validator(self) -> Validator:
         """The schema of its arguments, compiled with the bounds for schemas of peers. Raises SchemaError."""
-        if self._validator is None:
-            object.__setattr__(self, "_validator", peer_validator(dict(self.parameters)))
-        assert self._validator is not None
-        return self._validator
+        return self._compiled or peer_validator(dict(self.parameters))
 
     def named(self, name: str) -> Manifest:
         """Return this manifest under another name."""
@@ -194,7 +184,7 @@ def _read(raw: Any, bounds: ManifestBounds, problems: list[str], strict: bool) -
     if problem is None:
         found["parameters"] = schema
         try:
-            found["validator"] = peer_validator(schema)
+            found["compiled"] = peer_validator(schema)
         except SchemaError as error:
             problem = f"parameters: {error}"
     if problem is not None:
