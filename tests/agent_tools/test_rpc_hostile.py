@@ -314,8 +314,8 @@ def test_messages_that_arrive_together_are_converted_in_turns_together() -> None
     response = PB.FromProvider()
     response.tool_response.request_id = "r"
     response.tool_response.result.list_value.extend([None] * 400)
-    assert stops_of(protobuf.tagged_steps(PB.FromProvider, [response.SerializeToString()] * 128)) >= 90
-    assert stops_of(protobuf.tagged_steps(PB.FromProvider, [PB.FromProvider().SerializeToString()] * 128)) >= 1
+    assert stops_of(protobuf.tagged_steps(protobuf.PB.FromProvider, [response.SerializeToString()] * 128)) >= 90
+    assert stops_of(protobuf.tagged_steps(protobuf.PB.FromProvider, [PB.FromProvider().SerializeToString()] * 128)) >= 1
 
 
 def test_the_members_of_all_values_of_a_message_are_bounded() -> None:
@@ -332,7 +332,7 @@ async def test_the_bound_is_of_each_message() -> None:
     response = PB.FromProvider()
     response.tool_response.result.list_value.extend([None] * 150_000)
     payload = response.SerializeToString()
-    found = protobuf.at_once(protobuf.tagged_steps(PB.FromProvider, [payload, payload]))
+    found = protobuf.at_once(protobuf.tagged_steps(protobuf.PB.FromProvider, [payload, payload]))
     assert [each["type"] for each in found] == ["tool_response"] * 2
 
 

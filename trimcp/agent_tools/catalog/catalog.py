@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import attrs
 
@@ -51,6 +51,9 @@ class Registered:
         manifest = self.manifest
         return {"name": manifest.name, "version": manifest.version, "hash": manifest.hash, "status": self.status}
 
+
+_REFUSED: Final = "registration_refused"
+_EVENTS: Final = {"tools/register": "tool_registered", "tools/remove": "tool_removed"}
 
 _Prepared: TypeAlias = tuple[Manifest, Manifest, ToolEntry | None]
 
@@ -207,7 +210,7 @@ class Catalog:
             if isinstance(error, errors.AgentToolsError):
                 said = raw.get("name") if isinstance(raw, Mapping) else None
                 name = said if isinstance(said, str) else None
-                self._tell("registration_refused", "tools/register", "refused", name, caller, error.message)
+                _tell(self.server, "tools/register", "refused", name, caller, error.message)
             raise
         finally:
             turns.close()
@@ -260,7 +263,7 @@ class Catalog:
                 pending = each.place.offered is not each
                 if pending:
                     facts = {"version": manifest.version, "hash": manifest.hash}
-                    self._tell("tool_registered", "tools/register", "pending", manifest.name, caller, **facts)
+                    _tell(self.server, "tools/register", "pending", manifest.name, caller, **facts)
                 registered[each] = Registered(manifest, "pending" if pending else "registered")
         return registered
 
@@ -308,7 +311,7 @@ class Catalog:
             raise errors.UnknownTool(f"there is no tool named {harmless(name, 100)}")
         if family is None or (caller is not None and caller.owner != family.owner):
             why = "it is the server's own" if family is None else "somebody else registered it"
-            self._tell("registration_refused", "tools/remove", "refused", name, caller, why, version=version)
+            _tell(self.server, "tools/remove", "refused", name, caller, why, version=version)
             raise errors.NotAllowed(f"{harmless(name, 100)} is not removed: {why}")
         places = family.places if version is None else list(filter(None, (family.find(version),)))
         if not places:
@@ -316,7 +319,7 @@ class Catalog:
         for place in places:
             place.offered = place.waiting = None
         self._table.tidy(family)
-        self._tell("tool_removed", "tools/remove", "ok", name, caller, version=version)
+        _tell(self.server, "tools/remove", "ok", name, caller, version=version)
 
     def withdraw(self, by: Provider) -> None:
         """Stop offering everything that a provider brought; its registrations under way fail.
@@ -343,21 +346,22 @@ class Catalog:
         self._table.arrange(place.family)
         by = None if candidate.by is None else candidate.by.name
         facts = {"version": manifest.version, "hash": manifest.hash, "provider": by}
-        self._tell("tool_registered", "tools/register", "ok", manifest.name, candidate.caller, **facts)
+        _tell(self.server, "tools/register", "ok", manifest.name, candidate.caller, **facts)
 
-    def _tell(
-        self,
-        event: str,
-        method: str,
-        outcome: str,
-        name: str | None,
-        caller: AgentCaller | None,
-        why: str | None = None,
-        **facts: Any,
-    ) -> None:
-        """Note in the security log, and in the audit if there is one, what became of a tool."""
-        who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent}
-        address, status = None if caller is None else caller.address, "pending" if outcome == "pending" else None
-        security_event(event, tool=name, **who, peer=address, why=why, status=status, **facts)
-        if (audit := self.server.audit) is not None:
-            audit.note(method, outcome, target=name, **who, address=address, detail=why, **facts)
+
+def _tell(
+    server: Offering,
+    method: str,
+    outcome: str,
+    name: str | None,
+    caller: AgentCaller | None,
+    why: str | None = None,
+    **facts: Any,
+) -> None:
+    """Note in the security log, and in the audit if there is one, what became of a tool."""
+    event = _REFUSED if outcome == "refused" else _EVENTS[method]
+    who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent}
+    address, status = None if caller is None else caller.address, "pending" if outcome == "pending" else None
+    security_event(event, tool=name, **who, peer=address, why=why, status=status, **facts)
+    if (audit := server.audit) is not None:
+        audit.note(method, outcome, target=name, **who, address=address, detail=why, **facts)
