@@ -59,6 +59,8 @@ _NAMES = {
     "trimcp.store.events_sqlite": "SqliteEvents",
     "trimcp.store.events": "EventStore MemoryEvents",
     "trimcp.store.shared": "SharedStore",
+    "trimcp.store.redis.connection": "RedisLimits",
+    "trimcp.store.redis.shared": "RedisStore",
     "trimcp.store.shared_sqlite": "SqliteStore",
     "trimcp.store.tasks": "TaskStore",
     "trimcp.store.tasks_sqlite": "SqliteTasks",

@@ -86,6 +86,8 @@ from trimcp.session.listening import ToolsChanged as ToolsChanged
 from trimcp.store.events import EventStore as EventStore
 from trimcp.store.events import MemoryEvents as MemoryEvents
 from trimcp.store.events_sqlite import SqliteEvents as SqliteEvents
+from trimcp.store.redis.connection import RedisLimits as RedisLimits
+from trimcp.store.redis.shared import RedisStore as RedisStore
 from trimcp.store.shared import SharedStore as SharedStore
 from trimcp.store.shared_sqlite import SqliteStore as SqliteStore
 from trimcp.store.tasks import TaskStore as TaskStore
@@ -179,6 +181,8 @@ __all__ = [
     "PromptsChanged",
     "Quota",
     "REVISIONS",
+    "RedisLimits",
+    "RedisStore",
     "Refused",
     "RemoteError",
     "ResourceLink",

@@ -155,7 +155,7 @@ async def serve_http(
         sockets: listening sockets to use instead, as passed by a service manager.
         auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`. The same as in `settings`.
-        store: where processes share their sessions: `trimcp.SqliteStore(path)` or "sqlite:///path". The same as in
+        store: where processes share their sessions: "sqlite:///path", "redis://host" or a store. The same as in
             `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: bounds on what one client may use, and timeouts.
@@ -441,7 +441,7 @@ def asgi_app(
         server: a server or a running server.
         auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`. The same as in `settings`.
-        store: where processes share their sessions: `trimcp.SqliteStore(path)` or "sqlite:///path". The same as in
+        store: where processes share their sessions: "sqlite:///path", "redis://host" or a store. The same as in
             `settings`.
         settings: paths, identity, origins, streams and sessions.
         limits: how large and slow requests may be.

@@ -12,7 +12,7 @@ from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages.errors import AgentToolsError, VersionConflict
 from trimcp.budget import Budget
-from trimcp.store.urls import contexts_at
+from trimcp.store.naming import contexts_of
 
 OWNER = ("ada", "agent-a")
 
@@ -49,7 +49,7 @@ async def do(table: ContextTable, line: dict[str, Any]) -> Any:
 
 
 async def main() -> None:
-    table = ContextTable(ContextLimits(), contexts_at(sys.argv[1]), Budget())
+    table = ContextTable(ContextLimits(), contexts_of(sys.argv[1]), Budget())
     async with table.running():
         while line := await trio.to_thread.run_sync(sys.stdin.readline):
             try:

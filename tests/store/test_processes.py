@@ -20,8 +20,8 @@ from tests.programs import require
 from tests.store.process import count
 from tests.store.redis_server import redis_server
 from trimcp.store.contexts_sqlite import SqliteContexts
+from trimcp.store.naming import contexts_of
 from trimcp.store.peers import FilePeers
-from trimcp.store.urls import contexts_at
 from trimcp.support.files import UnusableFile
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 async def test_what_one_was_answered_the_other_knows(url: str) -> None:
-    async with open_table(contexts_at(url)) as table, another(url) as other:
+    async with open_table(contexts_of(url)) as table, another(url) as other:
         assert await other.do(create="ctx-001") == 0
         actor = await table.find(ADA, "ctx-001")
         for number in range(60):
@@ -96,7 +96,7 @@ async def test_what_one_was_answered_the_other_knows(url: str) -> None:
 
 
 async def test_three_that_count_lose_nothing(url: str) -> None:
-    async with open_table(contexts_at(url)) as table, another(url) as first, another(url) as second:
+    async with open_table(contexts_of(url)) as table, another(url) as first, another(url) as second:
         await table.create(ADA, "ctx-001")
         for other in (first, second):
             await other.do(read="ctx-001")  # it has begun
@@ -115,7 +115,7 @@ async def test_three_that_count_lose_nothing(url: str) -> None:
         assert actor.version == 150
         assert {name: actor.snapshot()[name] for name in "nabc"} == {"n": 150, "a": 50, "b": 50, "c": 50}
         assert all(isinstance(each, int) for each in conflicts)
-    store = contexts_at(url)
+    store = contexts_of(url)
     async with store.opened():
         row = await store.load(ADA, "ctx-001")
     assert row is not None

@@ -22,10 +22,10 @@ from trimcp.budget import Budget
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.store.contexts import Owner
 from trimcp.store.contexts_sqlite import SqliteContexts
+from trimcp.store.naming import contexts_of
 from trimcp.store.redis.connection import RedisLimits
 from trimcp.store.redis.contexts import RedisContexts
 from trimcp.store.redis.resp import RedisRefusal
-from trimcp.store.urls import contexts_at
 
 pytestmark = pytest.mark.needs("redis-server")
 
@@ -256,14 +256,14 @@ def table_over(store: RedisContexts) -> AbstractAsyncContextManager[ContextTable
 
 
 def test_urls_name_stores(tmp_path: Path) -> None:
-    store = contexts_at(f"sqlite://{tmp_path}/a%20b.db")
+    store = contexts_of(f"sqlite://{tmp_path}/a%20b.db")
     assert isinstance(store, SqliteContexts)
     assert store.path == tmp_path / "a b.db"
-    assert isinstance(contexts_at("redis://host"), RedisContexts)
-    assert "secret" not in repr(contexts_at("redis://:secret@host"))
+    assert isinstance(contexts_of("redis://host"), RedisContexts)
+    assert "secret" not in repr(contexts_of("redis://:secret@host"))
     for wrong in ("contexts.db", "sqlite://", "http://host", "redis:host"):
         with pytest.raises(LocalError):
-            contexts_at(wrong)
+            contexts_of(wrong)
 
 
 async def test_one_that_cannot_be_reached_is_one_sentence(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trio
 
 from tests.store.redis_server import RedisServer, redis_server, relayed, until
+from tests.store.test_contexts import kept
 from trimcp.errors import ConnectionLost
 from trimcp.store.redis.connection import RedisLimits
+from trimcp.store.redis.contexts import RedisContexts
 from trimcp.store.redis.resp import RedisRefusal
 from trimcp.store.redis.shared import RedisStore
 from trimcp.store.shared import AppendEvent, DropEvents, EndSession, KeptSession, Letter, SaveSession, Write
@@ -157,3 +160,26 @@ async def test_who_was_killed_is_told_of_no_more(server: RedisServer) -> None:
         assert b"killed" not in server.say("SMEMBERS trimcp:processes")
         await until(lambda: b":0" in server.say(f"EXISTS trimcp:lease:{store.name}"))
         assert not await store.renew()
+
+
+async def test_what_the_guide_gives_a_user_is_enough(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "scale.md").read_text("utf-8")
+    rule = next(line for line in page.splitlines() if line.startswith("ACL SETUSER trimcp"))
+    assert server.say(rule) == b"+OK\r\n"
+    url = server.url.replace("unix://", "unix://trimcp:password@")
+    one, two, contexts = RedisStore(url), RedisStore(url), RedisContexts(url)
+    async with one.opened(), two.opened(), contexts.opened():
+        assert not await one.commit([new("s"), AppendEvent("s", 1, 1, 1, b"x"), Letter(None, b"x")])
+        assert await two.receive() == [b"x"]
+        assert await one.renew()
+        assert await one.agree("key", b"x") == b"x"
+        assert await two.after("s", 1, 0) == [(1, b"x")]
+        assert not await one.commit([SaveSession("s", 1, b"", LONG, release=True)])
+        assert await two.take("s", 1) is not None
+        assert await contexts.write([kept()], [])
+        assert await contexts.load(*kept().key) is not None
+        assert await contexts.expire(5e9) == [kept().key]
+        assert set(await contexts.changed() or ()) == {kept().key}
+        with pytest.raises(RedisRefusal, match="NOPERM"):
+            await contexts._redis.commands.run("FLUSHALL")
+    assert not caplog.records

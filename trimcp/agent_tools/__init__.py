@@ -11,7 +11,6 @@ _NAMES = {
     "trimcp.agent_tools.contexts.state": "Applied ContextLimits",
     "trimcp.store.contexts": "ContextStore KeptContext MemoryContexts",
     "trimcp.store.contexts_sqlite": "SqliteContexts",
-    "trimcp.store.redis.connection": "RedisLimits",
     "trimcp.store.redis.contexts": "RedisContexts",
     "trimcp.agent_tools.providing": "provide",
     "trimcp.agent_tools.client.connection": "AgentConnection ContextHandle InputRequired ToolCalling connect",

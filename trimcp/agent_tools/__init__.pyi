@@ -62,7 +62,6 @@ from trimcp.store.contexts import ContextStore as ContextStore
 from trimcp.store.contexts import KeptContext as KeptContext
 from trimcp.store.contexts import MemoryContexts as MemoryContexts
 from trimcp.store.contexts_sqlite import SqliteContexts as SqliteContexts
-from trimcp.store.redis.connection import RedisLimits as RedisLimits
 from trimcp.store.redis.contexts import RedisContexts as RedisContexts
 
 __all__ = [
@@ -108,7 +107,6 @@ __all__ = [
     "Provider",
     "ProviderGone",
     "RedisContexts",
-    "RedisLimits",
     "Registered",
     "RegistrationRules",
     "RequestCancelled",

@@ -25,7 +25,7 @@ from trimcp.server.server import Server
 from trimcp.session.agent_context import AgentContext
 from trimcp.session.context import Context
 from trimcp.store.contexts import ContextStore, MemoryContexts
-from trimcp.store.urls import contexts_at
+from trimcp.store.naming import contexts_of
 from trimcp.support.bounds import check_number
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.revisions import LATEST
@@ -107,8 +107,7 @@ class AgentTools:
             raise LocalError("agent tools cannot be added while the server runs")
         self.server: Server[Any] = server
         self.contexts: ContextLimits = ContextLimits() if contexts is None else contexts
-        kept = MemoryContexts() if store is None else store
-        self.store: ContextStore = contexts_at(kept) if isinstance(kept, str) else kept
+        self.store: ContextStore = MemoryContexts() if store is None else contexts_of(store)
         self.agent_claim: str | None = agent_claim
         self.authenticate: Authenticate | None = authenticate
         if anonymous not in (None, "loopback", "anywhere"):

@@ -314,7 +314,7 @@ class RunOptions:
     )
     store: str | None = option(
         metavar="URL",
-        help="Where processes share sessions: sqlite:///path.  [default: with --workers, a temporary file]",
+        help="Where processes share sessions: sqlite:///path, redis://host.  [default: with --workers, a file]",
     )
     stateless: bool = option(is_flag=True, help="Keep no sessions for clients of older revisions.")
     reply: ReplyForm = option(

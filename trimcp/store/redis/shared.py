@@ -220,6 +220,11 @@ class RedisStore(SharedStore):
         finally:
             self.name = ""
 
+    @property
+    def failure(self) -> str:
+        """Why there is no connection now, or ""."""
+        return self._redis.commands.failure
+
     def _key(self, name: str) -> str:
         return f"{self.prefix}:{name}"
 

@@ -67,8 +67,8 @@ class HttpSettings:
         stateless: serve legacy clients without sessions: any worker process can answer, but the server can send no
             requests and no subscriptions.
         events: keeps events for clients that reconnect; None makes a store in memory. `resumable` False keeps none.
-        store: where processes share sessions, so that any of them answers any request: `trimcp.SqliteStore(path)`.
-            None keeps sessions in this process.
+        store: where processes share sessions, so that any of them answers any request: `trimcp.SqliteStore(path)`,
+            `trimcp.RedisStore(url)`. None keeps sessions in this process.
         retry: milliseconds after which a client should reconnect for the rest of a stream; it is told where the server
             closes one before its end.
         access_log: where to log every response, or None.
