@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -22,6 +24,7 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.settings import HttpSettings
+from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
 
 SHARED = pytest.mark.parametrize("revision", [each for each in REVISIONS[1:] if not each.modern], ids=str)
@@ -67,14 +70,18 @@ def shared_server(journal: list[str] | None = None) -> Server[Any]:
 
 @asynccontextmanager
 async def replicas(
-    number: int = 2, revision: Revision = LEGACY, journals: list[list[str]] | None = None, **settings: Any
+    number: int = 2,
+    revision: Revision = LEGACY,
+    journals: list[list[str]] | None = None,
+    kind: type[MemoryStore] = MemoryStore,
+    **settings: Any,
 ) -> AsyncIterator[tuple[list[Replica], Visitor]]:
     """Serve by several applications with one store, and yield them, and a client of the first one."""
     hub, made = MemoryHub(), list[Replica]()
     async with AsyncExitStack() as stack:
         for index in range(number):
             server = shared_server(journals[index] if journals else None)
-            store = MemoryStore(hub)
+            store = kind(hub)
             face = await stack.enter_async_context(http_application(server, HttpSettings(store=store, **settings)))
             made.append(Replica(hub, server, store, face))
         yield made, Visitor(made[0].face, revision)
@@ -128,6 +135,48 @@ async def test_a_question_is_answered_through_one_process_and_watched_through_an
         assert (await (await two.visit(visitor).post(answer)).done()).status == 202
         await watched.done()
         assert watched.messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
+
+
+async def test_an_answer_to_what_a_dead_process_asked_answers_nothing_else(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize({"elicitation": {}})
+        first = await visitor.call("ask")
+        await first.events(2)
+        one.die()
+        later = two.visit(visitor)
+        second = await later.call("ask")
+        await second.events(2)
+        for name, asked in (("Eve", first), ("Ada", second)):
+            id = next(message["id"] for message in asked.messages if message.get("method") == "elicitation/create")
+            answer = {"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"name": name}}}
+            assert (await (await later.post(answer)).done()).status == 202
+        await second.done()
+        assert second.messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
+
+
+async def test_a_session_that_ended_or_was_lost_leaves_nothing(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        kept = list[weakref.ref[Any]]()
+        for _ in range(2):
+            await visitor.initialize()
+            kept += [weakref.ref(session) for session in one.face.shared.sessions]
+            await (await (two.visit(visitor)).call("steps", token=1, count=2)).done()
+            await (await visitor.call("steps", token=1, count=2)).done()
+            await (await visitor.send("DELETE", "/mcp", headers={"mcp-session-id": visitor.session or ""})).done()
+            visitor.session = None
+        await visitor.initialize()
+        kept += [weakref.ref(session) for session in one.face.shared.sessions]
+        one.die()
+        await trio.sleep(20)
+        for replica in (one, two):
+            sharing: Any = replica.face.shared.sharing
+            assert not sharing.replies
+            assert not sharing._asked
+            assert not sharing._holding.events.fences
+            assert not sharing.queue._waiting
+            assert sharing.queue._size == 0
+        gc.collect()
+        assert [each() for each in kept] == [None] * 3
 
 
 async def test_a_cancel_reaches_the_process_that_runs_the_call(autojump_clock: Any) -> None:
@@ -184,19 +233,23 @@ async def test_a_call_whose_process_died_ends_with_one_clear_error(autojump_cloc
         assert not again.messages
 
 
-async def test_a_call_that_was_handed_over_ends_with_an_error_within_the_lease(autojump_clock: Any) -> None:
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_call_that_was_handed_over_ends_with_an_error_within_the_lease(
+    silent: bool, autojump_clock: Any
+) -> None:
     async with replicas() as ([one, two], visitor):
         await visitor.initialize()
         far = two.visit(visitor)
         calls = [await far.call("wait", seconds=60), await far.call("wait", seconds=0.05)]
         await calls[0].begun()
-        silent = await far.call("wait", seconds=60)
+        quiet = await far.call("wait", seconds=60)
         await trio.testing.wait_all_tasks_blocked()
         began = trio.current_time()
         one.die()
-        await silent.done()
+        one.store.broken = OSError("it is really gone") if silent else None
+        await quiet.done()
         assert trio.current_time() - began <= 10
-        assert silent.message["error"]["message"].startswith("the process that ran this call has ended")
+        assert quiet.message["error"]["message"].startswith("the process that ran this call has ended")
         assert (await calls[0].done()).status == 200
 
 
@@ -307,6 +360,42 @@ async def test_what_the_store_cannot_do_is_refused_for_now(autojump_clock: Any) 
         assert (await (await visitor.call("echo", text="hi")).done()).status == 200
         two.store.broken = None
         assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
+
+
+async def test_a_store_that_fails_for_a_second_loses_nothing(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        call = await visitor.call("steps", token=1, count=10)
+        await call.events(3)
+        one.store.broken = OSError("full")
+        await trio.sleep(1.5)
+        before = len(call.now())
+        one.store.broken = None
+        await call.done()
+        assert len(call.now()) > before
+        assert steps_of(call) == list(range(1, 11))
+        rest = await (await two.visit(visitor).listen(call.now()[3].id)).done()
+        assert steps_of(rest) == list(range(4, 11))
+
+
+async def test_a_store_that_fails_for_long_costs_what_was_under_way(autojump_clock: Any) -> None:
+    """The process drops the session, and takes it over from itself once the store is well again."""
+    async with replicas(1) as ([one], visitor):
+        await visitor.initialize()
+        call = await visitor.call("steps", token=1, count=60)
+        await call.events(3)
+        one.store.broken = OSError("full")
+        await trio.sleep(8)
+        assert call.aborted
+        assert (await visitor.send("GET", "/readyz")).status == 503
+        assert (await visitor.send("GET", "/healthz")).status == 200
+        one.store.broken = None
+        await trio.sleep(5)
+        assert (await visitor.send("GET", "/readyz")).status == 200
+        rest = await (await visitor.listen(call.now()[-1].id)).done()
+        assert [message["error"]["code"] for message in rest.messages if "error" in message] == [INTERNAL_ERROR]
+        assert steps_of(call, rest) == list(range(1, len(steps_of(call, rest)) + 1))
+        assert (await (await visitor.call("echo", text="hi")).done()).json["result"]
 
 
 async def test_a_slow_reader_at_another_process_holds_the_handler_back(autojump_clock: Any) -> None:

@@ -547,6 +547,11 @@ class Sharing(Protocol):
         """How other processes call this one."""
         ...
 
+    @property
+    def failing(self) -> bool:
+        """Whether the store could not be reached when it was tried last."""
+        ...
+
 
 class Service(Protocol):
     """The server behind an application.

@@ -311,6 +311,8 @@ class HttpApplication:
         text = (("Content-Type", "text/plain; charset=utf-8"), ("Cache-Control", "no-store"))
         if head.path == "/readyz" and self.shared.draining:
             return HttpResponse(503, text, b"draining\n")
+        if head.path == "/readyz" and self.shared.sharing is not None and self.shared.sharing.failing:
+            return HttpResponse(503, text, b"the shared store cannot be reached\n")
         return HttpResponse(200, text, b"ok\n")
 
     # Lifetime

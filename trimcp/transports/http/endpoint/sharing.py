@@ -250,6 +250,7 @@ class SessionSharing:
     store: SharedStore
     admit: Callable[[Head], Admitted]
     queue: WriteQueue = attrs.field(init=False)
+    failing: bool = attrs.field(init=False, default=False)
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
@@ -293,10 +294,13 @@ class SessionSharing:
                 if not self._ready:
                     raise
                 log_crash(log, error, "the shared store cannot be opened")
-            for session in self.shared.sessions:
-                if isinstance(session, HeldSession):
-                    session.lose("another process may have taken the session over: this one stood still")
+            self._lose_all()
             await trio.sleep(_PAUSE)
+
+    def _lose_all(self) -> None:
+        for session in self.shared.sessions:
+            if isinstance(session, HeldSession):
+                session.lose("another process may have taken the session over: this one stood still")
 
     async def _share(self, task_status: trio.TaskStatus[None]) -> None:
         keeper = self._holding.keeper
@@ -323,7 +327,7 @@ class SessionSharing:
             try:
                 if not await self.store.renew():
                     return
-                renewed = trio.current_time()
+                renewed, self.failing = trio.current_time(), False
                 for holder in {asked.holder for asked in self._asked.values()}:
                     if await self.store.gone(holder):
                         self._lost(holder)
@@ -331,6 +335,7 @@ class SessionSharing:
                     if await self.store.gone(to):
                         self._lost(to)
             except OSError as error:
+                self.failing = True
                 log.warning("the lease was not renewed: %s", error)
                 if trio.current_time() - renewed > self.store.lease:
                     return
