@@ -392,6 +392,68 @@ async def test_update_resource() -> str:
     return "updated"
 
 
+# Tasks
+
+AGREED = {"type": "object", "properties": {"confirm": {"type": "boolean"}}, "required": ["confirm"]}
+WHO = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+server.tasks(poll_interval=0.1, grace=0)
+
+
+@server.tool
+async def greet(name: str) -> str:
+    """Say hello, and never become a task."""
+    return f"Hello, {name}!"
+
+
+@server.tool(task="allowed", task_after=0)
+async def slow_compute(seconds: float, label: str = "") -> str:
+    """Take a while."""
+    await trio.sleep(seconds)
+    return f"computed {label}"
+
+
+@server.tool(task="required")
+async def failing_job() -> str:
+    """Fail as a tool does."""
+    await trio.sleep(1)
+    raise trimcp.ToolError("the job failed")
+
+
+@server.tool(task="allowed", task_after=0)
+async def protocol_error_job() -> str:
+    """Fail as a request does."""
+    raise trimcp.ErrorReply(-32603, "the job broke")
+
+
+@server.tool(task="allowed", task_after=0)
+async def confirm_delete(filename: str, ctx: trimcp.Context) -> str:
+    """Ask before something is done."""
+    answer = await ctx.elicit(f"Delete {filename}?", AGREED)
+    return f"{filename}: {answer.action}"
+
+
+@server.tool(task="allowed", task_after=0)
+async def multi_input(ctx: trimcp.Context) -> str:
+    """Ask two things at once."""
+    actions: list[str] = []
+
+    async def ask(message: str, schema: dict[str, Any]) -> None:
+        actions.append((await ctx.elicit(message, schema)).action)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, "Your name?", WHO)
+        nursery.start_soon(ask, "Go on?", AGREED)
+    return f"{actions}"
+
+
+@server.tool(task="required")
+async def test_tool_with_task(
+    user_name: Annotated[trimcp.ElicitResult, trimcp.Elicit("Who are you?", WHO, key="user_name")],
+) -> str:
+    """Ask before there is a task."""
+    return f"Hello, {(user_name.content or {}).get('name')}!"
+
+
 # Resources
 
 server.add_resource("test://static-text", "This is the content of the static text resource.", mime_type="text/plain")

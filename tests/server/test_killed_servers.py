@@ -1,0 +1,81 @@
+"""A server that is killed while it carries out tasks: real processes, and a file."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import trio
+
+import trimcp
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "long_job.py"
+
+
+def free_port() -> int:
+    with socket.socket() as tried:
+        tried.bind(("127.0.0.1", 0))
+        port: int = tried.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def serving(port: int, path: Path) -> AsyncIterator[tuple[str, trio.Process]]:
+    command = [sys.executable, str(EXAMPLE), "serve", str(port), str(path)]
+    process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        with trio.fail_after(60):
+            said = b""
+            while not said.endswith(b"\n"):
+                said += await process.stdout.receive_some()
+        yield said.decode().split()[2], process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_a_long_job_goes_on_where_it_was_and_ends_once(tmp_path: Path) -> None:
+    port, path = free_port(), tmp_path / "jobs.db"
+    client = trimcp.Client("test", tasks=True)
+    async with serving(port, path) as (url, first), client.connect(url) as session:
+        task = await session.start_task("add_up", {"numbers": 30, "seconds": 0.05})
+        text = task.text
+        with trio.fail_after(60):
+            while ((await task.state()).progress or {"progress": 0})["progress"] < 5:
+                await trio.lowlevel.checkpoint()
+        first.send_signal(signal.SIGKILL)
+        await first.wait()
+        async with trio.open_nursery() as nursery:
+            waited: list[trimcp.CallToolResult] = []
+
+            async def wait() -> None:
+                waited.append(await task.result())  # while nobody serves, and then somebody else
+
+            nursery.start_soon(wait)
+            async with serving(port, path) as (again, _):
+                assert again == url
+                with trio.fail_after(60):
+                    async with client.connect(url) as other:
+                        result = await other.task(text).result()
+                        assert (await other.task(text).state()).status == "completed"
+                while not waited:
+                    await trio.lowlevel.checkpoint()
+    done = result.structured_content
+    assert isinstance(done, dict)
+    assert waited[0].structured_content == done
+    assert done["total"] == sum(range(31))  # each number once
+    assert done["begun"][0] == 1
+    assert len(done["begun"]) == 2
+    assert 5 <= done["begun"][1] <= 30
+    with sqlite3.connect(path) as database:
+        rows = database.execute("SELECT ended, result FROM tasks").fetchall()
+    assert [(ended, json.loads(kept)["structuredContent"]) for ended, kept in rows] == [(1, done)]
