@@ -336,6 +336,14 @@ def test_large_values_are_explained_by_their_first_problem(make: Any, schema: An
     assert_costs(lambda: validator.problems(value), at_most=1_000)
 
 
+@pytest.mark.parametrize("value", [[None] * 190_000, {f"name{n}": n for n in range(180_000)}], ids=["nulls", "names"])
+def test_to_explain_a_large_value_takes_milliseconds(value: Any) -> None:
+    """Whoever sends it repeats it, and others wait: of 190,000 nulls it took 20 ms, of as many names 60."""
+    arguments, validator = {"text": value}, Validator({"properties": {"text": {"type": "string"}}})
+    assert validator.problems(arguments)
+    assert_costs(lambda: validator.problems(arguments), at_most=14)
+
+
 def test_long_texts_are_not_copied_for_every_alternative() -> None:
     validator = Validator({"anyOf": [{"required": [f"p{i}"]} for i in range(200)]})
     tracker = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import unquote
 
@@ -39,7 +40,8 @@ _MEMBER_BYTES: Final = 700
 _REFERENCE_BYTES: Final = 8_000
 # An error costs 20 µs, and every pair of a subschema and a value may be an error.
 _MOST_EXPLAINED: Final = 5_000
-# Members, arrays and objects counted twice: an error holds a copy of what it is about, which may be the whole value.
+# Members, arrays and objects counted twice, members with a name three times: an error holds a copy of what it is about,
+# which may be the whole value.
 _MOST_COPIED: Final = 250_000
 
 _DIALECTS: Final = {
@@ -129,8 +131,8 @@ class CompiledSchema:
         if self._budget is not None and self._budget.counted:
             return ["does not match the schema @ $"]
         found: list[str] = []
-        size, containers = _size(value)
-        if size + containers > _MOST_COPIED:
+        size, copied = _size(value, _MOST_COPIED)
+        if copied > _MOST_COPIED:
             return ["does not match the schema @ $"]
         try:
             if self._tamed is not None and size * self._tamed.errors <= _MOST_EXPLAINED:
@@ -334,7 +336,7 @@ class _WorkLimit:
 
     def _count(self, value: Any) -> bool:
         assert self.counting is not None
-        self._work, counted = work.MOST, _size(value)[0] > _FEW
+        self._work, counted = work.MOST, _size(value, _FEW)[0] > _FEW
         self.counted = counted
         if self._engine is None:
             self._engine = self.counting()
@@ -370,16 +372,24 @@ def _measure(value: Any) -> tuple[int, int]:
     return members, characters
 
 
-def _size(value: Any) -> tuple[int, int]:
-    """Return how many members a value has, long texts counted as several, and arrays and objects. Does not recurse."""
-    total = containers = 0
+def _size(value: Any, most: int) -> tuple[int, int]:
+    """Return how many members a value has, long texts counted as several, and what a copy of it costs in such members.
+
+    Does not recurse, and looks no further once there are more members than `most`.
+    """
+    total = beside = 0
     level = [value]
-    while level:
-        total += len(level) + sum(len(each) >> 6 for each in level if isinstance(each, str))
+    while level and total <= most:
+        total += len(level)
+        kinds = set(map(type, level))
+        if any(issubclass(kind, str) for kind in kinds):
+            total += sum(len(each) >> 6 for each in level if isinstance(each, str))
+        if not any(issubclass(kind, (dict, list)) for kind in kinds):
+            break
         inner = [each for each in level if isinstance(each, (dict, list))]
-        containers += len(inner)
-        level = [child for each in inner for child in (each.values() if isinstance(each, dict) else each)]
-    return total, containers
+        beside += len(inner) + 2 * sum(len(each) for each in inner if isinstance(each, dict))
+        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in inner))
+    return total, total + beside
 
 
 # --- counting of references ---
