@@ -18,11 +18,12 @@ from tests.peers.http2 import FramePeer, preface, request_fields
 from tests.transports.http import support
 from tests.transports.http.support import JSON, DummyFace, OfferingWire
 from trimcp.budget import LITTLE, Budget
+from trimcp.principal import Principal
 from trimcp.transports.http.h1.wires import StreamWire, Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.h2 import frames as h2
 from trimcp.transports.http.h2.frames import Code, Setting
-from trimcp.transports.http.interfaces import ByteStream, Head, HttpResponse, Upgrade
+from trimcp.transports.http.interfaces import Admitted, ByteStream, Head, HttpResponse, Upgrade
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.transports.websocket.frames import KEEP_ALIVE
@@ -707,6 +708,36 @@ async def test_a_connection_that_holds_too_much_gives_way_as_a_whole(autojump_cl
         assert all(handler.gone == 1 for handler in site.face.handlers if handler.body is not None)
         assert site.face.budget.held == 0
         assert site.hosting.streams.admit("address unknown")
+
+
+class FaceWithTokens(DummyFace):
+    """Believes what a request says about who makes it."""
+
+    async def admit(self, head: Head) -> Admitted:
+        name = head.headers.get("authorization")
+        head.principal = None if name is None else Principal(name)
+        return await super().admit(head)
+
+
+async def test_streams_count_for_their_callers_and_not_for_the_address_that_all_have(
+    autojump_clock: MockClock,
+) -> None:
+    """Behind a proxy all come from one address: one who takes its half of all streams leaves the others theirs."""
+    async with memory(FaceWithTokens(), limits=HttpLimits(max_connections=8, max_streams=100)) as site:
+        eve, ada = await site.connect_http2(), await site.connect_http2()
+        taken = []
+        for _ in range(4):  # with equal heads: the face is asked about the first
+            taken.append(await eve.ask("/wait", b"x", headers=[("authorization", "eve")]))
+            await wait_all_tasks_blocked()
+        refused = await eve.fetch("/wait", b"x", headers=[("authorization", "eve")])
+        assert refused.reset is Code.REFUSED_STREAM
+        assert not any(id in eve.streams for id in taken)
+        assert (await ada.answer(await ada.ask("/echo", b"y", headers=[("authorization", "ada")]))).body == b"y"
+        for peer in (eve, ada):
+            await peer.stream.aclose()
+        await wait_all_tasks_blocked()
+        streams = site.hosting.streams
+        assert [streams.admit("address unknown") for _ in range(5)] == [True] * 4 + [False]  # as nobody has any
 
 
 # How the connection ends

@@ -74,7 +74,7 @@ class H2Connection:
         self.hosting: Hosting = hosting
         self.holding: MemoryAccount = holding
         self.peer: str = peer
-        self.owner: str = owner_of(None, peer)  # of what streams hold before their callers are known
+        self.owner: str = owner_of(None, peer)  # of streams, and what they hold, before their callers are known
         self.loopback: bool = loopback
         self.secure: bool = secure
         self._limits = limits
@@ -280,7 +280,7 @@ class H2Connection:
 
     def closed(self, stream: ReplyStream) -> None:
         """Forget a stream that has ended."""
-        self.hosting.streams.release(self.owner)
+        self.hosting.streams.release(stream.owner)
         self.holding.little -= LITTLE
         self.weight -= stream.weight
         self._amount.set(self.weight + self._reader.remembered)

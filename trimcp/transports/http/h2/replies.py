@@ -39,7 +39,7 @@ class StreamOwner(Protocol):
     writer: H1Writer
     holding: MemoryAccount
     peer: str
-    owner: str  # of what its streams hold before their callers are known
+    owner: str  # of its streams, and of what they hold, before their callers are known
 
     @property
     def full(self) -> bool:
@@ -74,13 +74,14 @@ class ReplyStream(Http2Stream):
 
     __slots__ = (
         *("_amount", "_bodiless", "_connection", "_end", "_own", "_queue", "_queued", "_room", "_size", "_stalls_at"),
-        *("_trailers", "ended", "fields", "handler", "head", "sent", "status", "weight"),
+        *("_trailers", "ended", "fields", "handler", "head", "owner", "sent", "status", "weight"),
     )
 
     def __init__(self, connection: StreamOwner, fields: RequestFields, weight: int) -> None:
         super().__init__()
         self.fields: RequestFields = fields  # the head of its request, as it was sent
         self.weight: int = weight  # bytes that count for it in its connection's account
+        self.owner: str = connection.owner  # in whose share of all streams it counts
         self.head: Head | None = None  # as the front knows it; None before it was looked at
         self.handler: Handler | None = None  # answers it, or None
         self.status: int = 0  # of the response, once it has begun
@@ -293,11 +294,11 @@ class ReplyStream(Http2Stream):
         handler = self.handler
         return handler is None or self.ended or handler.at_rest
 
-    def evict(self, why: str) -> None:
+    def evict(self, why: str, code: Code = Code.ENHANCE_YOUR_CALM) -> None:
         connection = self._connection
         if connection is not None:
             log.debug("a request from %s gives way: %s", connection.peer, why)
-            connection.engine.reset(self, Code.ENHANCE_YOUR_CALM)
+            connection.engine.reset(self, code)
             connection.flush()
             self.give_up("gave way", why)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from trimcp.budget import LARGE
+from trimcp.budget import LARGE, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.support.cleaning import log_crash
 from trimcp.transports.http.h1.parser import RequestRefused
@@ -65,7 +65,8 @@ class RequestStream(ReplyStream):
             handler = again(known)
             if handler is not None:
                 self.head: Head | None = known
-                self._take(handler)
+                if known.principal is None or self._counts_for(known):
+                    self._take(handler)
                 return
         head = self._read_head(connection)
         if isinstance(head, HttpResponse):
@@ -100,8 +101,8 @@ class RequestStream(ReplyStream):
         except Exception as error:  # the request is refused
             log_crash(log, error, "judging a request from %s crashed", head.peer)
             admitted = HttpResponse(500)
-        if self._connection is None:
-            return  # it was given up meanwhile
+        if self._connection is None or not (head.principal is None or self._counts_for(head)):
+            return  # it was given up meanwhile, or is now
         if isinstance(admitted, HttpResponse):
             self._judged = True
             self.send(admitted)
@@ -114,6 +115,18 @@ class RequestStream(ReplyStream):
                 head.holding = connection.holding
                 fields.kept = head if fields is self.fields else head.with_headers(fields.headers)
             self._take(admitted)
+
+    def _counts_for(self, head: Head) -> bool:
+        """Count it in its caller's share of all streams, not in that of an address that others have, too."""
+        connection, owner = self._connection, owner_of(head.principal, head.peer)
+        assert connection is not None
+        streams = connection.hosting.streams
+        if not streams.admit(owner):
+            self.evict("its caller has too many", Code.REFUSED_STREAM)
+            return False
+        streams.release(self.owner)
+        self.owner = owner
+        return True
 
     def into_tunnel(self, tunnel: TunnelStream) -> None:
         """Give what arrives to a tunnel from now on."""
