@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import chain
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 from urllib.parse import unquote
 
 import jsonschema_rs
 
 from trimcp.schema import work
-from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, path_text, shorten, texts
+from trimcp.schema.problems import NO_ALTERNATIVE, VISIT, path_text, shorten, size_of, texts
 from trimcp.wire.subschemas import subschemas
 
 Schema: TypeAlias = dict[str, Any] | bool
@@ -131,7 +130,7 @@ class CompiledSchema:
         if self._budget is not None and self._budget.counted:
             return ["does not match the schema @ $"]
         found: list[str] = []
-        size, copied = _size(value, _MOST_COPIED)
+        size, copied = size_of(value, _MOST_COPIED)
         if copied > _MOST_COPIED:
             return ["does not match the schema @ $"]
         try:
@@ -336,7 +335,7 @@ class _WorkLimit:
 
     def _count(self, value: Any) -> bool:
         assert self.counting is not None
-        self._work, counted = work.MOST, _size(value, _FEW)[0] > _FEW
+        self._work, counted = work.MOST, size_of(value, _FEW)[0] > _FEW
         self.counted = counted
         if self._engine is None:
             self._engine = self.counting()
@@ -370,26 +369,6 @@ def _measure(value: Any) -> tuple[int, int]:
         elif kind is str:
             characters += len(each)
     return members, characters
-
-
-def _size(value: Any, most: int) -> tuple[int, int]:
-    """Return how many members a value has, long texts counted as several, and what a copy of it costs in such members.
-
-    Does not recurse, and looks no further once there are more members than `most`.
-    """
-    total = beside = 0
-    level = [value]
-    while level and total <= most:
-        total += len(level)
-        kinds = set(map(type, level))
-        if any(issubclass(kind, str) for kind in kinds):
-            total += sum(len(each) >> 6 for each in level if isinstance(each, str))
-        if not any(issubclass(kind, (dict, list)) for kind in kinds):
-            break
-        inner = [each for each in level if isinstance(each, (dict, list))]
-        beside += len(inner) + 2 * sum(len(each) for each in inner if isinstance(each, dict))
-        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in inner))
-    return total, total + beside
 
 
 # --- counting of references ---

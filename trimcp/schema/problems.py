@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Iterable
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from trimcp.wire.fields import JSON_NAMES
@@ -43,6 +44,26 @@ _LIMIT_TEXTS: Final = {
 }
 
 _Explanation = tuple[list[str | int], str]
+
+
+def size_of(value: Any, most: int) -> tuple[int, int]:
+    """Return how many members a value has, long texts counted as several, and what a copy of it costs in such members.
+
+    Does not recurse, and looks no further once there are more members than `most`.
+    """
+    total = beside = 0
+    level = [value]
+    while level and total <= most:
+        total += len(level)
+        kinds = set(map(type, level))
+        if any(issubclass(kind, str) for kind in kinds):
+            total += sum(len(each) >> 6 for each in level if isinstance(each, str))
+        if not any(issubclass(kind, (dict, list)) for kind in kinds):
+            break
+        inner = [each for each in level if isinstance(each, (dict, list))]
+        beside += len(inner) + 2 * sum(len(each) for each in inner if isinstance(each, dict))
+        level = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in inner))
+    return total, total + beside
 
 
 def texts(error: jsonschema_rs.ValidationError, value: Any) -> list[str]:
