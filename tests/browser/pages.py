@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 import trimcp
 from tests.peers.serving import served
-from trimcp.cli.top import Watching
+from trimcp.cli.top import Sockets
 from trimcp.cli.web.site import serving
 from trimcp.cli.web.trying import Trying
 from trimcp.watch.admin import serve_admin
@@ -128,12 +128,11 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @asynccontextmanager
 async def watched(*servers: trimcp.Server[None]) -> AsyncIterator[str]:
     """Let `trimcp top --web` look at servers; yield the page's URL."""
-    watching = Watching(None)
     with pytest.MonkeyPatch.context() as patch, runtime(patch):
         async with (
             serve_admin(servers[0]),
             serve_admin(servers[-1]) if len(servers) > 1 else trio.open_nursery(),
-            serving("top", watching.commands) as url,
+            serving("top", Sockets(None).commands) as url,
         ):
             yield url
 

@@ -13,7 +13,7 @@ import trimcp
 import trimcp.testing
 from tests.browser.pages import HOSTILE, frames_in_time, picture, visit, watched
 from tests.peers.chromium import serving_pages
-from trimcp.cli.top import connected
+from trimcp.cli.top import Sockets
 from trimcp.cli.top_view import Shown, view
 
 pytestmark = pytest.mark.needs("chromium")
@@ -94,7 +94,7 @@ async def test_top_the_page_and_statistics_say_the_same_of_one_moment() -> None:
         await wait_all_tasks_blocked()
         stats = server.statistics()  # nothing goes on from here, so it is one moment for all
         assert await visit(url, walk) == []
-        async with connected(None) as sources:
+        async with Sockets(None).watching() as sources:
             pictures = await sources.pictures()
         assert server.statistics() == stats
         nursery.cancel_scope.cancel()

@@ -11,7 +11,7 @@ import trio
 
 import trimcp
 import trimcp.testing
-from trimcp.cli.top import act, connected, sockets_of
+from trimcp.cli.top import Sockets, sockets_of
 from trimcp.watch.admin import serve_admin
 
 
@@ -26,7 +26,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def test_servers_that_come_are_seen_and_those_that_end_are_not() -> None:
     first: trimcp.Server[None] = trimcp.Server("first")
     second: trimcp.Server[None] = trimcp.Server("second")
-    async with connected(None) as sources:
+    async with Sockets(None).watching() as sources:
         assert await sources.pictures() == []
         async with serve_admin(first) as path:
             (picture,) = await sources.pictures()
@@ -52,7 +52,7 @@ async def test_an_act_and_a_picture_do_not_disturb_each_other() -> None:
     async with (
         trimcp.testing.connected(server) as session,
         serve_admin(server),
-        connected(None) as sources,
+        Sockets(None).watching() as sources,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(call)
@@ -61,12 +61,12 @@ async def test_an_act_and_a_picture_do_not_disturb_each_other() -> None:
         key = picture["sessions"][0]["requests"][0]["key"]
         async with trio.open_nursery() as both:
             both.start_soon(sources.pictures)
-            await act(None, picture["source"], "cancel", request=key, reason="enough")
+            await Sockets(None).act(picture["source"], "cancel", request=key, reason="enough")
 
 
 async def test_an_act_reaches_no_other_socket() -> None:
     with pytest.raises(trimcp.LocalError, match="not there"):
-        await act(None, "/run/somebody/else.sock", "drain")
+        await Sockets(None).act("/run/somebody/else.sock", "drain")
 
 
 def test_two_servers_of_a_process_are_told_apart(runtime: Path) -> None:
@@ -74,7 +74,7 @@ def test_two_servers_of_a_process_are_told_apart(runtime: Path) -> None:
         async with (
             serve_admin(trimcp.Server("one")),
             serve_admin(trimcp.Server("two")),
-            connected(str(sockets_of(None)[0]).rpartition("/")[2].partition(".")[0]) as sources,
+            Sockets(str(sockets_of(None)[0]).rpartition("/")[2].partition(".")[0]).watching() as sources,
         ):
             return {one["source"] for one in await sources.pictures()}
 

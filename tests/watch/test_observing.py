@@ -19,6 +19,8 @@ from tests.peers.serving import connected
 from trimcp.errors import LocalError
 from trimcp.fleet import UpstreamState
 from trimcp.session.facts import Beside
+from trimcp.transports.http.asgi.request import read_head
+from trimcp.transports.http.interfaces import Head
 from trimcp.watch.picture import MOST_BESIDE
 from trimcp.wire.codes import CANCELLED_BY_OPERATOR
 from trimcp.wire.revisions import LATEST
@@ -222,7 +224,7 @@ CAME = {
     "framed": "in memory",
     "http": "HTTP/1.1",
     "http/2": "HTTP/2",
-    "http on hypercorn": "HTTP",
+    "http on hypercorn": "HTTP/1.1",
     "http+sse": "HTTP+SSE",
     "websocket": "WebSocket",
     "websocket on hypercorn": "WebSocket",
@@ -246,6 +248,17 @@ async def test_a_picture_says_how_a_client_has_come(transport: str, newest: bool
     assert shown.transport == CAME[transport]
     address = shown.address or ""
     assert address == "" if CAME[transport] == "in memory" else address.startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize(
+    ("version", "shown"), [("1.0", "HTTP/1.0"), ("2", "HTTP/2"), ("3", "HTTP/3"), (None, "HTTP"), ("9\x1b[0m", "HTTP")]
+)
+def test_behind_another_server_it_is_what_that_says(version: str | None, shown: str) -> None:
+    said = {} if version is None else {"http_version": version}
+    scope = {"type": "http", "path": "/", "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 1), **said}
+    head = read_head(scope)
+    assert isinstance(head, Head)
+    assert head.link == (shown, "127.0.0.1:1")
 
 
 async def test_a_picture_says_that_a_client_is_at_the_other_end_of_a_pipe() -> None:

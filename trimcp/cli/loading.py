@@ -186,10 +186,10 @@ def load_to_run(name: str, options: RunOptions) -> Loaded:
         raise Failure(str(error)) from None
     except Exception as error:  # the user's module may raise anything
         raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
-    if options.admin is not None:
+    if options.admin is not None or (options.admin_http and options.workers > 1):  # the processes look at one another
         from trimcp.watch.admin import serve_admin
 
-        path = None if options.admin == "-" else options.admin
+        path = None if options.admin in (None, "-") else options.admin
         loaded.server.parts.append(lambda running: serve_admin(loaded.server, path))
     if options.gc_threshold is not None:
         gc.collect()

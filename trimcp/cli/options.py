@@ -201,7 +201,7 @@ RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("certfile", "keyfile", "workers", "store"),
     ),
     "What it serves and logs there": (
-        *("stateless", "reply", "sse", "websocket", "metrics", "access_log", "log_json"),
+        *("stateless", "reply", "sse", "websocket", "metrics", "admin_http", "access_log", "log_json"),
     ),
     "Who may come over a network": (
         *("allow_origins", "allow_headers", "allowed_hosts", "token_file", "auth_issuers", "auth_audience", "scopes"),
@@ -294,7 +294,9 @@ class RunOptions:
         help="A name by which it is reached: mcp.example, *.example. Again for more; with any, only those.",
     )
     token_file: str | None = option(
-        metavar="FILE", type=_FILE, help="Serve only who has a bearer token; lines of NAME: TOKEN."
+        metavar="FILE",
+        type=_FILE,
+        help="Serve only who has a bearer token; lines of NAME: TOKEN, or NAME [SCOPES]: TOKEN.",
     )
     auth_issuers: tuple[str, ...] = option(
         "--auth-issuer",
@@ -325,6 +327,9 @@ class RunOptions:
     sse: bool = option("--sse/--no-sse", default=True, help="HTTP+SSE at /sse, for the oldest clients.  [default: sse]")
     websocket: bool = option("--websocket/--no-websocket", default=True, help="WebSocket at /ws.  [default: websocket]")
     metrics: bool = option(is_flag=True, help="Metrics for Prometheus at /metrics, for whoever may come.")
+    admin_http: bool = option(
+        is_flag=True, help="Let who has a token with the scope trimcp:admin look at it and act: trimcp top URL."
+    )
     access_log: bool = option(is_flag=True, help="Log a line for each response to standard error.")
     log_json: bool = option(is_flag=True, help="Log in lines of JSON.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import secrets
 import socket
 import sys
@@ -25,6 +26,7 @@ from trimcp.cli.options import RunOptions
 from trimcp.cli.worker_processes import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
 from trimcp.net import serve_http
+from trimcp.principal import Principal
 from trimcp.protocol.request_state import Sealer
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
@@ -41,6 +43,8 @@ _FIRST_HANDED: Final = 3  # sd_listen_fds(3)
 _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 """The environment variable with secrets that sign `requestState`, newest first, separated by commas."""
 
+_SCOPED: Final = re.compile(r"(\S.*?) *\[([^\[\]]*)\]")
+_ADMIN_GROUP: Final = "TRIMCP_ADMIN_GROUP"  # `watch.admin.GROUP`, which is loaded by who uses it
 _STORE: Final = "TRIMCP_WORKER_STORE"
 _SLOW: Final = 1.0  # seconds after which a handler that was cancelled should have stopped
 
@@ -70,6 +74,8 @@ def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions)
             from trimcp.watch.metrics import Metrics
 
             settings = attrs.evolve(settings, routes={**settings.routes, "/metrics": Metrics(server)})
+        if options.admin_http:
+            settings = _with_admin(server, settings)
         _use_state_keys(server)
         settings = _with_store(options, settings)
         _set_up_logging(options)
@@ -152,7 +158,8 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
             [sys.executable, "-m", "trimcp.cli", "run", *words],
             options.workers,
             sockets,
-            {_STATE_KEYS: keys, _STORE: store},  # in the environment, which other users cannot read
+            # in the environment, which other users cannot read
+            {_STATE_KEYS: keys, _STORE: store} | ({_ADMIN_GROUP: secrets.token_hex(8)} if options.admin_http else {}),
             options.grace,
             say,
         )
@@ -160,6 +167,16 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
 
 
 # From options to settings
+
+
+def _with_admin(server: Server[Any], settings: HttpSettings) -> HttpSettings:
+    """Let who has the scope look at a server over the network. Raises Failure: nobody is authenticated here."""
+    from trimcp.watch.network import PATH, NetworkAdmin
+
+    if settings.auth is None and settings.authenticate is None:
+        raise Failure("--admin-http wants tokens to tell who may look: --token-file or --auth-issuer")
+    admin = NetworkAdmin(server, group=os.environ.get(_ADMIN_GROUP))
+    return attrs.evolve(settings, routes={**settings.routes, PATH: admin})
 
 
 def _settings(options: RunOptions) -> HttpSettings:
@@ -202,7 +219,7 @@ def _token_auth(options: RunOptions, path: str, also: Authenticate | None) -> To
 
 
 def _read_tokens(file: Path) -> Authenticate:
-    """Return a hook that knows the tokens of a file: "name: token" on each line, # for comments."""
+    """Return a hook that knows the tokens of a file: `NAME: TOKEN` or `NAME [SCOPES]: TOKEN`, # for comments."""
     tokens: dict[str, str] = {}
     try:
         lines = read_text(file, "the tokens", secret=True).splitlines()
@@ -219,7 +236,7 @@ def _read_tokens(file: Path) -> Authenticate:
     if not tokens:
         raise Failure(f"{file} has no tokens, so nobody could come in; write lines of NAME: TOKEN")
     try:
-        return bearer_tokens(tokens)
+        return bearer_tokens({token: _principal(name) for token, name in tokens.items()})
     except ValueError as error:
         raise Failure(f"{file}: {error}") from None
 
@@ -232,6 +249,12 @@ def _with_store(options: RunOptions, settings: HttpSettings) -> HttpSettings:
     from trimcp.store.naming import store_of  # loaded where processes share sessions
 
     return attrs.evolve(settings, store=store_of(named))
+
+
+def _principal(name: str) -> Principal:
+    """Return who is meant by `NAME`, who may do everything but what wants a scope, or by `NAME [SCOPES]`."""
+    named = _SCOPED.fullmatch(name)
+    return Principal(name) if named is None else Principal(named[1], scopes=named[2].split())
 
 
 def _use_state_keys(server: Server[Any]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from rich.console import Group
 from rich.live import Live
 
 from trimcp.cli.exits import NO_CONNECTION, TOP_EXIT_CODES, USAGE, Failure, say
-from trimcp.cli.options import web_options
+from trimcp.cli.options import HeaderOptions, web_options, with_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import as_json, theirs
 from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view
@@ -25,12 +25,12 @@ from trimcp.errors import ConnectionLost, LocalError
 from trimcp.run import signals as run_signals
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.watch.admin import AdminClient, announced_sockets, connect_admin
+from trimcp.watch.viewing import Sources, Watching, connected, reached
 
 if TYPE_CHECKING:
-    from trimcp.cli.web.site import Command, Send
+    from trimcp.cli.top_network import NetworkServer
+    from trimcp.watch.commands import Command
 
-_PAUSE: Final = 0.5  # seconds between two pictures
-_PACE: Final = 0.25  # seconds between two looks at what is said
 _REASON: Final = "cancelled in trimcp top"
 _STOPS: Final = (signal.SIGTERM, signal.SIGHUP)
 _ON_A_ROW: Final = ("enter", "c", "x", "d")  # keys that mean the request which is selected, or else the first
@@ -45,72 +45,31 @@ def sockets_of(target: str | None) -> list[Path]:
     return found if target is None else [path for path in found if path.name.partition(".")[0] == target]
 
 
-async def act(target: str | None, source: str, do: str, **members: Any) -> Any:
-    """Do something at the server that is the `source` of a picture, over a connection of its own.
-
-    `do` and `members` are those of `AdminClient.ask`. Raises LocalError if the server refused it or is not there, and
-    ConnectionLost if it is gone.
-    """
-    async with reached(target, source) as client:
-        return await client.ask(do, **members)
-
-
-@asynccontextmanager
-async def reached(target: str | None, source: str) -> AsyncIterator[AdminClient]:
-    """Connect to the server that is the `source` of a picture while the block runs.
-
-    Raises LocalError if it is not there, and ConnectionLost if it is gone.
-    """
-    if source not in map(str, sockets_of(target)):
-        raise LocalError("this server is not there")
-    async with connect_admin(source) as client:
-        yield client
-
-
-@attrs.define(eq=False)
-class Sources:
-    """Connections to the servers that a target means. Open it with `connected`."""
+@attrs.frozen
+class Sockets:
+    """The servers of this user that a target means; the path of its socket names one."""
 
     target: str | None
-    _clients: dict[str, tuple[AdminClient, AsyncExitStack]] = attrs.field(init=False, factory=dict)
 
-    async def pictures(self) -> list[dict[str, Any]]:
-        """Return a picture of each server that is there now, with the path of its socket as `source`."""
-        for path in map(str, sockets_of(self.target)):
-            if path not in self._clients:
-                await self._connect(path)
-        pictures = []
-        for path, (client, stack) in list(self._clients.items()):
-            try:
-                pictures.append({"source": path, **await client.ask("picture")})
-            except ConnectionLost:
-                del self._clients[path]
-                await stack.aclose()
-        return pictures
+    def names(self) -> list[str]:
+        return list(map(str, sockets_of(self.target)))
 
-    async def _connect(self, path: str) -> None:
-        async with AsyncExitStack() as stack:
-            try:
-                client = await stack.enter_async_context(connect_admin(path))
-            except ConnectionLost:
-                return  # it has ended meanwhile
-            self._clients[path] = client, stack.pop_all()
+    def connect(self, name: str, /) -> AbstractAsyncContextManager[AdminClient]:
+        return connect_admin(name)
 
-    async def close(self) -> None:
-        """End the connections."""
-        async with AsyncExitStack() as every:
-            for _, stack in self._clients.values():
-                every.push_async_exit(stack)
+    def watching(self) -> AbstractAsyncContextManager[Sources]:
+        """Look at them while a block runs."""
+        return connected(self)
 
+    async def act(self, source: str, do: str, **members: Any) -> Any:
+        """Do something at one of them, as `AdminClient.ask` does. Raises LocalError if it is not there, too."""
+        async with reached(self, source) as server:
+            return await server.ask(do, **members)
 
-@asynccontextmanager
-async def connected(target: str | None) -> AsyncIterator[Sources]:
-    """Keep connections to servers while the block runs."""
-    sources = Sources(target)
-    try:
-        yield sources
-    finally:
-        await sources.close()
+    @property
+    def commands(self) -> dict[str, Command]:
+        """The commands of the page."""
+        return Watching(self).commands
 
 
 # At a terminal
@@ -126,7 +85,7 @@ def ps(as_json_text: bool) -> None:
       trimcp ps
     """
     screen = Screen()
-    pictures = trio.run(_pictures_of, None)
+    pictures = trio.run(_pictures_of, Sockets(None))
     if as_json_text:
         screen.show(as_json([_summary(one) for one in pictures]))
     else:
@@ -149,11 +108,13 @@ def _summary(picture: dict[str, Any]) -> dict[str, Any]:
 @click.option("--once", is_flag=True, help="Print it once, and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print all there is once, as JSON.")
 @web_options
-def top(server: str | None, once: bool, as_json: bool, web: bool, port: int) -> None:
+@with_options(HeaderOptions)
+def top(server: str | None, once: bool, as_json: bool, web: bool, port: int, options: HeaderOptions) -> None:
     """See live what servers do that run with --admin: calls with their progress and the line where each waits.
 
-    SERVER is a process (trimcp ps has its number) or the path of its socket; without it all are shown. Keys select a
-    call, open it, cancel it with a reason, close its session, and drain its server.
+    SERVER is a process (trimcp ps has its number), the path of its socket, or the URL of one that runs with
+    --admin-http; without it all that run here are shown. Keys select a call, open it, cancel it with a reason, close
+    its session, and drain its server.
 
     \b
     Examples:
@@ -161,22 +122,40 @@ def top(server: str | None, once: bool, as_json: bool, web: bool, port: int) -> 
       trimcp top 4242 --once
       trimcp top --json /run/weather/admin.sock
       trimcp top --web
+      trimcp top https://mcp.example/mcp --bearer MY_TOKEN
     """
-    if web:
-        sys.exit(_watch_in_browser(server, port))
-    sys.exit(_look(server, once=once, as_json_text=as_json))
+    target = _target(server, options)
+    try:
+        sys.exit(_watch_in_browser(target, port) if web else _look(target, once=once, as_json_text=as_json))
+    except (LocalError, ConnectionLost) as error:
+        raise Failure(theirs(error, None), NO_CONNECTION) from None
 
 
-def _look(target: str | None, *, once: bool, as_json_text: bool) -> int:
+def _target(server: str | None, options: HeaderOptions) -> Sockets | NetworkServer:
+    """Return the servers that are meant. Raises Failure: there is no such one."""
+    if server is not None and "://" in server:
+        from trimcp.cli.targets import find_target, read_headers  # needed for no server of this user
+        from trimcp.cli.top_network import NetworkServer
+        from trimcp.transports.http.client.target import HttpServer
+
+        found = find_target(server, headers=read_headers(options.headers, options.bearer))
+        if not isinstance(found, HttpServer):
+            raise Failure("a server is looked at over HTTP: name the http or https URL of its endpoint", USAGE)
+        return NetworkServer(found)
+    if options.headers or options.bearer:
+        raise Failure("--header and --bearer are sent to a URL", USAGE)
+    return Sockets(server)
+
+
+def _look(target: Sockets | NetworkServer, *, once: bool, as_json_text: bool) -> int:
     """Show what servers do until the user ends it, or once; return the exit code.
 
     Raises Failure: there is no such server.
     """
     screen = Screen()
-    if not sockets_of(target):
-        raise Failure(
-            _NONE if target is None else f"no server {theirs(target, 100)} can be looked at: trimcp ps", USAGE
-        )
+    if isinstance(target, Sockets) and not target.names():
+        named = target.target
+        raise Failure(_NONE if named is None else f"no server {theirs(named, 100)} can be looked at: trimcp ps", USAGE)
     if once or as_json_text or not sys.stdout.isatty() or not sys.stdin.isatty():
         pictures = trio.run(_pictures_of, target)
         if not pictures:
@@ -192,8 +171,8 @@ def _look(target: str | None, *, once: bool, as_json_text: bool) -> int:
     return trio.run(_Top(target).run)
 
 
-async def _pictures_of(target: str | None) -> list[dict[str, Any]]:
-    async with connected(target) as sources:
+async def _pictures_of(target: Sockets | NetworkServer) -> list[dict[str, Any]]:
+    async with target.watching() as sources:
         return await sources.pictures()
 
 
@@ -201,7 +180,7 @@ async def _pictures_of(target: str | None) -> list[dict[str, Any]]:
 class _Top:
     """The full screen."""
 
-    target: str | None
+    target: Sockets | NetworkServer
     choice: Shown = attrs.field(init=False, factory=Shown)
     pictures: list[dict[str, Any]] = attrs.field(init=False, factory=list)
     screen: Screen = attrs.field(init=False, factory=Screen)
@@ -212,7 +191,7 @@ class _Top:
     async def run(self) -> int:
         """Show pictures until the user or a signal ends it. The terminal is as before in every case."""
         self.live = Live(console=self.screen.out, screen=True, auto_refresh=False)
-        async with connected(self.target) as sources:
+        async with self.target.watching() as sources:
             self.pictures = await sources.pictures()
             if not self.pictures:
                 raise Failure("the server is gone", NO_CONNECTION)
@@ -223,7 +202,7 @@ class _Top:
                     nursery.start_soon(self._read_keys)
                     while self.pictures:
                         self._show()
-                        await trio.sleep(_PAUSE)
+                        await trio.sleep(sources.pause)
                         self.pictures = await sources.pictures()
                     nursery.cancel_scope.cancel()
         if not self.pictures:
@@ -309,7 +288,7 @@ class _Top:
             choice.typed += key
 
     async def _act(self, row: RequestRow, do: str, **members: Any) -> None:
-        await act(self.target, row.picture["source"], do, **members)
+        await self.target.act(row.picture["source"], do, **members)
 
     async def _cancel(self, row: RequestRow, typed: str) -> str:
         await self._act(row, "cancel", request=row.request["key"], reason=typed or _REASON)
@@ -381,62 +360,15 @@ def _keys_at_once() -> Iterator[Callable[[], None]]:
 
 # In a browser
 
-_ACTS: Final = frozenset({"cancel", "close", "drain"})
-_MEMBERS: Final = ("request", "session", "reason", "grace")
 
-
-@attrs.frozen
-class Watching:
-    """The commands of the page."""
-
-    target: str | None  # whose servers it shows; see `sockets_of`
-
-    @property
-    def commands(self) -> dict[str, Command]:
-        """All of them, by name."""
-        return {"pictures": self.pictures, "act": self.act, "wire": self.wire}
-
-    async def pictures(self, members: Mapping[str, Any], send: Send) -> None:
-        """Send pictures of all servers, until the page leaves. One that reads slowly gets fewer of them."""
-        async with connected(self.target) as sources:
-            while True:
-                await send(await sources.pictures())
-                await trio.sleep(_PAUSE)
-
-    async def wire(self, members: Mapping[str, Any], send: Send) -> None:
-        """Send what is said in the `session` of a `source`, with what is in it if `text` says so, as it comes.
-
-        It ends with the session.
-        """
-        seen = 0
-        async with reached(self.target, members.get("source", "")) as client:
-            while True:
-                asked = {"session": members.get("session"), "text": members.get("text") is True}
-                told = await client.ask("wire", after=seen, **asked)
-                seen = told["count"]
-                await send(told)
-                if told["ended"] is not None:
-                    await trio.sleep_forever()  # until nobody looks
-                await trio.sleep(_PACE)
-
-    async def act(self, members: Mapping[str, Any], send: Send) -> None:
-        """Cancel, close or drain, as `AdminClient.ask` does."""
-        do = members.get("do")
-        if do not in _ACTS:
-            raise ValueError("`do` is one of cancel, close and drain")
-        rest = {name: members[name] for name in _MEMBERS if name in members}
-        await send({"done": await act(self.target, members.get("source", ""), do, **rest)})
-
-
-def _watch_in_browser(target: str | None, port: int) -> int:
+def _watch_in_browser(target: Sockets | NetworkServer, port: int) -> int:
     """Serve the page until a signal ends it; return the exit code. Raises Failure: it cannot listen there."""
 
     from trimcp.cli.web.site import serving  # not needed at a terminal
 
     async def run() -> None:
-        commands = Watching(target).commands
         with run_signals() as stop:
-            async with serving("top", commands, port) as url:
+            async with serving("top", target.commands, port) as url:
                 say(f"open {url}")
                 await stop.wait()
 

@@ -9,6 +9,7 @@ _NAMES = {
     "trimcp.watch.admin": "serve_admin",
     "trimcp.watch.log_ids": "RequestIds",
     "trimcp.watch.metrics": "Metrics",
+    "trimcp.watch.network": "NetworkAdmin",
     "trimcp.watch.observing": "Observation",
     "trimcp.watch.picture": "EndedRequest Picture RequestPicture SessionPicture",
     "trimcp.watch.statistics": "MemoryStatistics ServerStatistics",

@@ -7,6 +7,7 @@ from trimcp.session.turns import TurnStatistics as TurnStatistics
 from trimcp.watch.admin import serve_admin as serve_admin
 from trimcp.watch.log_ids import RequestIds as RequestIds
 from trimcp.watch.metrics import Metrics as Metrics
+from trimcp.watch.network import NetworkAdmin as NetworkAdmin
 from trimcp.watch.observing import Observation as Observation
 from trimcp.watch.picture import EndedRequest as EndedRequest
 from trimcp.watch.picture import Picture as Picture
@@ -24,6 +25,7 @@ __all__ = [
     "Lanes",
     "MemoryStatistics",
     "Metrics",
+    "NetworkAdmin",
     "Observation",
     "Picture",
     "ProcessStatistics",

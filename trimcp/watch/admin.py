@@ -27,6 +27,7 @@ from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.h1.sockets import open_unix
+from trimcp.watch.commands import plain
 from trimcp.watch.observing import Observation, log
 from trimcp.watch.picture import Observed
 
@@ -39,6 +40,10 @@ _MOST: Final = 16  # viewers at a time
 _PATIENCE: Final = 30.0  # seconds that a viewer may leave an answer unread
 _CHUNK: Final = 64 * 1024
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group: struct ucred of unix(7)
+
+
+GROUP: Final = "TRIMCP_ADMIN_GROUP"
+"""The variable that names the processes which serve one port together."""
 
 
 def registry() -> Path:
@@ -75,7 +80,8 @@ async def serve_admin(server: Observed, path: str | os.PathLike[str] | None = No
         LocalError: there can be no socket.
     """
     require_trio()
-    announced = registry() / f"{os.getpid()}.{id(server):x}.sock"
+    group = os.environ.get(GROUP, "")
+    announced = registry() / f"{os.getpid()}.{id(server):x}{'-' * bool(group)}{group}.sock"
     place = announced if path is None else Path(path)
     with open_unix(place, backlog=_MOST) as sock, _announced(announced, place):
         async with open_service_nursery() as nursery:
@@ -161,29 +167,28 @@ class _Lines:
 
 async def _answer(observation: Observation, line: bytes) -> bytes:
     try:
-        request = orjson.loads(line)
+        return answer_line({"done": await perform(observation, orjson.loads(line))})
+    except (LocalError, ValueError) as error:
+        known = not isinstance(error, orjson.JSONDecodeError)
+        return answer_line({"error": str(error) if known else _NO_REQUEST})
+
+
+async def perform(observation: Observation, request: Any) -> Any:
+    """Do what a request asks for and return what came of it. Raises LocalError or ValueError: it is refused."""
+    try:
         act = _ACTS[request.pop("do")]
     except (ValueError, TypeError, KeyError, AttributeError):
-        return answer_line({"error": f"a request is a JSON object whose `do` is one of {', '.join(_ACTS)}"})
+        raise LocalError(_NO_REQUEST) from None
     try:
         found = act(observation, **request)
-        done = await found if hasattr(found, "__await__") else found
+        return await found if hasattr(found, "__await__") else found
     except TypeError:
-        return answer_line({"error": "these members do not belong to this request, or have the wrong type"})
-    except (LocalError, ValueError) as error:
-        return answer_line({"error": str(error)})
-    return answer_line({"done": done})
+        raise LocalError("these members do not belong to this request, or have the wrong type") from None
 
 
 def answer_line(answer: Mapping[str, Any]) -> bytes:
     """Return an answer as it is sent."""
-    return orjson.dumps({"version": VERSION, **answer}, default=_plain) + b"\n"
-
-
-def _plain(value: Any) -> Any:
-    if attrs.has(type(value)):
-        return {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
-    return str(value)
+    return orjson.dumps({"version": VERSION, **answer}, default=plain) + b"\n"
 
 
 _ACTS: Final[Mapping[str, Callable[..., Any]]] = {
@@ -193,6 +198,9 @@ _ACTS: Final[Mapping[str, Callable[..., Any]]] = {
     "drain": Observation.drain,
     "wire": Observation.wire,
 }
+
+
+_NO_REQUEST: Final = f"a request is a JSON object whose `do` is one of {', '.join(_ACTS)}"
 
 
 # The viewer's side
@@ -239,10 +247,10 @@ async def connect_admin(path: str | os.PathLike[str]) -> AsyncIterator[AdminClie
         yield AdminClient(stream, _Lines(stream, _LARGEST))
 
 
-def announced_sockets() -> list[Path]:
-    """Return the sockets of this user's servers that run, and remove what ended ones have left."""
+def announced_sockets(group: str | None = None) -> list[Path]:
+    """Return the sockets of this user's servers that run, or of one group, and remove what ended ones have left."""
     found = []
-    for path in sorted(registry().glob("*.sock")):
+    for path in sorted(registry().glob("*.sock" if group is None else f"*-{group}.sock")):
         try:
             os.kill(int(path.name.partition(".")[0]), 0)
         except (ValueError, ProcessLookupError):

@@ -17,6 +17,7 @@ import trio
 from trimcp.channel import LANES
 from trimcp.session.job import Job
 from trimcp.transports.http.interfaces import Head, HttpResponse
+from trimcp.watch.commands import lacks_scope
 from trimcp.watch.picture import Named, Observed, outcome_of, target_of
 
 BUCKETS: Final = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 3600.0)
@@ -87,9 +88,8 @@ class Metrics:
         """Answer a request of the route."""
         if head.method not in ("GET", "HEAD"):
             return HttpResponse(405, (("Allow", "GET, HEAD"),), b"")
-        granted = None if head.principal is None else head.principal.scopes
-        if self._scope is not None and self._scope not in (granted or ()):
-            return HttpResponse(403, (), b"")
+        if self._scope is not None and (refused := lacks_scope(head, self._scope)) is not None:
+            return refused
         before = trio.current_time()
         await trio.lowlevel.checkpoint()
         return HttpResponse(200, (_TYPE,), self.text(trio.current_time() - before).encode())

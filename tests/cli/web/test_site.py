@@ -13,8 +13,9 @@ import pytest
 import trio
 
 from tests.peers.http1 import HttpWire, http_request
-from trimcp.cli.web.site import Command, Send, page_files, serving
+from trimcp.cli.web.site import page_files, serving
 from trimcp.errors import LocalError
+from trimcp.watch.commands import Command, Send
 
 JSON = "Content-Type: application/json"
 
@@ -144,7 +145,7 @@ async def test_a_page_that_leaves_cancels_its_command() -> None:
 
     async with visited(hold=hold) as site:
         async with site.wire() as wire:
-            await wire.send(http_request("POST", "/do/hold", site.bearer, body=b"{}"))
+            await wire.send(http_request("POST", "/do/hold", JSON, site.bearer, body=b"{}"))
             await began.wait()
         await ended.wait()
 
@@ -160,7 +161,7 @@ async def test_a_page_that_does_not_read_keeps_its_command_waiting() -> None:
             await trio.lowlevel.checkpoint()
 
     async with visited(pour=pour) as site, site.wire() as wire:
-        await wire.send(http_request("POST", "/do/pour", site.bearer, body=b"{}"))
+        await wire.send(http_request("POST", "/do/pour", JSON, site.bearer, body=b"{}"))
         await wire.head()
         before = -1
         while before != sent:  # until nothing more is sent
@@ -179,7 +180,7 @@ async def test_only_so_many_commands_at_a_time() -> None:
 
             async def one() -> None:
                 async with site.wire() as wire:
-                    await wire.send(http_request("POST", "/do/hold", site.bearer, body=b"{}"))
+                    await wire.send(http_request("POST", "/do/hold", JSON, site.bearer, body=b"{}"))
                     await wire.head()
                     began.add(wire)
                     await trio.sleep_forever()

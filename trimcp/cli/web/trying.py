@@ -21,12 +21,13 @@ from trimcp.cli.screen import Screen
 from trimcp.cli.targets import Target
 from trimcp.cli.text import as_json
 from trimcp.cli.web.exports import exported
-from trimcp.cli.web.site import Send, serving
+from trimcp.cli.web.site import serving
 from trimcp.client.session import ClientSession
 from trimcp.errors import LocalError, RemoteError
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports import trace
 from trimcp.transports.wrapped import WrappedChannel
+from trimcp.watch.commands import Send
 from trimcp.watch.wire import MessageLog, masked_text
 from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import ElicitParams, ElicitResult

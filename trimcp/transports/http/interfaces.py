@@ -19,7 +19,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, ClassVar, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -97,9 +97,6 @@ class Head:
             self.again,
         )
 
-    spoken: ClassVar[str] = "HTTP/1.1"
-    """What a host without HTTP/2 speaks."""
-
     @property
     def link(self) -> Link:
         """How the client has come here."""
@@ -107,7 +104,7 @@ class Head:
             return Link("WebSocket", self.peer)
         if self.headers.get("content-type", "").startswith("application/grpc"):
             return Link("gRPC", self.peer)
-        return Link("HTTP/2" if self.http2 else self.spoken, self.peer)
+        return Link("HTTP/2" if self.http2 else "HTTP/1.1", self.peer)
 
     @property
     def until(self) -> float:

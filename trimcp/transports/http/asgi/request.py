@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from trimcp.budget import LARGE, MemoryAccount, MemoryCharge
-from trimcp.channel import PeerProgress
+from trimcp.channel import Link, PeerProgress
 from trimcp.framing.gathering import Gathered
 from trimcp.support.addresses import host_port, is_loopback_address
 from trimcp.transports.descriptors import PIECE
@@ -403,9 +403,15 @@ class AsgiReply:
 
 @attrs.define(eq=False)
 class _AsgiHead(Head):
-    """The head of a request of which an ASGI server alone knows how it came."""
+    """The head of a request of which an ASGI server says how it came."""
 
-    spoken = "HTTP"
+    version: str = ""  # of HTTP; "" if it does not say
+
+    @property
+    def link(self) -> Link:
+        link = super().link
+        known = self.version in ("1.0", "1.1", "2", "3")
+        return link if self.websocket else link._replace(transport=f"HTTP/{self.version}" if known else "HTTP")
 
 
 def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
@@ -436,6 +442,7 @@ def read_head(scope: Scope, root: str = "") -> Head | HttpResponse:
         secure=scope.get("scheme") in ("https", "wss"),
         root=root,
         websocket=scope["type"] == "websocket",
+        version=str(scope.get("http_version", "")),
     )
 
 

@@ -110,7 +110,7 @@ def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Cal
     their number. A token stays valid until the program is restarted without it. Only digests are kept in memory.
 
     Args:
-        tokens: the id of a principal by token. Several tokens may have the same principal.
+        tokens: the id of a principal by token, or a `Principal`. Several tokens may have the same one.
         realm: a name for the protected area, for the client to show.
 
     Raises:
@@ -122,7 +122,7 @@ def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Cal
             raise ValueError("a bearer token belongs to nobody: give its principal an id")
         if not _TOKEN.fullmatch(token):
             raise ValueError(f"the bearer token of {id!r} must be letters, digits and any of -._~+/, then perhaps =")
-        known.append((_digest(token), Principal(id)))
+        known.append((_digest(token), id if isinstance(id, Principal) else Principal(id)))
     if realm is not None and not _REALM.fullmatch(realm):
         raise ValueError(f"{realm!r} cannot be a realm: write printable ASCII without quotes and backslashes")
     shown = () if realm is None else (f'realm="{realm}"',)
