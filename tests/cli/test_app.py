@@ -85,7 +85,7 @@ def test_each_command_explains_itself_with_examples_and_exit_codes(command: str)
     assert "Examples:" in result.stdout
     assert "Exit codes:" in result.stdout
     timed = "124  the time given by --timeout is over" in result.stdout
-    assert timed is (command in ("inspect", "call", "read", "prompt"))
+    assert timed is (command in ("inspect", "call", "read", "prompt", "shell"))
     assert ("the tool itself reported an error" in result.stdout) is (command == "call")
 
 
@@ -132,7 +132,7 @@ def test_one_name_of_an_option_means_one_thing() -> None:
     known = {"--reply": kinds["--reply"], "--host": {"ADDRESS", "NAME"}}
     assert {name: kind for name, kind in kinds.items() if len(kind) > 1} == known
     assert [name for name, command in COMMANDS.items() if any("--json" in each.opts for each in command.params)] == [
-        *("whoami", "inspect", "call", "read", "prompt", "bench", "hosts", "ps", "top")
+        *("whoami", "inspect", "call", "read", "prompt", "shell", "bench", "hosts", "ps", "top")
     ]
 
 

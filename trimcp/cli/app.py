@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "call": ("talking", "Call a tool and print the result."),
     "read": ("talking", "Print what a resource holds."),
     "prompt": ("talking", "Print the messages of a prompt."),
+    "shell": ("shell", "Talk to a server, line by line."),
     "bench": ("bench_run", "Put load on a server and measure it."),
     "record": ("recording", "Write down what a client and a server say."),
     "install": ("hosts", "Write a server into a host's configuration."),

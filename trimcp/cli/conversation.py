@@ -64,6 +64,28 @@ class Parts:
     watch: Callable[[Target], Opener]  # returns what to connect to in place of a target
 
 
+def client_of(options: ConnectOptions, parts: Parts) -> Client:
+    """Return the client of a command."""
+    client = Client(
+        "trimcp",
+        own_version(),
+        title="trimcp command",
+        revisions=LEGACY if options.legacy else REVISIONS,
+        log_level=options.log_level or "info",
+    )
+    if options.timeout is not None:
+        client.connect_timeout = options.timeout
+    client.logging(parts.log)
+    client.elicitation(parts.answer)
+    return client
+
+
+def traced(server: Target, options: ConnectOptions, screen: Screen) -> Target:
+    """Return a server with the trace that is wanted, if any."""
+    write = trace_to(options.trace, screen)
+    return server if write is None else attrs.evolve(server, trace=write)
+
+
 def converse(target: str, options: ConnectOptions, body: Body, parts: Parts | None = None) -> int:
     """Connect to a server, run `body` with the session, disconnect, and return the exit code.
 
@@ -86,20 +108,8 @@ async def _converse(
 ) -> int:
     asker = Asker(screen)
     parts = Parts(asker.answer, screen.log, lambda target: target) if parts is None else parts
-    client = Client(
-        "trimcp",
-        own_version(),
-        title="trimcp command",
-        revisions=LEGACY if options.legacy else REVISIONS,
-        log_level=options.log_level or "info",
-    )
-    if options.timeout is not None:
-        client.connect_timeout = options.timeout
-    client.logging(parts.log)
-    client.elicitation(parts.answer)
-    write = trace_to(options.trace, screen)
-    if write is not None:
-        server = attrs.evolve(server, trace=write)
+    client = client_of(options, parts)
+    server = traced(server, options, screen)
     code: int | None = None
 
     with signals(screen) as stop:
@@ -119,7 +129,7 @@ async def _converse(
                     screen.end_progress()
         except McpError as error:
             if stop.signal is None:
-                raise _failure(error, server, connected=screen.listening) from None
+                raise failure_of(error, server, connected=screen.listening) from None
         except trio.TooSlowError as error:  # a timeout of the client itself, earlier than --timeout
             if stop.signal is None:
                 raise Failure(str(error), TIMED_OUT) from None
@@ -148,7 +158,8 @@ async def _explain_slow_end(screen: Screen, stop: Stop) -> None:
     screen.note("the server was told to stop, and has not ended yet; Ctrl-C again ends this at once", "dim")
 
 
-def _failure(error: McpError, server: Target, *, connected: bool) -> Failure:
+def failure_of(error: McpError, server: Target, *, connected: bool) -> Failure:
+    """Return how a command ends after an error of a server, before it was connected or after."""
     if not connected:
         spoke = isinstance(error, RemoteError | InvalidReply)
         hint = "\nAdd --trace to see what was said." if spoke else ""

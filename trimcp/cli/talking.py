@@ -20,6 +20,10 @@ from trimcp.cli.text import Line, as_json, describe_content, describe_resource, 
 from trimcp.client.session import ClientSession
 from trimcp.wire.converter import converter_for
 from trimcp.wire.fields import ABSENT
+from trimcp.wire.prompts import GetPromptResult
+from trimcp.wire.resources import ReadResourceResult
+from trimcp.wire.revisions import Revision
+from trimcp.wire.tools import CallToolResult
 
 
 def _talks(*, exit_codes: str = TALK_EXIT_CODES) -> Callable[[Callable[..., Any]], click.Command]:
@@ -36,13 +40,47 @@ def _talks(*, exit_codes: str = TALK_EXIT_CODES) -> Callable[[Callable[..., Any]
     return decorate
 
 
-def _show(screen: Screen, session: ClientSession, options: ConnectOptions, result: Any, lines: Iterable[Line]) -> None:
+def _show(screen: Screen, revision: Revision, options: ConnectOptions, result: Any, lines: Iterable[Line]) -> None:
     """Print a result, as JSON in the form of the revision or as lines of text."""
     if options.json:
-        screen.show(as_json(converter_for(session.revision).dump(result)))
+        screen.show(as_json(converter_for(revision).dump(result)))
     else:
         for text, style in lines:
             screen.show(text, style)
+
+
+def show_result(screen: Screen, revision: Revision, options: ConnectOptions, result: CallToolResult) -> None:
+    """Print the result of a call; a tool's error to standard error."""
+    pieces = list(describe_content(result.content))
+    if not pieces and result.structured_content is not ABSENT:
+        pieces = [as_json(result.structured_content)]
+    if result.is_error is True and not options.json:
+        for piece in pieces:
+            screen.complain(theirs(piece, None))
+    else:
+        _show(screen, revision, options, result, ((piece, "") for piece in pieces))
+
+
+def show_resource(screen: Screen, revision: Revision, options: ConnectOptions, result: ReadResourceResult) -> None:
+    """Print what a resource holds."""
+    _show(screen, revision, options, result, ((describe_resource(each), "") for each in result.contents))
+
+
+def show_prompt(screen: Screen, revision: Revision, options: ConnectOptions, result: GetPromptResult) -> None:
+    """Print the messages of a prompt."""
+    lines: list[Line] = []
+    for message in result.messages:
+        for piece in describe_content([message.content]):
+            lines += [(f"{message.role}:", "bold"), (piece, "")]
+    _show(screen, revision, options, result, lines)
+
+
+def values_of(words: Iterable[str]) -> dict[str, str]:
+    """Return the arguments of a prompt. Raises Failure: a word is none."""
+    for word in words:
+        if "=" not in word:
+            raise Failure(f"{word!r} is no argument; write name=value")
+    return dict(word.split("=", 1) for word in words)
 
 
 @_talks()
@@ -106,14 +144,7 @@ def call(target: str, tool: str, arguments: tuple[str, ...], text: str | None, o
                 screen.progress(step)
             result = await call.result()
         screen.end_progress()
-        pieces = list(describe_content(result.content))
-        if not pieces and result.structured_content is not ABSENT:
-            pieces = [as_json(result.structured_content)]
-        if result.is_error is True and not options.json:
-            for piece in pieces:
-                screen.complain(theirs(piece, None))
-        else:
-            _show(screen, session, options, result, ((piece, "") for piece in pieces))
+        show_result(screen, session.revision, options, result)
         return TOOL_ERROR if result.is_error is True else 0
 
     return body
@@ -131,8 +162,7 @@ def read(target: str, uri: str, options: ConnectOptions) -> Body:
     """
 
     async def body(session: ClientSession, screen: Screen) -> int:
-        result = await session.read_resource(uri)
-        _show(screen, session, options, result, ((describe_resource(each), "") for each in result.contents))
+        show_resource(screen, session.revision, options, await session.read_resource(uri))
         return 0
 
     return body
@@ -149,18 +179,10 @@ def prompt(target: str, name: str, arguments: tuple[str, ...], options: ConnectO
       trimcp prompt codesearch.py review path=README.md focus=style
       trimcp prompt https://mcp.example/mcp greet name=Ada --json
     """
-    for word in arguments:
-        if "=" not in word:
-            raise Failure(f"{word!r} is no argument; write name=value")
-    values = dict(word.split("=", 1) for word in arguments)
+    values = values_of(arguments)
 
     async def body(session: ClientSession, screen: Screen) -> int:
-        result = await session.get_prompt(name, values)
-        lines: list[Line] = []
-        for message in result.messages:
-            for piece in describe_content([message.content]):
-                lines += [(f"{message.role}:", "bold"), (piece, "")]
-        _show(screen, session, options, result, lines)
+        show_prompt(screen, session.revision, options, await session.get_prompt(name, values))
         return 0
 
     return body
