@@ -57,7 +57,7 @@ def shell(target: str, options: ConnectOptions) -> None:
         with blocking.connect(traced(server, options, screen), client=client, revision=options.revision) as session:
             screen.listening = True
             _greet(session, screen)
-            with _edited(Lines(session, screen, options)) as lines:
+            with _edited(TypedLines(session, screen, options)) as lines:
                 code = lines.run()
     except McpError as error:
         raise failure_of(error, server, connected=screen.listening) from None
@@ -73,7 +73,7 @@ def _greet(session: blocking.BlockingSession, screen: Screen) -> None:
 
 
 @attrs.define(eq=False)
-class Lines:
+class TypedLines:
     """The lines that are typed, and what each does."""
 
     session: blocking.BlockingSession
@@ -284,7 +284,7 @@ def _arguments(tool: Tool, given: Sequence[str], last: str) -> Iterator[str]:
 
 
 @contextmanager
-def _edited(lines: Lines) -> Iterator[Lines]:
+def _edited(lines: TypedLines) -> Iterator[TypedLines]:
     """Edit lines with arrows, history and completion while the block runs, at a terminal of a system that can."""
     try:
         import readline
@@ -325,15 +325,15 @@ class LineCommand:
 
 _MANY: Final = 1_000
 COMMANDS: Final = {
-    "tools": LineCommand(Lines.list_tools, "", "list the tools"),
-    "resources": LineCommand(Lines.list_resources, "", "list the resources and their templates"),
-    "prompts": LineCommand(Lines.list_prompts, "", "list the prompts"),
-    "call": LineCommand(Lines.call, "TOOL [NAME=VALUE]...", "call a tool; NAME:=JSON is JSON", 1, _MANY),
-    "read": LineCommand(Lines.read, "URI", "show what a resource holds", 1, 1),
-    "watch": LineCommand(Lines.watch, "[URI]...", "show changes of resources, or of the lists", 0, _MANY),
-    "prompt": LineCommand(Lines.prompt, "NAME [NAME=VALUE]...", "show the messages of a prompt", 1, _MANY),
-    "complete": LineCommand(Lines.complete, "PROMPT ARGUMENT [TEXT]", "ask for suggestions", 2, 3),
-    "log": LineCommand(Lines.log, "LEVEL", "show log messages from this level on", 1, 1),
-    "ping": LineCommand(Lines.ping, "", "ask whether the server is there"),
-    "help": LineCommand(Lines.help, "[COMMAND | TOOL]", "show what can be typed, or what a tool takes", 0, 1),
+    "tools": LineCommand(TypedLines.list_tools, "", "list the tools"),
+    "resources": LineCommand(TypedLines.list_resources, "", "list the resources and their templates"),
+    "prompts": LineCommand(TypedLines.list_prompts, "", "list the prompts"),
+    "call": LineCommand(TypedLines.call, "TOOL [NAME=VALUE]...", "call a tool; NAME:=JSON is JSON", 1, _MANY),
+    "read": LineCommand(TypedLines.read, "URI", "show what a resource holds", 1, 1),
+    "watch": LineCommand(TypedLines.watch, "[URI]...", "show changes of resources, or of the lists", 0, _MANY),
+    "prompt": LineCommand(TypedLines.prompt, "NAME [NAME=VALUE]...", "show the messages of a prompt", 1, _MANY),
+    "complete": LineCommand(TypedLines.complete, "PROMPT ARGUMENT [TEXT]", "ask for suggestions", 2, 3),
+    "log": LineCommand(TypedLines.log, "LEVEL", "show log messages from this level on", 1, 1),
+    "ping": LineCommand(TypedLines.ping, "", "ask whether the server is there"),
+    "help": LineCommand(TypedLines.help, "[COMMAND | TOOL]", "show what can be typed, or what a tool takes", 0, 1),
 }
