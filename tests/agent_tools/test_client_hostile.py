@@ -19,6 +19,7 @@ from trimcp.agent_tools.client.wire import answer_in, event_in, response_in
 from trimcp.agent_tools.messages.errors import AgentToolsError
 from trimcp.agent_tools.messages.messages import (
     MESSAGES,
+    RULES,
     ContextCreate,
     ContextDestroy,
     ContextRead,
@@ -29,7 +30,6 @@ from trimcp.agent_tools.messages.messages import (
     RemoveTool,
     ToolCancel,
     ToolRequest,
-    rules_of,
 )
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.errors import InvalidReply, McpError
@@ -64,7 +64,7 @@ def messages(draw: Callable[..., Any]) -> Any:
     """A message, with members that may be of any kind or missing."""
     kind = draw(st.sampled_from(sorted(MESSAGES)))
     value: dict[str, Any] = {"type": kind}
-    for name, _ in rules_of(MESSAGES[kind]):
+    for name, _ in RULES[MESSAGES[kind]]:
         if draw(st.booleans()) or name in ("request_id", "context_id"):
             value[name] = draw(ERRORS if name == "error" else VALUES)
     return value

@@ -59,18 +59,17 @@ class AgentRpc:
     def admit(self, routes: server.GrpcRoutes, head: Head) -> Admitted:
         """Admit a call by its head: a `GrpcService`."""
         name = head.path[len(protobuf.SERVICE) :]
-        method = _METHODS.get(name)
-        if method is None:
-            if name == "Provide":
-                return self._provide(routes, head)
+        method, port = _METHODS.get(name), self.port
+        if method is None and name != "Provide":
             return server.status_response(grpc.GrpcStatus.UNIMPLEMENTED, "there is no such method")
-        port = self.port
-        if not port.has_room(head):
-            return error_response(port.too_much(head))
         try:
             caller = port.caller(head)
         except errors.AgentToolsError as error:
             return error_response(error)
+        if method is None:
+            return self._provide(routes, head, caller)
+        if not port.has_room(head):
+            return error_response(port.too_much(head))
         if port.shared.judged_by_head:
             head.again = partial(_again, port, method, caller)
         return RpcExchange(port, head, caller, method)
@@ -81,15 +80,11 @@ class AgentRpc:
             refusal_error(refused.status, server.refusal_text(refused)), *server.kept_headers(refused)
         )
 
-    def _provide(self, routes: server.GrpcRoutes, head: Head) -> Admitted:
+    def _provide(self, routes: server.GrpcRoutes, head: Head, caller: AgentCaller) -> Admitted:
         """Return how to serve a provider, or the refusal."""
         found = routes.upgrade(head)
         if isinstance(found, HttpResponse):
             return self.refused(found)
-        try:
-            caller = self.port.caller(head)
-        except errors.AgentToolsError as error:
-            return error_response(error)
         found = attrs.evolve(found, serve=partial(self.port.serve, head, caller))
         read = partial(protobuf.tagged_in, protobuf.PB.FromProvider)
         write = partial(protobuf.tagged_frame, protobuf.PB.ToProvider, both=True)

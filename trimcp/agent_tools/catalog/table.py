@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Final, Literal
 
 import attrs
@@ -19,6 +20,8 @@ from trimcp.server.tools import ToolEntry
 
 LONGEST_VERSION: Final = 64
 """Characters of a version that are looked at."""
+
+_known_key: Final = lru_cache(maxsize=1_024)(version_key)  # of what callers write again and again
 
 
 @attrs.define(eq=False)
@@ -50,19 +53,15 @@ class VersionPlace:
 
 @attrs.define(eq=False)
 class ToolVersions:
-    """All versions of one tool, the newest first.
-
-    `keys` has those that are offered, by their keys in `server.tools`, and `texts` the versions as they are written.
-    """
+    """All versions of one tool, the newest first."""
 
     name: str
     owner: Owner
     places: list[VersionPlace] = attrs.field(factory=list)
-    keys: dict[str, ToolEntry] = attrs.field(factory=dict)
-    texts: list[str] = attrs.field(factory=list)
+    keys: dict[str, Candidate] = attrs.field(factory=dict)  # those that are offered, by their keys in `server.tools`
 
     def find(self, version: str) -> VersionPlace | None:
-        wanted = version_key(version[:LONGEST_VERSION])
+        wanted = _known_key(version[:LONGEST_VERSION])
         return next((place for place in self.places if place.version == wanted), None)
 
     @property
@@ -83,7 +82,6 @@ class ToolTable:
         self._server = server
         self._rules = rules
         self.families: dict[str, ToolVersions] = {}
-        self.keys: dict[tuple[str, str], str] = {}  # of each version of a registered tool, as it is written
         self.owned: Counter[Owner] = Counter()  # the tools of each owner; each version counts
 
     # Finding
@@ -94,23 +92,20 @@ class ToolTable:
 
     def key_of(self, name: str, version: str) -> str | None:
         """Return the key of a version in `server.tools`, however it is written; also of the server's own tools."""
-        known = self.keys.get((name, version))
-        if known is not None:
-            return known
         family = self.families.get(name)
         if family is not None:
             place = family.find(version)
             offered = None if place is None else place.offered
-            return None if offered is None else self.keys.get((name, offered.manifest.version))
+            return next((key for key, each in family.keys.items() if each is offered), None)
         entry = self._server.tools.get(name)
-        same = entry is not None and version_key(version_of(entry)) == version_key(version[:LONGEST_VERSION])
+        same = entry is not None and _known_key(version_of(entry)) == _known_key(version[:LONGEST_VERSION])
         return name if same else None
 
     def versions_of(self, entry: ToolEntry, principal: Principal | None) -> Iterator[Manifest]:
         """Yield the manifests of a tool's versions that a principal sees, the newest first."""
         name = entry.listed.name
         family = self.families.get(name)
-        if family is not None and entry in family.keys.values():
+        if family is not None and any(each.entry is entry for each in family.keys.values()):
             for candidate in family.layout().values():
                 if candidate.entry is not None and shown(candidate.entry, principal):
                     yield candidate.manifest
@@ -173,8 +168,8 @@ class ToolTable:
     def check_offer(self, family: ToolVersions, manifest: Manifest) -> None:
         """Raise NameTaken if the server has a tool of its own under a key that a manifest may get."""
         for key in (manifest.name, f"{manifest.name}@{manifest.version}"):
-            found = self._server.tools.get(key)
-            if found is not None and found is not family.keys.get(key):
+            found, known = self._server.tools.get(key), family.keys.get(key)
+            if found is not None and (known is None or found is not known.entry):
                 raise NameTaken(f"{key} is a tool of the server's own")
 
     def add(self, place: VersionPlace) -> None:
@@ -212,21 +207,17 @@ class ToolTable:
 
     def arrange(self, family: ToolVersions) -> None:
         """Give the newest version the tool's name, and the others theirs. Clients are notified once."""
-        server, name, tools = self._server, family.name, self._server.tools
-        for text in family.texts:
-            self.keys.pop((name, text), None)
-        before, family.keys, family.texts = family.keys, {}, []
+        server, tools = self._server, self._server.tools
+        before, family.keys = family.keys, {}
         with tools.together():
             layout = family.layout()
-            for key, entry in before.items():
-                if key not in layout and tools.get(key) is entry:  # the server's author may have removed it
+            for key, old in before.items():
+                if key not in layout and tools.get(key) is old.entry:  # the server's author may have removed it
                     server.remove_tool(key)
             for key, candidate in layout.items():
-                found, new = tools.get(key), candidate.entry
-                if new is None or (found is not None and found is not before.get(key)):
+                found, new, known = tools.get(key), candidate.entry, before.get(key)
+                if new is None or (found is not None and (known is None or found is not known.entry)):
                     continue  # the server's author has put another tool in its place
                 if found is not new:
-                    server.put_tool(key, new, listed=key == name)
-                family.keys[key] = new
-                family.texts.append(candidate.manifest.version)
-                self.keys[name, candidate.manifest.version] = key
+                    server.put_tool(key, new, listed=key == family.name)
+                family.keys[key] = candidate

@@ -227,24 +227,21 @@ class AgentConnection:
             name: only the versions of this tool.
             version: only this version.
         """
-        answer = await self.ask(messages.ListTools(name=name, version=version))
-        assert isinstance(answer, messages.ToolList)
-        return answer.tools
+        return (await self.ask(messages.ListTools(name=name, version=version), messages.ToolList)).tools
 
     async def register(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Register a tool that the service can run; return its `name`, `version`, `hash` and `status`.
 
         The status is "registered", or "pending" while somebody has to approve it.
         """
-        answer = await self.ask(messages.RegisterTool(tool=dict(manifest)))
-        assert isinstance(answer, messages.ToolsRegistered)
+        answer = await self.ask(messages.RegisterTool(tool=dict(manifest)), messages.ToolsRegistered)
         if len(answer.tools) != 1:
             raise InvalidReply("the service's answer to one manifest is about another number of tools")
         return answer.tools[0]
 
     async def remove(self, name: str, version: str | None = None) -> None:
         """Remove a tool that this agent registered, or one version of it."""
-        await self.ask(messages.RemoveTool(name=name, version=version))
+        await self.ask(messages.RemoveTool(name=name, version=version), messages.ToolRemoved)
 
     # Contexts
 
@@ -269,9 +266,8 @@ class AgentConnection:
             session: the user's session that it belongs to; `end_session` ends all contexts of one.
         """
         first = None if state is None else dict(state)
-        created = await self.ask(messages.ContextCreate(context_id=id, state=first, ttl=ttl, session_id=session))
-        assert isinstance(created, messages.ContextState)
-        context = ContextHandle(self, created.context_id)
+        asked = messages.ContextCreate(context_id=id, state=first, ttl=ttl, session_id=session)
+        context = ContextHandle(self, (await self.ask(asked, messages.ContextState)).context_id)
         reason = "its block was left"
         try:
             yield context
@@ -292,14 +288,16 @@ class AgentConnection:
 
     async def end_session(self, id: str, reason: str | None = None) -> None:
         """End all contexts of this agent that belong to a session. Raises `UnknownContext` if there is none."""
-        await self.ask(messages.ContextDestroy(session_id=id, reason=reason))
+        await self.ask(messages.ContextDestroy(session_id=id, reason=reason), messages.ContextDestroyed)
 
     # Messages
 
-    async def ask(self, message: messages.AgentMessage) -> messages.AgentMessage:
-        """Send a message that is no call, and return its answer."""
+    async def ask(self, message: messages.AgentMessage, answer: type[messages.MessageT]) -> messages.MessageT:
+        """Send a message that is no call, and return its answer, which is of this class."""
         self._check()
-        return await self._wire.ask(message)
+        found = await self._wire.ask(message)
+        assert isinstance(found, answer)
+        return found
 
     def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[messages.AgentMessage]]:
         """See `ContextHandle.watch`."""
@@ -457,9 +455,7 @@ class ContextHandle:
 
     async def read(self) -> messages.ContextState:
         """Return its `state` and `version`."""
-        answer = await self._agent.ask(messages.ContextRead(context_id=self.id))
-        assert isinstance(answer, messages.ContextState)
-        return answer
+        return await self._agent.ask(messages.ContextRead(context_id=self.id), messages.ContextState)
 
     async def update(self, updates: Mapping[str, JSON], version: int | None = None) -> messages.ContextUpdate:
         """Change its state by a JSON merge patch (RFC 7396), and return the update as applied with its new `version`.
@@ -471,11 +467,8 @@ class ContextHandle:
         Raises:
             VersionConflict: the context has another version.
         """
-        answer = await self._agent.ask(
-            messages.ContextUpdate(context_id=self.id, updates=dict(updates), version=version)
-        )
-        assert isinstance(answer, messages.ContextUpdate)
-        return answer
+        asked = messages.ContextUpdate(context_id=self.id, updates=dict(updates), version=version)
+        return await self._agent.ask(asked, messages.ContextUpdate)
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[trio.abc.ReceiveChannel[ContextEvent]]:
@@ -500,7 +493,7 @@ class ContextHandle:
 
     async def destroy(self, reason: str | None = None) -> None:
         """End it: calls under way in it are cancelled with the reason, watchers are told, the state is forgotten."""
-        await self._agent.ask(messages.ContextDestroy(context_id=self.id, reason=reason))
+        await self._agent.ask(messages.ContextDestroy(context_id=self.id, reason=reason), messages.ContextDestroyed)
 
     async def leave(self, reason: str) -> None:
         """Destroy it unless it has ended, or the service is gone."""

@@ -44,7 +44,7 @@ class CallOfContext(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class ContextActor(StoredState):
-    """One context.
+    """One context: its life, on top of its state, as one object because there are many that are idle.
 
     Attributes:
         owner, id: whose it is, and its name.

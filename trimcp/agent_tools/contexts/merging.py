@@ -116,7 +116,7 @@ class _Measure:
         """Return the bytes of a value on this level; `members` grows by its members."""
         kind = type(value)
         if kind is str:
-            return _BRACKETS + (len(value) if value.isascii() else _text_size(value))
+            return _BRACKETS + (len(value) if value.isascii() else _encoded_size(value))
         if kind is bool or value is None:
             return _WORDS
         if kind is int:
@@ -211,10 +211,7 @@ class _Merge:
         return StateSize(measure.size_of(value, 1), measure.members)
 
 
-def _text_size(text: str) -> int:
-    """Return the bytes of a text, escapes apart."""
-    if text.isascii():
-        return len(text)
+def _encoded_size(text: str) -> int:
     try:
         return len(text.encode())
     except UnicodeEncodeError:
@@ -224,4 +221,4 @@ def _text_size(text: str) -> int:
 def _key_size(key: Any) -> int:
     if type(key) is not str:
         raise MalformedMessage(f"the updates have a key that is a {type(key).__name__}, not a text")
-    return _OF_KEY + (len(key) if key.isascii() else _text_size(key))
+    return _OF_KEY + (len(key) if key.isascii() else _encoded_size(key))

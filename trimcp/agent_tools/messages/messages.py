@@ -102,7 +102,9 @@ def _context(*, required: bool = True) -> Any:
 MESSAGES: Final[dict[str, type[AgentMessage]]] = {}
 """The class of each `type`."""
 
-_RULES: Final[dict[type, tuple[tuple[str, MemberRule], ...]]] = {}
+RULES: Final[dict[type, tuple[tuple[str, MemberRule], ...]]] = {}
+"""The members of each class with their rules, in order."""
+
 _READING: Final[dict[type, tuple[dict[str, tuple[type, int, MemberRule]], tuple[str, ...]]]] = {}
 """The members of each class by name, with what nearly every value is (`MemberRule.usual`), and those required."""
 
@@ -119,7 +121,7 @@ def _message(
     def declare(cls: Any) -> Any:
         cls.type, cls.answer, cls.method, cls.asks = type, answer, method, asks or bool(answer)
         message: Any = attrs.define(cls, eq=False, kw_only=True)
-        rules = _RULES[message] = tuple((field.name, field.metadata["rule"]) for field in attrs.fields(message))
+        rules = RULES[message] = tuple((field.name, field.metadata["rule"]) for field in attrs.fields(message))
         required = tuple(name for name, rule in rules if rule.required)
         _READING[message] = {name: rule.usual for name, rule in rules}, required
         if type:
@@ -398,7 +400,7 @@ def _wanted(rule: MemberRule) -> str:
 def as_json(message: AgentMessage) -> dict[str, Any]:
     """Return a message as a JSON object, without the members that are None."""
     value: dict[str, Any] = {"type": message.type}
-    for name, _ in _RULES[type(message)]:
+    for name, _ in RULES[type(message)]:
         member = getattr(message, name)
         if member is not None:
             value[name] = member
@@ -408,11 +410,6 @@ def as_json(message: AgentMessage) -> dict[str, Any]:
 def encode_message(message: AgentMessage) -> bytes:
     """Return a message as JSON text on one line. Raises `Unencodable` for values that JSON does not have."""
     return encode(as_json(message))
-
-
-def rules_of(cls: type[AgentMessage]) -> tuple[tuple[str, MemberRule], ...]:
-    """Return the members of a message with their rules, in order."""
-    return _RULES[cls]
 
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -466,7 +463,7 @@ def schema_of(cls: type[AgentMessage]) -> dict[str, Any]:
     """Return the JSON Schema of one message. Members that it does not name are allowed, and ignored."""
     properties: dict[str, Any] = {"type": {"const": cls.type}}
     required = ["type"]
-    for name, rule in rules_of(cls):
+    for name, rule in RULES[cls]:
         schema = dict(rule.schema)
         if name == "tools":
             of = "registered" if cls is ToolsRegistered else "manifest"
