@@ -26,8 +26,8 @@ from trimcp.wire.capabilities import (
     RootsCapability,
     SamplingCapability,
 )
-from trimcp.wire.common import SEVERITY, Icon, Implementation, LoggingLevel
-from trimcp.wire.given import given_icons, given_name, given_settings, given_text
+from trimcp.wire.common import SEVERITY, Icon, LoggingLevel
+from trimcp.wire.given import given_implementation, given_settings
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -38,7 +38,7 @@ from trimcp.wire.input_requests import (
 )
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.methods import TASK_NOTICE
-from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
+from trimcp.wire.revisions import REVISIONS, Revision
 
 Sampled: TypeAlias = CreateMessageResult | str
 Roots: TypeAlias = Sequence[Root | str]
@@ -105,14 +105,8 @@ class ClientProgram:
         if log_level not in list(SEVERITY):
             raise ValueError(f"log_level is one of {', '.join(SEVERITY)}, not {log_level!r:.60}")
         self.name: Final = name
-        info = Implementation(
-            name=given_name("name", name),
-            version=given_name("version", version),
-            title=given_text("title", title),
-            description=given_text("description", description),
-            website_url=given_text("website_url", website_url),
-            icons=given_icons("icons", icons),
-        )
+        texts = {"title": title, "description": description, "website_url": website_url}
+        info = given_implementation(name, version, icons, **texts)
         declared = given_settings("extensions", extensions)
         capabilities = ClientCapabilities(
             extensions={TASKS: {}, **(declared or {})} if tasks else declared,
@@ -120,7 +114,7 @@ class ClientProgram:
         )
         self.limits: Final = limits_of(limits)
         most = self.limits.max_server_info
-        self.profile: Final = Profile(info, capabilities, revisions=revisions_of(revisions), max_peer_info=most)
+        self.profile: Final = Profile(info, capabilities, revisions=revisions, max_peer_info=most)
         self.request_timeout = request_timeout
         self.max_request_time = max_request_time
         self.send_deadlines = send_deadlines

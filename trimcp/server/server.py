@@ -24,8 +24,8 @@ from trimcp.support.bounds import check_callable, check_number, check_truth
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import CacheScope, Icon, Implementation
-from trimcp.wire.given import given_icons, given_name, given_text
-from trimcp.wire.revisions import REVISIONS, Revision, revisions_of
+from trimcp.wire.given import given_implementation, given_text
+from trimcp.wire.revisions import REVISIONS, Revision
 
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
@@ -137,17 +137,11 @@ class Server(Extending, Generic[StateT]):
         if memory is not None and (type(memory) is not int or memory < needed):
             text = f"memory is a number of bytes, at least four times the largest message ({needed}), not {memory!r}"
             raise ValueError(text)
-        self.info: Implementation = Implementation(
-            name=given_name("name", name),
-            version=given_name("version", version),
-            title=given_text("title", title),
-            description=given_text("description", description),
-            icons=given_icons("icons", icons),
-            website_url=given_text("website_url", website_url),
-        )
+        texts = {"title": title, "description": description, "website_url": website_url}
+        self.info: Implementation = given_implementation(name, version, icons, **texts)
         advice = given_text("instructions", instructions)
         most = self.limits.max_client_info
-        profile = Profile(self.info, ServerCapabilities(), advice or None, revisions_of(revisions), max_peer_info=most)
+        profile = Profile(self.info, ServerCapabilities(), advice or None, revisions, max_peer_info=most)
         super().__init__(profile, dynamic=dynamic, extensions=extensions or {}, offers=offers)
         self.confirm: Confirm | None = confirm
         self.confirm_fallback: Fallback = confirm_fallback

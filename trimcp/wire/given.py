@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from trimcp.errors import LocalError
-from trimcp.wire.common import Icon
+from trimcp.wire.common import Icon, Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.fields import attributes, known_names, wire_name
 from trimcp.wire.jsonrpc import Unencodable, encode
@@ -85,6 +85,16 @@ def given_icons(name: str, value: Any) -> list[Icon] | None:
     if isinstance(value, str | Mapping) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name} is a list of icons, such as [{_example(Icon)}], not {value!r:.60}")
     return [given_payload(f"{name}[{place}]", icon, Icon) for place, icon in enumerate(value)] or None
+
+
+def given_implementation(name: Any, version: Any, icons: Any, **texts: Any) -> Implementation:
+    """Return what a program says of itself. Raises TypeError: a text or an icon is none."""
+    return Implementation(
+        name=given_name("name", name),
+        version=given_name("version", version),
+        icons=given_icons("icons", icons),
+        **{member: given_text(member, text) for member, text in texts.items()},
+    )
 
 
 def given_settings(name: str, value: Any) -> dict[str, dict[str, Any]] | None:
