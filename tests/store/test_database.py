@@ -81,6 +81,26 @@ def test_a_file_is_given_up_even_if_it_cannot_be_removed(tmp_path: Path, monkeyp
 # Faults
 
 
+async def test_another_process_may_make_the_file_at_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ask = tmp_path / "kept.db", Database.ask
+
+    def slowly(self: Database, statement: str, *values: object) -> Any:
+        answer = ask(self, statement, *values)
+        if not path.with_suffix(".made").exists():  # between this statement and the next
+            path.with_suffix(".made").touch()
+            other = sqlite3.connect(path)
+            other.executescript(f"BEGIN; {FIRST}; PRAGMA user_version = 1; PRAGMA application_id = {KIND.mark}; COMMIT")
+            other.close()
+        return answer
+
+    monkeypatch.setattr(Database, "ask", slowly)
+    async with opened(path) as database:
+        await database.change(note("kept"))
+        assert await database.read(notes) == ["kept"]
+
+
 async def test_a_full_disk_undoes_the_whole_change(tmp_path: Path) -> None:
     async with opened(tmp_path / "kept.db") as database:
         await database.change(note("before"))

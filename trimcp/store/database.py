@@ -36,6 +36,11 @@ class FileKind:
         return not self.temporary and os.name == "posix"
 
 
+# In one statement, since another process may be making the file at this moment.
+_KINDS: Final = (
+    "SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master) "
+    "FROM pragma_application_id, pragma_user_version"
+)
 _WAIT: Final = 5.0  # seconds that a process waits for another's transaction
 _used: Final[set[tuple[int, int]]] = set()  # device and number of the files that this process has open
 
@@ -117,8 +122,8 @@ class Database:
         kind = self.kind
         if not kind.shared:
             self.ask("PRAGMA locking_mode = EXCLUSIVE")
-        mark, form = self.ask("PRAGMA application_id"), self.ask("PRAGMA user_version")
-        if mark != kind.mark and (mark or form or self.ask("SELECT count(*) FROM sqlite_master")):
+        mark, form, tables = self.connection.execute(_KINDS).fetchone()
+        if mark != kind.mark and (mark or form or tables):
             raise WrongFile(self._wrong("it is a database of another program"))
         if form > len(kind.forms):
             raise WrongFile(self._wrong(f"a newer trimcp wrote it (form {form}; this one knows {len(kind.forms)})"))

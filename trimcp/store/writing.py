@@ -63,6 +63,10 @@ class WriteQueue:
         self._add("" if isinstance(write, Letter) else write.session, write)
         return True
 
+    def has(self, session: str) -> bool:
+        """Return whether anything waits that was put for this session."""
+        return session in self._waiting
+
     def call(self, session: str, function: Then) -> None:
         """Call a function once all that was put for this session is kept or refused: at once if that is so now."""
         if session in self._waiting:

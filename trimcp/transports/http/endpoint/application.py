@@ -263,8 +263,8 @@ class HttpApplication:
         if exchange is None:
             security_event("flood_refused", what="exchanges", peer=head.peer, most=self.settings.max_exchanges)
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
-        if shared.judged_by_head and (shared.sharing is None or type(exchange) is Exchange):
-            head.again = partial(self._exchange, forms)
+        if shared.judged_by_head:
+            head.again = partial(self._exchange if shared.sharing is None else self._exchange_here, forms)
         return exchange
 
     def _exchange(self, forms: Forms, head: Head) -> Exchange | None:
@@ -276,6 +276,11 @@ class HttpApplication:
             made: Exchange = shared.sharing.exchange(head)(shared, head, forms)
             return made
         return Exchange(shared, head, forms)
+
+    def _exchange_here(self, forms: Forms, head: Head) -> Exchange | None:
+        """Return what `_exchange` does, or None where the session is not here any more."""
+        id = head.headers.get("mcp-session-id")
+        return self._exchange(forms, head) if id is None or self.shared.sessions.has(id) else None
 
     def _forms(self, content: str | None, accept: str | None) -> Forms | None:
         """Return the allowed formats of a POST's response, or None. Cached, because clients repeat their headers."""

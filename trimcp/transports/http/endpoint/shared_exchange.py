@@ -35,9 +35,13 @@ class SharedExchange(Exchange):
 
     def _find_session(self, plan: PostPlan, message: Message) -> PushedSession | HttpResponse:
         found = super()._find_session(plan, message)
-        session, members = self.session, message.members if isinstance(message, Batch) else (message,)
+        session = self.session
         if isinstance(session, HeldSession) and self._gate is not None:
             self._gate.session = session
+            if type(message) is Request:  # nearly always
+                self._ids, self._changes = [message.id], message.method in _CHANGING
+                return found
+            members = message.members if isinstance(message, Batch) else (message,)
             self._ids = [member.id for member in members if isinstance(member, Request)]
             self._changes = any(
                 isinstance(member, Request | Notification) and member.method in _CHANGING for member in members
@@ -57,17 +61,17 @@ class SharedExchange(Exchange):
 
     def _answer(self, outgoing: Outgoing) -> None:
         if self._changes and self.plan.place == "known" and isinstance(self.session, HeldSession):
-            self.session.save()
+            self.session.save(changed=True)
         super()._answer(outgoing)
 
     def _open(self, error: int | None) -> None:
         super()._open(error)
         if error is None and isinstance(self.session, HeldSession):
-            self.session.save()
+            self.session.save(changed=True)
 
     def _accept(self, message: Message, own: PushedSession | None) -> None:
         if self._changes and isinstance(self.session, HeldSession):
-            self.session.save()
+            self.session.save(changed=True)
         super()._accept(message, own)
 
 

@@ -49,6 +49,7 @@ from trimcp.wire.jsonrpc import (
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
+_MOST_ASKED: Final = 64 * 1024 * 1024  # bytes of requests that were handed over and are not answered yet
 _WINDOW: Final = 64 * 1024  # bytes of a response that may be under way between two processes
 _ATTEMPTS: Final = 3  # to find who has a session
 _LAST: Final = 2.0  # seconds for the last writes of a process that ends
@@ -66,6 +67,7 @@ class Forwarded(Handler):
     number: int = attrs.field(init=False, default=0)
     letter: Letter | None = attrs.field(init=False, default=None)  # with the request
     begun: bool = attrs.field(init=False, default=False)  # whether the response has
+    size: int = attrs.field(init=False, default=0)  # of the body
     _reply: HttpReply | None = attrs.field(init=False, default=None)
     _body: bytes = attrs.field(init=False, default=b"")
     _attempts: int = attrs.field(init=False, default=0)
@@ -80,7 +82,7 @@ class Forwarded(Handler):
         return self._reply is None
 
     def start(self, body: bytes, reply: HttpReply) -> None:
-        self._body, self._reply = body, reply
+        self._body, self._reply, self.size = body, reply, len(body)
         self._ask()
 
     def _ask(self) -> None:
@@ -112,7 +114,7 @@ class Forwarded(Handler):
         if kind == "abort":
             self.fail()
             return
-        self.begun, self._body = True, b""
+        self.begun, self._body, self.letter = True, b"", None
         if kind in ("send", "finish"):
             self._reply = None
             self.sharing.forget(self)
@@ -253,6 +255,7 @@ class SessionSharing:
     failing: bool = attrs.field(init=False, default=False)
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
+    _asking: int = attrs.field(init=False, default=0)  # bytes of their bodies that may be needed again
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
     _holding: Holding = attrs.field(init=False)
     _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
@@ -294,8 +297,8 @@ class SessionSharing:
                 if not self._ready:
                     raise
                 log_crash(log, error, "the shared store cannot be opened")
+                await trio.sleep(_PAUSE)
             self._lose_all()
-            await trio.sleep(_PAUSE)
 
     def _lose_all(self) -> None:
         for session in self.shared.sessions:
@@ -391,7 +394,7 @@ class SessionSharing:
             return True
 
     def forward(self, head: Head, holder: str) -> Admitted:
-        if len(self._asked) >= self.shared.settings.max_exchanges:
+        if len(self._asked) >= self.shared.settings.max_exchanges or self._asking > _MOST_ASKED:
             return refusal(503, "too much is under way; try again later", code=OVERLOADED)
         return Forwarded(self, head, holder)
 
@@ -421,10 +424,12 @@ class SessionSharing:
         """Return a number for a request that is handed over."""
         number = next(self._numbers)
         self._asked[number] = asked
+        self._asking += asked.size
         return number
 
     def forget(self, asked: Forwarded) -> None:
-        self._asked.pop(asked.number, None)
+        if self._asked.pop(asked.number, None) is not None:
+            self._asking -= asked.size
 
     def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter, and return it; None if too many wait."""

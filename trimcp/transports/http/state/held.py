@@ -78,6 +78,7 @@ class HeldSession(HttpSession):
     fence: int = attrs.field(init=False, default=1)
     _listening: int | None = attrs.field(init=False, default=None)  # the number of the stream of the GET
     _saved: float | None = attrs.field(init=False, default=None)  # when it was saved last; None before
+    _known: dict[str, JSON] | None = attrs.field(init=False, default=None)  # what its server knows of it, as saved last
     _over: bool = attrs.field(init=False, default=False)  # nothing more is written
 
     def __attrs_post_init__(self) -> None:
@@ -101,16 +102,18 @@ class HeldSession(HttpSession):
 
     # What is kept
 
-    def save(self, *, release: bool = False) -> None:
-        """Write its state down, if it has one and is held."""
+    def save(self, *, changed: bool = False, release: bool = False) -> None:
+        """Write its state down, if it has one and is held; `changed`: the client has changed what its server knows."""
         if self._over or self.lost or self.pushed.revision is None:
             return
         principal = self.principal
+        if changed or self._known is None:
+            self._known = self._holding.keeper.state_of(self.pushed)
         state: dict[str, JSON] = {
             "form": _FORM,
             "principal": None if principal is None else _facts(principal),
             "owner": self.owner,
-            "state": self._holding.keeper.state_of(self.pushed),
+            "state": self._known,
             "calls": [[number, list(ids)] for number, ids in self.calls.items()],
             "listening": self._listening,
         }
@@ -207,7 +210,7 @@ class GatedReply(HttpReply):
     session: HeldSession | None = None  # None: there is none, and nothing waits
     first: Any = None  # what reads the events that the reply begins with, for a stream that is resumed
     _held: int = attrs.field(init=False, default=0)
-    _room: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+    _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # of who waits for room
 
     @property
     def handler(self) -> Handler | None:
@@ -218,7 +221,10 @@ class GatedReply(HttpReply):
         self.inner.handler = handler
 
     def send(self, response: HttpResponse) -> None:
-        self._after(len(response.body), partial(self.inner.send, response))
+        if self._clear:
+            self.inner.send(response)
+        else:
+            self._after(len(response.body), partial(self.inner.send, response))
 
     def start(self, response: HttpResponse) -> None:
         if self.first is None or self.session is None:
@@ -250,19 +256,27 @@ class GatedReply(HttpReply):
 
     async def room(self) -> None:
         while self._held and not self.inner.gone:
+            self._room = self._room or trio.lowlevel.ParkingLot()
             await self._room.park()
         await self.inner.room()
 
+    @property
+    def _clear(self) -> bool:
+        """Whether nothing of the session waits, so that what is sent may leave at once."""
+        session = self.session
+        return session is None or not (session.lost or session.queue.has(session.id))
+
     def _after(self, size: int, function: Then) -> None:
         session = self.session
-        if session is None:
+        if session is None or self._clear:
             function()
             return
         self._held += size
 
         def go_on() -> None:
             self._held -= size
-            self._room.unpark_all()
+            if self._room is not None:
+                self._room.unpark_all()
             self._now(function)
 
         session.queue.call(session.id, go_on)

@@ -1,0 +1,157 @@
+"""The file that processes share: those that were killed or stand still, and what its disk may do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.store.history import CountingClient, problems
+from trimcp.errors import LocalError
+from trimcp.store.naming import store_of
+from trimcp.store.shared import AppendEvent, Letter, SaveSession
+from trimcp.store.shared_sqlite import SqliteStore
+from trimcp.support.files import UnusableFile, WrongFile
+
+ROOT = Path(__file__).parents[2]
+LEASE = 1.0
+
+
+@asynccontextmanager
+async def counting(path: Path) -> AsyncIterator[tuple[trio.Process, str]]:
+    """Run a server that shares sessions in a file, and yield it with its URL."""
+    command = [sys.executable, "-m", "tests.store.counting_server", str(path), str(LEASE)]
+    process = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        yield process, (await process.stdout.receive_some()).decode().strip()
+    finally:
+        process.kill()
+        with trio.CancelScope(shield=True):
+            await process.wait()
+
+
+async def test_a_process_that_stood_still_adds_nothing_to_what_others_went_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    store = SqliteStore(path)
+    with trio.fail_after(60):
+        async with counting(path) as (one, here), counting(path) as (_, there), store.opened():
+            client = CountingClient(here)
+            await client.begin()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.count, 1_000, 0.01)
+                while not (client.calls and len(client.calls[0].numbers) > 20):  # noqa: ASYNC110  # another process
+                    await trio.sleep(0.01)
+                os.kill(one.pid, signal.SIGSTOP)
+                client.url = there
+                other = CountingClient(there, session=client.session)
+                while (await other.count(2, 0.0)).ends != ["result"]:  # noqa: ASYNC110  # another process
+                    await trio.sleep(0.05)  # until the lease is over, and the session was taken over
+                (call,) = client.calls
+                stream = int(call.ids[0].partition("-")[0])
+                kept = await store.after(client.session, stream, 0)
+                assert b'"error"' in kept[-1][1]
+                os.kill(one.pid, signal.SIGCONT)
+            assert call.ends == ["error"]
+            assert call.resumed == 1
+            assert problems([call], 60) == []
+            assert await store.after(client.session, stream, 0) == kept
+            client.url = here
+            while (last := await client.count(3, 0.0)).ends == ["refused"]:  # noqa: ASYNC110  # another process
+                await trio.sleep(0.05)  # until it is one of them again
+            assert last.ends == ["result"]
+
+
+async def test_a_process_that_was_killed_is_gone_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    store = SqliteStore(path)
+    async with counting(path) as (process, url), store.opened():
+        client = CountingClient(url)
+        await client.begin()
+        kept = await store.load(client.session)
+        assert kept is not None
+        assert not await store.gone(kept.holder)
+        process.kill()
+        await process.wait()
+        letter = Letter(kept.holder, b"x")
+        assert list(await store.commit([letter])) == [letter]
+        assert await store.gone(kept.holder)
+        taken = await store.take(client.session, kept.fence)
+        assert taken is not None
+        assert taken.holder == store.name
+
+
+async def test_a_lease_that_is_over_is_lost(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "sessions.db", lease=-1.0)
+    async with store.opened():
+        write = SaveSession("s", 1, b"{}", 60.0, new=True)
+        assert list(await store.commit([write])) == [write]
+        assert not await store.renew()
+
+
+async def test_a_full_disk_keeps_all_of_a_commit_or_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "sessions.db")
+    async with store.opened():
+        await store.commit([SaveSession("s", 1, b"{}", 60.0, new=True)])
+        database = store._open
+        pages = database.ask("PRAGMA page_count")
+        database.ask(f"PRAGMA max_page_count = {pages + 2}")
+        many = [AppendEvent("s", 1, 1, number, b"x" * 1_000) for number in range(1, 100)]
+        with pytest.raises(UnusableFile, match="free some space, and it goes on"):
+            await store.commit(many)
+        assert await store.after("s", 1, 0) == []
+        database.ask(f"PRAGMA max_page_count = {pages + 1_000}")
+        assert not await store.commit(many)
+        assert len(await store.after("s", 1, 0)) == 99
+
+
+async def test_the_file_is_its_users_alone_and_of_its_kind(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    async with SqliteStore(path).opened():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE theirs (a)")
+    connection.close()
+    before = other.read_bytes()
+    with pytest.raises(WrongFile, match="name another file"):
+        async with SqliteStore(other).opened():
+            pass
+    assert other.read_bytes() == before
+
+
+async def test_what_was_not_written_so_is_not_taken_for_a_session(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    store = SqliteStore(path)
+    async with store.opened():
+        await store.commit([SaveSession("s", 1, b"{}", 60.0, new=True), AppendEvent("s", 1, 1, 1, b"x")])
+        store._open.ask("UPDATE sessions SET data = 'text'")
+        store._open.ask("UPDATE events SET data = 7")
+        with pytest.raises(UnusableFile):
+            await store.load("s")
+        with pytest.raises(UnusableFile):
+            await store.after("s", 1, 0)
+
+
+def test_a_store_is_named_by_its_url(tmp_path: Path) -> None:
+    store = store_of(f"sqlite://{tmp_path}/my%20sessions.db")
+    assert isinstance(store, SqliteStore)
+    assert store.path == tmp_path / "my sessions.db"
+    assert store_of(store) is store
+
+
+@pytest.mark.parametrize(
+    "url", ["", "sqlite:", "sqlite://", "sqlite:///", "sqlite://host/x", "/path", "file:///x", "http://["]
+)
+def test_what_names_no_store_is_refused(url: str) -> None:
+    with pytest.raises(LocalError, match="sqlite:///path"):
+        store_of(url)
