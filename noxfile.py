@@ -32,6 +32,7 @@ OFFICIAL_SDK = [PEERS["python"]["mcp"]]
 OFFICIAL_SDK_1 = [PEERS["python"]["mcp-1"]]
 FASTMCP = [PEERS["python"]["fastmcp"]]
 FASTMCP_SKILLS = ["fastmcp==4.2.*"]  # the first that has the extension
+FASTMCP_TASKS = ["fastmcp-tasks==4.1.*"]
 PEER_SERVERS = ["mcp-server-time==2026.10.*", "mcp-server-git==2026.10.*"]
 EVERYTHING_SERVER = "@modelcontextprotocol/server-everything@2026.8.31"
 NODE_CLIENT = f"@modelcontextprotocol/client@{PEERS['npm']['@modelcontextprotocol/client']}"
@@ -46,6 +47,7 @@ AGENTS = {
 }
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 EXT_APPS = "@modelcontextprotocol/ext-apps@2.0.4"  # it brings the client
+EXT_TASKS = "@modelcontextprotocol/ext-tasks@0.2.2"
 # A client of gRPC and the conformance suite of HTTP/2, in Go.
 GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
@@ -310,9 +312,11 @@ def interop(session: nox.Session) -> None:
         "TRIMCP_OFFICIAL_SDK_1": str(install_apart(session, "official-sdk-1", *OFFICIAL_SDK_1)),
         "TRIMCP_FASTMCP": str(install_apart(session, "fastmcp", *FASTMCP)),
         "TRIMCP_FASTMCP_SKILLS": str(install_apart(session, "fastmcp-skills", *FASTMCP_SKILLS)),
+        "TRIMCP_FASTMCP_TASKS": str(install_apart(session, "fastmcp-tasks", *FASTMCP_TASKS)),
         "TRIMCP_NODE_CLIENT": str(install_from_npm(session, NODE_CLIENT)),
         "TRIMCP_NODE_INSPECTOR": str(install_from_npm(session, INSPECTOR)),
         "TRIMCP_NODE_APPS": str(install_from_npm(session, EXT_APPS)),
+        "TRIMCP_NODE_TASKS": str(install_from_npm(session, EXT_TASKS, NODE_CLIENT)),
         "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
         "TRIMCP_NODE_OIDC_PROVIDER": str(install_from_npm(session, OIDC_PROVIDER)),
         "TRIMCP_REAL_SERVERS": json.dumps(install_real_servers(session)),
@@ -443,13 +447,13 @@ def build_peers(session: nox.Session, kinds: tuple[str, ...] = ("go", "rust", "j
     return found
 
 
-def install_from_npm(session: nox.Session, package: str) -> Path:
-    """The node_modules folder with a package written for Node, kept from one session to the next."""
+def install_from_npm(session: nox.Session, package: str, *beside: str) -> Path:
+    """The node_modules folder with a package written for Node and `beside` it others, kept from session to session."""
     name, _, version = package.rpartition("@")
     # The folder is named after the version, so a new pin is a new folder.
     folder = session.cache_dir / "node-peers" / name.rpartition("/")[2] / version
     if not (folder / "package-lock.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
         quiet = ["--no-audit", "--no-fund", "--loglevel=error"]
-        session.run("npm", "install", "--prefix", str(folder), *quiet, package, external=True)
+        session.run("npm", "install", "--prefix", str(folder), *quiet, package, *beside, external=True)
     return folder / "node_modules"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -482,8 +483,8 @@ async def test_tasks_at_work_are_requests_in_the_picture_and_others_are_beside()
         assert (await until(session, working))["status"] == "cancelled"
 
 
-async def test_no_task_outlives_the_run_of_its_server(caplog: pytest.LogCaptureFixture) -> None:
-    server = make_server(grace=0.05)
+async def test_no_task_outlives_the_run_of_its_server(autojump_clock: trio.testing.MockClock) -> None:
+    server = make_server(grace=5)
     ended: list[str] = []
 
     @server.tool(task="required")
@@ -495,12 +496,10 @@ async def test_no_task_outlives_the_run_of_its_server(caplog: pytest.LogCaptureF
 
     @server.tool(task="required")
     async def short() -> str:
-        await trio.sleep(0.02)
+        await trio.sleep(3)
         ended.append("short")
         return "short"
 
-    async with server.running():
-        pass
     async with connected(server, asking_client()) as session:
         held_id = (await call(session, "held"))["taskId"]
         short_id = (await call(session, "short"))["taskId"]
@@ -597,6 +596,67 @@ async def test_tasks_begin_before_the_server_does(caplog: pytest.LogCaptureFixtu
     caplog.set_level(logging.INFO, "trimcp.server")
     server.add_tool(work, task="required")
     assert "runs as a task only" in caplog.text
+
+
+@pytest.mark.parametrize("revision", trimcp.REVISIONS[1:-1], ids=str)
+async def test_over_http_no_earlier_revision_makes_tasks(revision: trimcp.Revision) -> None:
+    async with trio.open_nursery() as nursery:
+        (url, *_) = await nursery.start(partial(trimcp.serve_http, make_server(), port=0))
+        async with asking_client().connect(url, revision=revision) as session:
+            assert (await session.start_task("soon", {"seconds": 0})).id is None
+            assert "as a task only" in (await session.call_tool("count", {"to": 1})).text
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_server_that_is_a_child_process_has_tasks_too(tmp_path: Path) -> None:
+    program = tmp_path / "child.py"
+    program.write_text(
+        "import trimcp, trio\n"
+        "server = trimcp.Server('child')\n"
+        "server.tasks(poll_interval=0.01, grace=0)\n"
+        "@server.tool(task='required')\n"
+        "async def count(to: int, ctx: trimcp.Context) -> str:\n"
+        "    for number in range(to):\n"
+        "        await ctx.report_progress(number + 1, to)\n"
+        "        await trio.sleep(0.01)\n"
+        "    return f'counted to {to}'\n"
+        "trimcp.run_stdio(server)\n"
+    )
+    async with asking_client().connect(trimcp.stdio(sys.executable, str(program))) as session:
+        async with session.calling("count", {"to": 5}) as running:
+            told = [progress.progress async for progress in running.progress]
+            assert (await running.result()).text == "counted to 5"
+        assert told == sorted(told)
+        assert told[-1] == 5
+
+
+async def test_middleware_filters_and_the_audit_see_the_work_of_a_task_once() -> None:
+    records: list[Any] = []
+    server: trimcp.Server[None] = trimcp.Server("seen", audit=trimcp.guard.Audit(write=records.append))
+    server.tasks(poll_interval=0.01, grace=0)
+    seen: list[str] = []
+
+    @server.tool(task="required")
+    async def work() -> str:
+        return "work"
+
+    @server.middleware
+    async def see(ctx: Any, params: Any, call_next: Any) -> Any:
+        if ctx.method == "tools/call":
+            seen.append("middleware")
+        return await call_next(ctx, params)
+
+    @server.filter
+    def pass_on(ctx: Any, params: Any, result: Any) -> Any:
+        seen.append("filter")
+        return result
+
+    async with connected(server, asking_client()) as session:
+        assert (await session.call_tool("work")).text == "work"
+    assert seen == ["middleware", "filter"]
+    found = [(each["target"], each["transport"], each["outcome"]) for each in records]
+    assert sorted(found) == [("work", "stream", "ok"), ("work", "task", "ok")]
+    assert len(next(each["task"] for each in records if "task" in each)) == 8
 
 
 async def test_the_header_that_names_a_task_is_compared_if_it_is_there() -> None:

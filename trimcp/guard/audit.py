@@ -43,7 +43,8 @@ class Audit:
     `client` and `client_version` (as the client declares them), `target` (the tool's, resource's or prompt's name),
     `arguments`, `code` (of the error), `reason` and `detail` (why it was cancelled or refused, and the text given by
     the canceller or by `allow=`), `scopes` (those that the call needs, if the caller's token lacks some), and for calls
-    of agent tools `agent` and `context`.
+    of agent tools `agent` and `context`. A call that becomes a task has two records: of its answer, and of the work,
+    with `transport` "task" and the beginning of the task's id as `task`.
 
     Registrations of agent tools are recorded too, as "tools/register" and "tools/remove": see `note`.
 

@@ -472,6 +472,11 @@ class TaskRun(Sink):
     def sink(self) -> Sink:
         return self
 
+    @property
+    def audited(self) -> dict[str, str]:
+        """What a record of it has beside, or instead of, that of a call."""
+        return {"transport": "task", "task": self.id[:8]}
+
     # Called by its session
 
     def post(self, outgoing: Outgoing) -> None:

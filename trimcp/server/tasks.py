@@ -158,8 +158,10 @@ class ServedTasks(TaskSettings):
         """Begin a task, and return its result if that is soon there, else the task once it is kept."""
         session, job = ctx.internals
         owner = owner_of(ctx.principal, None if job.origin is None else job.origin.client)
-        open_now = sum(run.kept.owner == owner and not run.kept.ended for run in runs.tasks.values())
-        if runs.draining or open_now >= self.most or await self.store.count(owner) >= self.most:
+        stored = await self.store.count(owner)
+        # Counted after it: those that begin now are not stored yet.
+        unfinished = sum(run.kept.owner == owner and not run.kept.ended for run in runs.tasks.values())
+        if runs.draining or max(stored, unfinished) >= self.most:
             raise ErrorReply(OVERLOADED, "too many tasks; try again later", {"retryAfter": self.poll_interval})
         now = time.time()
         questions = job.questions
