@@ -152,6 +152,21 @@ async def test_every_key_has_an_expiry_and_the_prefix(server: RedisServer) -> No
     assert b"lease" not in server.say("KEYS *")
 
 
+async def test_what_was_not_written_so_is_refused(server: RedisServer) -> None:
+    store = RedisStore(server.url)
+    async with store.opened():
+        server.say("HSET trimcp:session:{s} holder x fence many data {}")
+        server.say("HSET trimcp:session:{t} holder x fence 1")
+        server.say("SET trimcp:session:{u} text")
+        for session in "stu":
+            with pytest.raises(OSError, match=r"not written so|WRONGTYPE"):
+                await store.load(session)
+        await store.commit([new("v"), AppendEvent("v", 1, 1, 1, b"x")])
+        await store._redis.commands.run("ZADD", "trimcp:events:{v}", 0, b"\0" * 7 + b"\1" + b"\1")
+        with pytest.raises(OSError, match="not written so"):
+            await store.after("v", 1, 0)
+
+
 async def test_who_was_killed_is_told_of_no_more(server: RedisServer) -> None:
     store = RedisStore(server.url, lease=0.2)
     async with store.opened():

@@ -282,8 +282,8 @@ class RedisStore(SharedStore):
         )
         if fence is None:
             return None
-        name = _text(holder)
-        return KeptSession(name, _number(fence), data, gone=await self.gone(name))
+        name, number = _text(holder), _number(fence, data)
+        return KeptSession(name, number, data, gone=await self.gone(name))
 
     async def take(self, session: str, fence: int) -> KeptSession | None:
         self._commits += 1
@@ -296,7 +296,9 @@ class RedisStore(SharedStore):
         if taken is None:
             return None
         number, data, streams = taken
-        return KeptSession(self.name, _number(number), data, streams=[int.from_bytes(each, "big") for each in streams])
+        return KeptSession(
+            self.name, _number(number, data), data, streams=[int.from_bytes(each, "big") for each in streams]
+        )
 
     async def after(self, session: str, stream: int, seq: int) -> Sequence[tuple[int, bytes]]:
         first, last = _range(stream, None)
@@ -305,6 +307,8 @@ class RedisStore(SharedStore):
         while more:
             keys = [self._places(session)[1]]
             more, found = await self._redis.commands.script(_AFTER, keys, first, last, _AT_ONCE)
+            if any(len(event) < _PLACE.size for event in found):
+                raise NotOurs("Redis has an event that was not written so")
             events += [(_PLACE.unpack_from(event)[1], event[_PLACE.size :]) for event in found]
             if found:
                 first = b"(" + found[-1]
@@ -354,7 +358,8 @@ def _text(value: bytes | None) -> str:
     return (value or b"").decode("ascii", "replace")
 
 
-def _number(value: bytes) -> int:
-    if not value.isdigit():
+def _number(value: bytes, data: bytes | None) -> int:
+    """Return a fence. Raises NotOurs: it is none, or there is no state beside it."""
+    if data is None or not value.isdigit():
         raise NotOurs("Redis has a session that was not written so")
     return int(value)

@@ -44,7 +44,7 @@ def entries_of(reply: Any) -> list[Entry]:
     try:
         for id, fields in reply or ():
             found.append((id.decode("ascii"), dict(zip(fields[::2], fields[1::2], strict=True))))
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ValueError) as error:
         raise NotOurs("Redis has no stream there") from error
     return found
 
