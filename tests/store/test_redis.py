@@ -186,6 +186,24 @@ async def test_one_that_says_nothing_is_lost(server: RedisServer) -> None:
         assert await redis.run("GET", "key") in (b"1", None)
 
 
+async def test_one_that_answers_some_and_then_says_nothing_is_lost() -> None:
+    async with other_server(GREETING, b"+OK\r\n") as url, connected(url, timeout=0.3) as redis:
+        answers: list[Any] = []
+
+        async def ask(*command: str) -> None:
+            try:
+                answers.append(await redis.run(*command))
+            except ConnectionLost as error:
+                answers.append(str(error))
+
+        with trio.fail_after(20):
+            async with trio.open_nursery() as nursery:
+                for key in "ab":
+                    nursery.start_soon(ask, "SET", key, "1")
+        assert answers[0] == b"OK"
+        assert "nothing came for 0.3 s" in answers[1]
+
+
 async def test_a_connection_that_is_closed_says_so(lasting: RedisServer) -> None:
     async with connected(lasting.url, patience=math.inf) as redis:
         pass

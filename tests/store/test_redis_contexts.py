@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -110,6 +111,26 @@ async def test_names_cannot_leave_their_place(server: RedisServer) -> None:
         assert set(await store.changed() or ()) == {(owner, "x/y z\u00e9{}") for owner in owners}
         assert await store.expire(5e9) != ()
         assert await store.counts() == {}
+
+
+async def test_one_that_is_used_while_others_are_forgotten_stays(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, other = RedisContexts(server.url), RedisContexts(server.url)
+    async with store.opened(), other.opened():
+        stamps = await store.write([kept(until=1.0), kept(BOB, until=1.0)], [])
+        ask = store._ask
+
+        async def use_meanwhile(*parts: Any) -> Any:
+            due = await ask(*parts)
+            await other.write([kept(stamp=stamps[kept().key])], [])
+            return due
+
+        monkeypatch.setattr(RedisContexts, "_ask", lambda _, *parts: use_meanwhile(*parts))
+        assert await store.expire(2.0) == [kept(BOB).key]
+        monkeypatch.undo()
+        assert await store.load(*kept().key) is not None
+        assert await store.counts() == {ADA: 1}
 
 
 # What is found there

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from tests.store.redis_server import RedisServer, redis_server, relayed, until
 from tests.store.test_contexts import kept
@@ -36,6 +37,7 @@ async def test_a_commit_whose_answer_was_lost_is_done_once(server: RedisServer) 
     async with relayed(server, b"append") as (url, drops, asked):
         one, two = RedisStore(url), RedisStore(server.url)
         async with one.opened(), two.opened():
+            await one.commit([new("t"), AppendEvent("t", 1, 1, 1, b"x")])  # the server knows the script
             drops += [True, True]
             letter, refused = Letter(two.name, b"once"), Letter("nobody", b"x")
             writes: list[Write] = [new("s"), AppendEvent("s", 1, 1, 1, b"x"), letter, refused]
@@ -55,11 +57,26 @@ async def test_a_session_that_was_taken_is_taken_once_though_the_answer_was_lost
         async with two.opened():
             async with one.opened():
                 await one.commit([new("s", b"state"), AppendEvent("s", 1, 3, 1, b"x")])
-            await two.gone("nobody")
+            assert await two.take("t", 1) is None  # the server knows the script
+            await two.commit([new("s2")])
+            assert await two.take("s2", 1) is not None
             drops.append(True)
             taken = await two.take("s", 1)
             assert not drops
             assert taken == KeptSession(two.name, 2, b"state", streams=[3])
+
+
+async def test_a_receive_that_is_cancelled_while_it_reads_loses_nothing(server: RedisServer) -> None:
+    one, two = RedisStore(server.url), RedisStore(server.url)
+    async with one.opened(), two.opened():
+        await one.commit([Letter(two.name, b"x")])
+        with server.stopped():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(two.receive)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
+        with trio.fail_after(10):
+            assert await two.receive() == [b"x"]
 
 
 async def test_one_that_was_killed_and_started_again_goes_on(server: RedisServer) -> None:
