@@ -101,7 +101,8 @@ async def supervise(
     While there is none, what is asked waits for the next one: put `trio.fail_after` around it. Calls and updates that
     were under way when it was lost raise `ConnectionLost`, since nobody knows what became of them; reading a context
     and listing tools are asked again, and so is what a service that is shutting down did not begin. A watch ends with
-    `ConnectionLost`: begin a new one, which tells the state.
+    `ConnectionLost`: begin a new one, which tells the state. HTTP has no connection to lose, so there all is as with
+    `connect`.
 
     Args:
         url, token, headers, uds, ssl_context, on_input, max_rounds: as for `connect`.
