@@ -11,6 +11,7 @@ import pytest
 
 import trimcp
 import trimcp.testing
+from trimcp.agent_tools import AgentTools
 from trimcp.wire import Annotations, Icon
 
 ICON = {"src": "https://example.com/i.png", "mimeType": "image/png", "sizes": ["48x48"]}
@@ -212,6 +213,17 @@ SETTINGS: list[tuple[str, Callable[[], Any]]] = [
     ("list_ttl_ms is a number of at most 63 bits", lambda: trimcp.Server("s", list_ttl_ms=2**63)),
     ("timeout is a number of at most 63 bits", lambda: trimcp.Server("s").add_tool(lambda_free, timeout=10**400)),
     ("connect_timeout is a number of at most", lambda: trimcp.Client("c", connect_timeout=10**400)),
+    ("tokens are a dict of texts", lambda: trimcp.bearer_tokens(["token"])),
+    ("tokens are a dict of texts", lambda: trimcp.bearer_tokens({"token": 7})),
+    ("contexts is a ContextLimits", lambda: AgentTools(trimcp.Server("s"), contexts={"idle": 7})),
+    ("registration is a RegistrationRules", lambda: AgentTools(trimcp.Server("s"), registration={"strict": True})),
+    ("authenticate is a function", lambda: AgentTools(trimcp.Server("s"), authenticate={"token": "ada"})),
+    ("strict is True or False", lambda: AgentTools(trimcp.Server("s"), strict="no")),
+    ("bind_permissions is True or False", lambda: AgentTools(trimcp.Server("s"), bind_permissions=None)),
+    ("implementations are functions by", lambda: AgentTools(trimcp.Server("s"), implementations=[lambda_free])),
+    ("headers are a dict of texts", lambda: trimcp.http("http://a.example/mcp", headers=["X-Key: 7"])),
+    ("headers are a dict of texts", lambda: trimcp.websocket("ws://a.example/ws", headers={"X-Key": 7})),
+    ("headers are a dict of texts", lambda: trimcp.grpc("grpc://a.example", headers="X-Key: 7")),
 ]
 
 
@@ -242,6 +254,10 @@ BARE: list[tuple[str, Callable[[trimcp.Server[None]], Any]]] = [
     ("takes the text typed so far", lambda server: server.complete("review", "path")(lambda_free)),
     ("takes the text typed so far", lambda server: server.complete("review", "path")(lambda text, other: [])),
     ("has no JSON form", lambda server: server.add_tool(Forgotten)),
+    ("names is a list of names", lambda server: server.filter(names=7)(lambda_free)),
+    ("names is a list of names", lambda server: server.filter(names=[7])(lambda_free)),
+    ("methods is a list of methods", lambda server: server.filter(methods="tools/call")(lambda_free)),
+    ("a command is a list", lambda server: server.add_command("c", {"echo": 1})),
     ("was name='forecast' meant?", lambda server: server.tool("forecast")),
 ]
 

@@ -26,7 +26,7 @@ from trimcp.session.agent_context import AgentContext
 from trimcp.session.context import Context
 from trimcp.store.contexts import ContextStore, MemoryContexts
 from trimcp.store.naming import contexts_of
-from trimcp.support.bounds import check_number
+from trimcp.support.bounds import check_callable, check_instance, check_number, check_truth
 from trimcp.wire.codes import FORBIDDEN
 from trimcp.wire.revisions import LATEST
 
@@ -105,6 +105,12 @@ class AgentTools:
             raise LocalError(f"agent tools are served by calls of {LATEST.name}, which this server does not speak")
         if server.runs:
             raise LocalError("agent tools cannot be added while the server runs")
+        check_instance("contexts", contexts, ContextLimits, "ContextLimits")
+        check_instance("registration", registration, RegistrationRules, "RegistrationRules")
+        if authenticate is not None:
+            check_callable("authenticate", authenticate)
+        check_truth("strict", strict)
+        check_truth("bind_permissions", bind_permissions)
         self.server: Server[Any] = server
         self.contexts: ContextLimits = ContextLimits() if contexts is None else contexts
         self.store: ContextStore = MemoryContexts() if store is None else contexts_of(store)
@@ -118,6 +124,8 @@ class AgentTools:
         self.max_calls: int = max_calls
         self.bind_permissions: bool = bind_permissions
         rules = RegistrationRules() if registration is None else registration
+        if implementations is not None and not isinstance(implementations, Mapping):
+            raise TypeError(f"implementations are functions by their name, not {implementations!r:.60}")
         self.catalog: Catalog = Catalog(server, implementations or {}, rules)
         self._allow = allow
         self._runs: dict[Running, AgentRun] = {}

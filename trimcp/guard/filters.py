@@ -17,6 +17,7 @@ import orjson
 
 from trimcp.errors import ErrorReply, ToolError
 from trimcp.hidden import strip_hidden
+from trimcp.support.bounds import check_members
 from trimcp.support.slotted import evolved
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextContent, TextResourceContents
@@ -54,11 +55,12 @@ class AppliedFilter:
         """Check the arguments and return the filter. Raises TypeError and ValueError as `Server.filter` does."""
         if not callable(function):
             raise TypeError(f"a filter is a function of (ctx, params, result), not {function!r}")
-        chosen = frozenset(FILTERED if methods is None else methods)
+        chosen = frozenset(FILTERED if methods is None else check_members("methods", methods, str, "methods"))
         unknown = sorted(chosen - FILTERED.keys())
         if unknown or not chosen:
             raise ValueError(f"filters are for results of {', '.join(FILTERED)}, not of {unknown}")
-        return cls(function, chosen, (names,) if isinstance(names, str) else tuple(names or ()))
+        given = [names] if isinstance(names, str) else names
+        return cls(function, chosen, () if given is None else check_members("names", given, str, "names"))
 
     def applies_to(self, *names: str) -> bool:
         """Return whether the filter is for something that has these names."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 from trimcp.session.limits import Quota
-from trimcp.support.bounds import check_members, check_number, check_truth
+from trimcp.support.bounds import check_instance, check_members, check_number, check_truth
 from trimcp.wire.common import Annotations, Icon
 from trimcp.wire.given import given_icons, given_meta, given_payload, given_text
 from trimcp.wire.tools import ToolAnnotations
@@ -93,8 +93,7 @@ def check_scopes(name: str, value: Any) -> tuple[str, ...]:
 
 def check_quota(name: str, value: Any) -> Any:
     """Return a quota as given. Raises TypeError for anything else."""
-    if value is not None and not isinstance(value, Quota):
-        raise TypeError(f"{name} is a trimcp.Quota(...), not {value!r:.60}")
+    check_instance(name, value, Quota, "trimcp.Quota")
     return value
 
 

@@ -26,6 +26,7 @@ from trimcp.support.cleaning import in_quotes, one_line
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS
 from trimcp.wire.common import CacheScope
 from trimcp.wire.content import BlobResourceContents, TextResourceContents
+from trimcp.wire.given import given_name
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -237,10 +238,15 @@ class ServedSkills:
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _threads: trio.CapacityLimiter = attrs.field(init=False, factory=lambda: trio.CapacityLimiter(_THREADS))
 
-    def add(self, source: str | os.PathLike[str] | Mapping[str, str | bytes], prefix: str) -> None:
+    def add(self, source: Any, prefix: str) -> None:
         """Serve what is in a folder, or files by their path. Raises as `Server.skills` does."""
         require_yaml()
-        prefix = f"{prefix.strip('/')}/".removeprefix("/")
+        texts = source.values() if isinstance(source, Mapping) else ()
+        if not isinstance(source, str | os.PathLike | Mapping) or not all(
+            isinstance(each, str | bytes) for each in texts
+        ):
+            raise TypeError(f"skills are read from the path of a folder, or given as a dict, not {source!r:.60}")
+        prefix = f"{given_name('prefix', prefix).strip('/')}/".removeprefix("/")
         if prefix and not {"", ".", ".."}.isdisjoint(prefix[:-1].split("/")):
             raise ValueError(f"prefix is a path, such as 'acme/billing', not {prefix!r:.60}")
         if any(each.prefix == prefix for each in self.sources):

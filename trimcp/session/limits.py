@@ -6,7 +6,7 @@ import attrs
 
 from trimcp.channel import CLIENT_MAX_MESSAGE, SERVER_MAX_MESSAGE
 from trimcp.protocol.profile import Role
-from trimcp.support.bounds import checked
+from trimcp.support.bounds import check_instance, checked
 from trimcp.support.slotted import valued
 
 
@@ -119,6 +119,5 @@ class Limits:
 
 def limits_of(given: Limits | None) -> Limits:
     """Return the limits that a program gave, or else the default ones. Raises TypeError for anything else."""
-    if given is not None and not isinstance(given, Limits):
-        raise TypeError(f"limits is a trimcp.Limits(...), not {given!r:.60}")
+    check_instance("limits", given, Limits, "trimcp.Limits")
     return given or Limits()

@@ -66,6 +66,18 @@ def check_members(name: str, value: object, kind: type | tuple[type, ...], kinds
     return members
 
 
+def check_instance(name: str, value: object, kind: type, written: str) -> None:
+    """Raise TypeError unless a setting is None or an object of this class, which is `written` so."""
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} is a {written}(...), not {value!r:.60}")
+
+
+def check_texts(name: str, value: object, example: str) -> None:
+    """Raise TypeError unless a setting is a dict of texts. It is not quoted, as it may be secret."""
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for pair in value.items() for each in pair):
+        raise TypeError(f"{name} are a dict of texts, {example}")
+
+
 def check_callable(name: str, value: object) -> None:
     """Raise TypeError unless a setting is a function."""
     if not callable(value):

@@ -19,7 +19,7 @@ import trio
 
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.addresses import bracketed
-from trimcp.support.bounds import checked, is_token
+from trimcp.support.bounds import check_texts, checked, is_token
 
 if TYPE_CHECKING:
     from trimcp.transports.trace import Write
@@ -93,6 +93,8 @@ def checked_url(url: str, schemes: Collection[str], needed: str) -> SplitResult:
 
     Raises LocalError: it is no URL, has no host or has another scheme. `needed` is the text for the last two.
     """
+    if not isinstance(url, str):
+        raise LocalError(needed)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -115,6 +117,8 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     Raises LocalError: a name or value cannot be sent. Values may be secrets, so the text does not quote them.
     """
     checked: dict[str, str] = {}
+    if headers is not None:
+        check_texts("headers", headers, "such as {'X-Key': 'value'}")
     for name, value in (headers or {}).items():
         if not is_token(name):
             raise LocalError(f"{name!r:.60} cannot be the name of a header")

@@ -134,8 +134,9 @@ def _as_text(name: str, value: Any) -> str:
     return text
 
 
-def _as_command(command: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(command, str | bytes) or not command or not all(isinstance(each, str) for each in command):
+def _as_command(command: Any) -> tuple[str, ...]:
+    whole = isinstance(command, Sequence) and not isinstance(command, str | bytes)
+    if not whole or not command or not all(isinstance(each, str) for each in command):
         raise TypeError(f"a command is a list of texts, the program first; no shell reads it: {command!r:.200}")
     if _parse(command[0], may_be_dashed=False).names:
         raise TypeError(f"the program itself cannot be a placeholder: {command[0]!r}")

@@ -177,6 +177,12 @@ def test_each_token_is_compared_with_whichever_came_and_in_constant_time(
     assert {len(side) for pair in compared for side in pair} == {32}, "their lengths tell nothing"
 
 
+def test_a_principal_by_token_keeps_its_scopes() -> None:
+    found = bearer_tokens({ADA: Principal("ada", scopes=["read"])})(head(f"Bearer {ADA}"))
+    assert isinstance(found, Principal)
+    assert found.scopes == {"read"}
+
+
 def test_nobody_can_read_the_tokens_back() -> None:
     hook: Any = bearer_tokens(TOKENS)
     assert ADA not in repr(hook)

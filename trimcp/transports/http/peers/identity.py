@@ -18,7 +18,7 @@ import attrs
 import trio
 
 from trimcp.principal import Principal
-from trimcp.support.bounds import TOKEN
+from trimcp.support.bounds import TOKEN, check_texts
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import contained, innermost_scope, split_own_failures
 from trimcp.transports.http.interfaces import Head, HttpResponse
@@ -114,9 +114,11 @@ def bearer_tokens(tokens: Mapping[str, str], *, realm: str | None = None) -> Cal
         realm: a name for the protected area, for the client to show.
 
     Raises:
+        TypeError: they are no dict of texts.
         ValueError: a token or id is empty or cannot be sent in a header; the text does not contain the token.
     """
     known = []
+    check_texts("tokens", tokens, "the principal by token")
     for token, id in tokens.items():
         if not id:
             raise ValueError("a bearer token belongs to nobody: give its principal an id")
