@@ -429,13 +429,9 @@ class Job:
             log.error("the result of %s has %d bytes; at most %d are sent", self.request.method.name, size, most)
             text = f"the result is larger than {most} bytes"
             reply = self._error(ErrorReply(INTERNAL_ERROR, text, {"reason": "result_size"}))
-        elif session.on_finished is not None:
-            self._note_failed(result)
-        self.reply = reply
-
-    def _note_failed(self, result: Any) -> None:
-        if getattr(result, "is_error", False) is True:
+        elif session.on_finished is not None and getattr(result, "is_error", False) is True:
             self.with_extras().failed = True
+        self.reply = reply
 
     def drop_result(self) -> bytes:
         """Replace a result by an error, because too many results before it are still unread.
@@ -523,7 +519,14 @@ class Job:
         if self.reports is not None and self.reports.latest_queued:
             sink.finish_latest(("progress", id), keep=wanted)
         if session.on_finished is not None:
-            self._report(reply if wanted else None)
+            try:
+                session.on_finished(self, reply if wanted else None)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as crash:  # the reply is sent anyway
+                from trimcp.support.cleaning import log_crash
+
+                log_crash(log, crash, "what is told of every request that ends crashed")
         if session.counts.untold and wanted and admitted:
             session.tell_dropped_logs(self)
         if wanted and reply is not None:
@@ -537,14 +540,3 @@ class Job:
             sink.unanswered(id)
         if admitted:
             session.job_ended(self)
-
-    def _report(self, reply: bytes | None) -> None:
-        assert self.session.on_finished is not None
-        try:
-            self.session.on_finished(self, reply)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the reply is sent anyway
-            from trimcp.support.cleaning import log_crash
-
-            log_crash(log, error, "what is told of every request that ends crashed")

@@ -128,10 +128,8 @@ class Session:
         """Bytes of the largest message accepted."""
         return self.limits.largest_into(self.engine.role)
 
-    def statistics(self) -> Statistics:
-        """Return a snapshot of its queues and of the requests in progress."""
-        from trimcp.session.statistics import Statistics, lanes_of  # imported only when used
-
+    def unread(self) -> tuple[list[Outgoing], int]:
+        """Return the messages that wait for the peer, and the bytes handed on that it has not taken yet."""
         # Over HTTP each request has its own sink, and messages that belong to no request have another.
         sinks = {id(sink): sink for sink in (self.sink, *(self.sink_of(job.origin) for job in self.jobs))}
         held: list[Outgoing] = []
@@ -140,7 +138,13 @@ class Session:
             messages, handed_on = sink.waiting()
             held += messages
             unread += handed_on
-        lanes = lanes_of(self.counts, held)
+        return held, unread
+
+    def statistics(self) -> Statistics:
+        """Return a snapshot of its queues and of the requests in progress."""
+        from trimcp.session.statistics import Statistics, lanes_of  # imported only when used
+
+        held, unread = self.unread()
         statistics = self.transport.http_statistics
         return Statistics(
             running=self.jobs.running,
@@ -150,11 +154,11 @@ class Session:
             pending=len(self.pending),
             outbox=len(held),
             outbox_bytes=sum(len(outgoing.data) for outgoing in held),
-            merged=lanes.merged,
-            dropped=lanes.dropped,
+            merged=sum(self.counts.merged.values()),
+            dropped=sum(self.counts.dropped.values()),
             abandoned_threads=self.jobs.abandoned_threads,
             unread_bytes=unread,
-            lanes=lanes,
+            lanes=lanes_of(self.counts, held),
             http=None if statistics is None else statistics(),
         )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import operator
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import attrs
 
@@ -42,7 +41,12 @@ class Lane:
     dropped: int = 0
 
     def __add__(self, other: Lane) -> Lane:
-        return Lane(*map(operator.add, attrs.astuple(self), attrs.astuple(other)))
+        return Lane(
+            self.messages + other.messages,
+            self.bytes + other.bytes,
+            self.merged + other.merged,
+            self.dropped + other.dropped,
+        )
 
 
 @attrs.frozen
@@ -66,6 +70,8 @@ class Lanes:
     others: Lane = Lane()
 
     def __add__(self, other: Lanes) -> Lanes:
+        if other is _NOTHING:
+            return self
         return Lanes(**{name: getattr(self, name) + getattr(other, name) for name in LANES})
 
     @property
@@ -77,6 +83,9 @@ class Lanes:
     def dropped(self) -> int:
         """Messages of any lane that will not be delivered."""
         return sum(getattr(self, name).dropped for name in LANES)
+
+
+_NOTHING = Lanes()  # of a session whose peer has never been slow: nearly each
 
 
 @attrs.frozen
@@ -113,8 +122,10 @@ class Statistics:
     http: HttpClientStatistics | None = None
 
 
-def lanes_of(counts: LaneCounts, held: Iterable[Outgoing] = ()) -> Lanes:
+def lanes_of(counts: LaneCounts, held: Collection[Outgoing] = ()) -> Lanes:
     """Return the counts and the held messages by lane."""
+    if not (held or counts.merged or counts.dropped):
+        return _NOTHING
     messages, sizes = Counter[str](), Counter[str]()
     for outgoing in held:
         lane = lane_of(outgoing)

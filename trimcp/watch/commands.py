@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from operator import attrgetter
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -119,6 +121,15 @@ def lacks_scope(head: Head, scope: str) -> HttpResponse | None:
 
 def plain(value: Any) -> Any:
     """Return what JSON has for a value: of a record its fields."""
-    if attrs.has(type(value)):
-        return {field.name: getattr(value, field.name) for field in attrs.fields(type(value))}
-    return str(value)
+    kind: Any = type(value)
+    found = _fields_of(kind)
+    return str(value) if found is None else dict(zip(found[0], found[1](value), strict=True))
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]] | None:
+    """Return the names of a record's fields, which has two at least, and what reads them."""
+    if not attrs.has(kind):
+        return None
+    names = tuple(field.name for field in attrs.fields(kind))
+    return names, attrgetter(*names)

@@ -212,7 +212,7 @@ def request_key(job: Job) -> str:
 
 
 def _session(session: Session, jobs: list[Job], now: float) -> SessionPicture:
-    counts = session.statistics()
+    held, unread = session.unread()
     peer, principal = session.engine.legacy.peer, None
     if jobs:
         admission = jobs[0].request.admission
@@ -230,12 +230,12 @@ def _session(session: Session, jobs: list[Job], now: float) -> SessionPicture:
         revision=None if revision is None else revision.name,
         transport=None if link is None else link.transport,
         address=None if link is None else link.address,
-        running=counts.running,
-        waiting=counts.waiting,
-        asking=counts.parked,
-        unread=counts.unread_bytes + counts.outbox_bytes,
-        merged=counts.merged,
-        dropped=counts.dropped,
+        running=session.jobs.running,
+        waiting=len(session.jobs.mailbox),
+        asking=session.jobs.parked,
+        unread=unread + sum(len(outgoing.data) for outgoing in held),
+        merged=sum(session.counts.merged.values()),
+        dropped=sum(session.counts.dropped.values()),
         held=0 if holding is None else holding.held,
         requests=tuple(_request(job, places, now) for job in jobs),
     )

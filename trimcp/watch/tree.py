@@ -11,9 +11,10 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import attrs
@@ -86,7 +87,8 @@ def _describe_client(job: Job) -> str:
 
 def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: float) -> Iterator[list[str]]:
     """Yield the lines of each request, at most `room` lines."""
-    tasks = _tasks_of_work(session)
+    jobs = list(jobs)
+    tasks = _tasks_of_work(session, jobs)
     for job in jobs:
         if room <= 0:
             return
@@ -98,7 +100,8 @@ def _describe_session(session: Session, jobs: Iterable[Job], room: int, now: flo
 
 def waiting_places(session: Session, jobs: Iterable[Job], most: int) -> dict[int, list[str]]:
     """Return where the requests of a session wait, at most so many lines each, by the identity of the job."""
-    tasks = _tasks_of_work(session)
+    jobs = list(jobs)
+    tasks = _tasks_of_work(session, jobs)
     return {id(job): list(islice(_describe_tasks(job, tasks), most)) for job in jobs}
 
 
@@ -109,9 +112,11 @@ def _describe_tasks(job: Job, tasks: Mapping[int, trio.lowlevel.Task]) -> Iterat
             yield from _describe_task(task)
 
 
-def _tasks_of_work(session: Session) -> dict[int, trio.lowlevel.Task]:
+def _tasks_of_work(session: Session, jobs: Iterable[Job]) -> dict[int, trio.lowlevel.Task]:
     """Return the tasks that requests of a session started, by the identity of their `Work`."""
     found: dict[int, trio.lowlevel.Task] = {}
+    if all(job.extras is None or job.extras.work is None for job in jobs):  # the nursery may be that of all sessions
+        return found
     for task in session.nursery.child_tasks if session.driven else ():
         frame = getattr(task.coro, "cr_frame", None)
         if frame is not None:
@@ -136,12 +141,10 @@ def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
     turns: Any = None
     for frame, line in task.iter_await_frames():
         calls.append((frame, line))
-        if _THREAD in frame.f_code.co_varnames + frame.f_code.co_cellvars:
-            thread = frame.f_locals.get(_THREAD)
-        if _PROCESS in frame.f_code.co_varnames:
-            process = frame.f_locals.get(_PROCESS)
-        if frame.f_code.co_qualname == _QUEUE:
-            turns = frame.f_locals.get("self")
+        if _tells_more(frame.f_code):
+            thread = frame.f_locals.get(_THREAD, thread)
+            process = frame.f_locals.get(_PROCESS, process)
+            turns = frame.f_locals.get("self") if frame.f_code.co_qualname == _QUEUE else turns
     told = list(_describe_calls(calls))
     if turns is not None:
         told.append(f"waits for a turn of {in_quotes(turns.name)}: {turns.running} running, {turns.waiting} waiting")
@@ -160,6 +163,12 @@ def _describe_task(task: trio.lowlevel.Task, depth: int = 0) -> Iterator[str]:
                 yield f"task {child.name}"
                 for text in below:
                     yield _STEP + text
+
+
+@lru_cache(maxsize=4096)
+def _tells_more(code: CodeType) -> bool:
+    """Return whether a function knows for what its task waits, beyond its line."""
+    return _THREAD in code.co_varnames + code.co_cellvars or _PROCESS in code.co_varnames or code.co_qualname == _QUEUE
 
 
 def _calls_in_thread(function: object) -> list[tuple[FrameType, int]]:
@@ -183,7 +192,13 @@ def _describe_calls(calls: Iterable[tuple[FrameType, int]]) -> list[str]:
 def _describe_call(file: str, line: int, function: str) -> str:
     source = linecache.getline(file, line).strip()
     try:
-        file = str(Path(file).relative_to(Path.cwd()))
-    except (OSError, ValueError):  # outside the current directory, or the directory was deleted
+        file = _shown_path(file, os.getcwd())
+    except OSError:  # the directory was deleted
         pass
     return f"{file}:{line} in {function}{f': {source[:_LONGEST]}' if source else ''}"
+
+
+@lru_cache(maxsize=1024)
+def _shown_path(file: str, folder: str) -> str:
+    path = Path(file)
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
