@@ -284,6 +284,25 @@ async def test_a_process_that_ends_hands_its_sessions_over(autojump_clock: Any) 
         assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
 
 
+async def test_what_comes_while_the_holder_ends_is_for_the_next_one(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        far = two.visit(visitor)
+        call = await far.call("wait", seconds=2)
+        await call.begun()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(one.face.drain, 5)
+            await trio.sleep(1)
+            later = [await far.call("echo", text="hi") for _ in range(3)]
+            await trio.sleep(0.5)
+            assert not any(answer.status for answer in later)
+            for answer in later:
+                assert (await answer.done()).json["result"]["content"][0]["text"] == "hi"
+            assert call.finished
+            assert call.messages[-1]["result"]["content"][0]["text"] == "waited"
+        assert len(two.face.shared.sessions) == 1
+
+
 async def test_the_state_of_a_session_goes_with_it(autojump_clock: Any) -> None:
     async with replicas() as ([one, two], visitor):
         await visitor.initialize()

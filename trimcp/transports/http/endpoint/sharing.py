@@ -41,6 +41,7 @@ from trimcp.transports.http.state.sessions import HttpSession, Shared
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import (
     JSON,
+    Batch,
     Request,
     encode,
     parse,
@@ -256,6 +257,8 @@ class SessionSharing:
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
     _asking: int = attrs.field(init=False, default=0)  # bytes of their bodies that may be needed again
+    # requests to sessions that are handed over as soon as their calls have ended, by whom and with which number
+    _put_off: dict[str, list[tuple[str, int]]] = attrs.field(init=False, factory=dict)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
     _holding: Holding = attrs.field(init=False)
     _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
@@ -269,7 +272,7 @@ class SessionSharing:
         self.queue = queue = WriteQueue(self.store, self._refused)
         events = StoredEvents(queue, max_total_bytes=shared.budget.bound)
         shared.events = events if shared.settings.resumable else None
-        self._holding = Holding(queue, events, keeper, 2 * shared.settings.session_idle)
+        self._holding = Holding(queue, events, keeper, 2 * shared.settings.session_idle, self._released)
         shared.make_session, shared.sharing = partial(HeldSession, common=self._holding), self
         keeper.attach(self._changed)
 
@@ -487,8 +490,15 @@ class SessionSharing:
         if head.path == self.shared.settings.path and not (id and self.shared.sessions.has(id)):
             self.say(sender, "moved", n=number)
             return
+        if id and self.shared.draining and _asks(body):  # its calls may finish; what is new is for its next holder
+            self._put_off.setdefault(id, []).append((sender, number))
+            return
         reply = self.replies[sender, number] = RemoteReply(self, sender, number)
         answer(self.admit(head), body, reply)
+
+    def _released(self, id: str) -> None:
+        for sender, number in self._put_off.pop(id, ()):
+            self.say(sender, "moved", n=number)
 
     def _refused(self, write: Write) -> None:
         """Take back what followed from a write that was refused."""
@@ -526,6 +536,10 @@ def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
     elif not isinstance(found, Upgrade | Tunnel):
         reply.handler = found
         found.start(body, reply)
+
+
+def _asks(body: bytes) -> bool:
+    return isinstance(parse(body), Request | Batch)
 
 
 def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:

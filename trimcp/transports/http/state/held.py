@@ -6,7 +6,7 @@ seen, the next holder of its session knows; and a process that does not hold it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ class Holding:
     events: StoredEvents
     keeper: SessionKeeper
     ttl: float  # seconds for which a session is kept after its last use
+    released: Callable[[str], object]  # called with the id of a session that was handed over
 
 
 @attrs.define(eq=False)
@@ -181,6 +182,13 @@ class HeldSession(HttpSession):
         self._over = True
         self._holding.events.fences.pop(self.id, None)
         super().end(why, ending=ending)
+        if ending:
+            self._holding.released(self.id)
+
+    def close(self) -> None:
+        if self.shared.draining and not self._over:  # its last call has ended
+            self.end("the server is shutting down", ending=True)
+        super().close()
 
     def lose(self, why: str) -> None:
         """Drop it without a word, since another process holds it, or may."""
