@@ -46,7 +46,7 @@ class AgentPort:
 
     run: AgentRun
     shared: Shared
-    _open: set[AgentExchange] = attrs.field(init=False, factory=set)  # requests that tasks answer
+    open: set[AgentExchange] = attrs.field(init=False, factory=set)  # requests that tasks answer
 
     def has_room(self, head: Head) -> bool:
         """Return whether another request may begin."""
@@ -83,19 +83,9 @@ class AgentPort:
         if scope.cancelled_caught:
             token_expired(head.principal)
 
-    def opened(self, exchange: AgentExchange) -> None:
-        """Note that a task answers a request."""
-        self._open.add(exchange)
-        self.shared.exchanges += 1
-
-    def closed(self, exchange: AgentExchange) -> None:
-        """Note that the task has ended."""
-        self._open.discard(exchange)
-        self.shared.exchanges -= 1
-
     def end(self) -> None:
         """End every stream and every request that is still answered."""
-        for exchange in list(self._open):
+        for exchange in list(self.open):
             exchange.end()
 
 
@@ -240,7 +230,8 @@ class AgentExchange(Handler, StreamSink):
     def work(self, function: Callable[[], Awaitable[None]], message: AgentMessage | None = None) -> None:
         """Do what is left in a task of the server's run, which is cancelled with the request."""
         self._scope = trio.CancelScope(deadline=self.deadline)
-        self.port.opened(self)
+        self.port.open.add(self)
+        self.port.shared.exchanges += 1
         self.port.run.server.nursery.start_soon(self._work, function, message, self._scope)
 
     async def _work(
@@ -256,7 +247,8 @@ class AgentExchange(Handler, StreamSink):
         except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
             self.fail(crashed(error, message))
         finally:
-            self.port.closed(self)
+            self.port.open.discard(self)
+            self.port.shared.exchanges -= 1
 
     def call(self, request: ToolRequest, context: ContextActor | None, size: int) -> Found:
         """Start a call, unless its client has left. Raises AgentToolsError if it was not started."""

@@ -129,8 +129,10 @@ class CallbackTarget:
     url: httpx2.URL = attrs.field(repr=False)
     addresses: tuple[str, ...]
 
-    async def call(self, manifest: Manifest, arguments: Mapping[str, Any], *, request_id: str) -> Any:
-        """Carry out a call and return its result, any JSON value. Cancelling it cuts the connection.
+    async def call(
+        self, manifest: Manifest, arguments: Mapping[str, Any], *, progress: object = None, request_id: str
+    ) -> Any:
+        """Carry out a call, whose progress nobody is told, and return its result. Cancelling it cuts the connection.
 
         Raises ToolFailed, InvalidArguments or TooMuch if the callback says so, DeadlinePassed, and else ProviderGone.
         """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol, TypeAlias, Unpack, get_args
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, Unpack, get_args
 
 import attrs
 
@@ -30,11 +30,11 @@ from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.revisions import LATEST
 
+if TYPE_CHECKING:
+    from trimcp.agent_tools.catalog.callbacks import CallbackTarget
+
 VERSION: Final = "version"
 """The key of a tool's `_meta` under which its version stands; a tool without it has version "1"."""
-
-Elsewhere: TypeAlias = Callable[[Context[Any], dict[str, Any]], Awaitable[Any]]
-"""Has a call carried out by another program, and returns its result: any JSON value."""
 
 Progress: TypeAlias = Callable[[float, float | None, str | None], None]
 """Called with the progress of a call, its last value if known, and one line for a person. Never waits."""
@@ -132,24 +132,6 @@ def _schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
 
     schema = function.schema() if isinstance(function, Command) else {}
     return schema if schema.get("properties") else _ANY_ARGUMENTS
-
-
-def elsewhere(function: Elsewhere, name: str, timeout: float, max_concurrent: int) -> EntryTemplate:
-    """Return the template of a tool that another program carries out."""
-
-    async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
-        try:
-            return await function(ctx, arguments)
-        except errors.AgentToolsError as error:
-            raise _as_answer(error) from error
-
-    options: ToolOptions = {
-        "name": name,
-        "input_schema": _ANY_ARGUMENTS,
-        "timeout": timeout,
-        "max_concurrent": max_concurrent,
-    }
-    return EntryTemplate(_with_any_result(tool_entry(call, options)), options)
 
 
 def version_of(entry: ToolEntry) -> str:
@@ -277,33 +259,34 @@ class EntryMaker:
             return None
         if by is None:
             return self._guarded(self._implementations[manifest.implementation or manifest.name], manifest)
-
-        async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
-            return await by.call(sent, arguments, progress=ctx.report_progress_nowait, request_id=_new_id())
-
-        return self._elsewhere(call, manifest)
+        return self._elsewhere(by, sent, manifest)
 
     async def resolved(self, sent: Manifest, manifest: Manifest) -> ToolEntry:
         """Return the entry of a callback, at the addresses that its host has now."""
         assert self._rules.callbacks is not None
         assert manifest.callback is not None
-        target = await self._rules.callbacks.resolve(manifest.callback)
+        return self._elsewhere(await self._rules.callbacks.resolve(manifest.callback), sent, manifest)
+
+    def _elsewhere(self, by: Provider | CallbackTarget, sent: Manifest, manifest: Manifest) -> ToolEntry:
+        """Return the entry of a tool that another program carries out."""
 
         async def call(ctx: Context[Any], arguments: dict[str, Any]) -> Any:
-            return await target.call(sent, arguments, request_id=_new_id())
+            id = f"call_{secrets.token_urlsafe(12)}"
+            try:
+                return await by.call(sent, arguments, progress=ctx.report_progress_nowait, request_id=id)
+            except errors.AgentToolsError as error:
+                raise _as_answer(error) from error
 
-        return self._elsewhere(call, manifest)
-
-    def _elsewhere(self, call: Elsewhere, manifest: Manifest) -> ToolEntry:
-        rules = self._rules
-        return self._guarded(elsewhere(call, manifest.name, rules.timeout, rules.max_concurrent), manifest)
+        options: ToolOptions = {
+            "name": manifest.name,
+            "input_schema": _ANY_ARGUMENTS,
+            "timeout": self._rules.timeout,
+            "max_concurrent": self._rules.max_concurrent,
+        }
+        return self._guarded(EntryTemplate(_with_any_result(tool_entry(call, options)), options), manifest)
 
     def _guarded(self, template: EntryTemplate, manifest: Manifest) -> ToolEntry:
         """Return a template's entry for a manifest, with its rights."""
         entry = template.entry_for(manifest)
         self._server.guard_tool(entry, template.options)
         return entry
-
-
-def _new_id() -> str:
-    return f"call_{secrets.token_urlsafe(12)}"

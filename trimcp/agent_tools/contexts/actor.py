@@ -11,7 +11,7 @@ import inspect
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -352,10 +352,8 @@ class ActorContext:
             raise errors.MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
         return (await self._actor.update(copy, version, of_server=True)).version
 
-    @asynccontextmanager
-    async def watch(self) -> AsyncIterator[WatchChannel]:
-        async with self._actor.watch() as watch:
-            yield watch
+    def watch(self) -> AbstractAsyncContextManager[WatchChannel]:
+        return self._actor.watch()
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
         self._actor.start_soon(function, *args)

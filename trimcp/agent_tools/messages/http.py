@@ -47,8 +47,7 @@ FORMS: Final = (
 
 def form_of(message: messages.AgentMessage) -> HttpForm | None:
     """Return the form of a message, or None if it has none."""
-    return next((form for form in FORMS if form.cls is type(message) and _fits(message, form)), None)
-
-
-def _fits(message: messages.AgentMessage, form: HttpForm) -> bool:
-    return not form.named or getattr(message, form.named) is not None
+    for form in FORMS:
+        if form.cls is type(message) and (not form.named or getattr(message, form.named) is not None):
+            return form
+    return None
