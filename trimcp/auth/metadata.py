@@ -35,7 +35,6 @@ class ProtectedResource:
     resource: str  # its identifier, a URL
     authorization_servers: tuple[str, ...] = ()  # the issuers whose tokens it takes
     scopes_supported: tuple[str, ...] | None = None  # the scopes that basic use needs, or None where it does not say
-    dpop_bound_access_tokens_required: bool = False  # whether it takes only tokens that are bound to a key (RFC 9449)
 
 
 @attrs.frozen
@@ -47,12 +46,10 @@ class AuthorizationServer:
     authorization_endpoint: str = ""
     token_endpoint: str = ""
     registration_endpoint: str = ""
-    # `introspection_endpoint`, `revocation_endpoint`, `jwks_uri`: likewise
-    introspection_endpoint: str = ""
+    # `revocation_endpoint`, `jwks_uri`: likewise
     revocation_endpoint: str = ""
     jwks_uri: str = ""
     scopes_supported: tuple[str, ...] | None = None  # the scopes it knows, or None where it does not say
-    grant_types_supported: tuple[str, ...] | None = None  # likewise
     # how clients may authenticate; None stands for `client_secret_basic`
     token_endpoint_auth_methods_supported: tuple[str, ...] | None = None
     # methods of PKCE; None where it has none, or does not say

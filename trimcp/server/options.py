@@ -105,7 +105,8 @@ def check_schema(name: str, value: Any) -> Any:
     return value
 
 
-def _check_cache_scope(name: str, value: Any) -> Any:
+def check_cache_scope(name: str, value: Any) -> Any:
+    """Return for whom something may be cached. Raises TypeError: that is neither "public" nor "private"."""
     if value not in ("public", "private"):
         raise TypeError(f"{name} is 'public' or 'private', not {value!r:.60}")
     return value
@@ -122,7 +123,7 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "confirm": partial(check_truth, optional=True),
     "size": partial(check_number, whole=True, zero=True, optional=True),
     "ttl_ms": partial(check_number, whole=True, zero=True),
-    "cache_scope": _check_cache_scope,
+    "cache_scope": check_cache_scope,
 }
 """What checks an option; others are checked where they are used."""
 

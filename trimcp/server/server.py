@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Final, Generic, get_args
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 from trimcp.budget import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
@@ -14,6 +14,7 @@ from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
 from trimcp.server.extending import Extending
 from trimcp.server.offering import Confirm, HandlerErrors, Offers
+from trimcp.server.options import check_cache_scope
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
@@ -122,8 +123,7 @@ class Server(Extending, Generic[StateT]):
         check_callable("lifespan", lifespan)
         if audit is not None and not hasattr(audit, "opened"):
             raise TypeError(f"audit is a trimcp.guard.Audit(...), not {audit!r:.60}")
-        if list_cache_scope not in get_args(CacheScope):
-            raise ValueError(f"list_cache_scope is 'public' or 'private', not {list_cache_scope!r:.60}")
+        check_cache_scope("list_cache_scope", list_cache_scope)
         check_number("page_size", page_size, whole=True, optional=True)
         check_number("list_ttl_ms", list_ttl_ms, whole=True, zero=True)
         check_number("max_threads", max_threads, whole=True)

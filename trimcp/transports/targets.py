@@ -20,6 +20,7 @@ import trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.addresses import bracketed
 from trimcp.support.bounds import check_texts, checked, is_token
+from trimcp.support.nurseries import leaves
 
 if TYPE_CHECKING:
     from trimcp.transports.trace import Write
@@ -257,7 +258,7 @@ def unreachable(error: BaseException, trusting: str) -> str | None:
             return f"no address is known for this host ({told.strerror})"
         if isinstance(told, OSError):
             # Each address of the host was tried; usually all attempts failed for the same reason.
-            reasons = sorted({_reason(each) for each in _leaves(told.__cause__ or told)})
+            reasons = sorted({_reason(each) for each in leaves(told.__cause__ or told)})
             return f"{'; '.join(reasons)}; is the server running, and is this its address?"
         told = told.__cause__ or told.__context__
     return None
@@ -266,9 +267,3 @@ def unreachable(error: BaseException, trusting: str) -> str | None:
 def _reason(error: BaseException) -> str:
     number = getattr(error, "errno", None)
     return os.strerror(number) if number else str(error)
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for each in error.exceptions for leaf in _leaves(each)]
-    return [error]
