@@ -238,7 +238,7 @@ async def test_a_login_by_hand_that_cannot_be_kept_is_an_error_that_says_so(
     def no_room(*args: Any, **more: Any) -> Any:
         raise full()
 
-    monkeypatch.setattr("trimcp.support.files.tempfile.mkstemp", no_room)
+    monkeypatch.setattr("tempfile.mkstemp", no_room)
     with pytest.raises(AuthorizationError, match=r"could not be kept: .*logins.json cannot be written: No space left"):
         await oauth.login(SERVER)
     monkeypatch.undo()
