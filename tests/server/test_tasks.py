@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -17,6 +18,7 @@ import trio
 import trimcp
 from trimcp.errors import LocalError
 from trimcp.principal import Principal
+from trimcp.store.tasks import KeptTask, TaskStore
 from trimcp.testing import connected, every_revision
 from trimcp.watch.picture import take_picture
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY, OVERLOADED
@@ -95,11 +97,11 @@ async def get(session: trimcp.ClientSession, id: str) -> Any:
     return await session.request_raw("tasks/get", {"taskId": id})
 
 
-async def until(session: trimcp.ClientSession, id: str, *statuses: str) -> Any:
+async def until(session: trimcp.ClientSession, id: str, *statuses: str, without: str = "") -> Any:
     """Look until a task has one of these statuses, by default a final one, and return what was told of it then."""
     while True:
         state = await get(session, id)
-        if state["status"] in (statuses or ENDED):
+        if state["status"] in (statuses or ENDED) and without not in state.get("inputRequests", ()):
             return state
         await trio.sleep(0.005)
 
@@ -170,8 +172,7 @@ async def test_questions_of_a_handler_wait_in_its_task_and_free_its_slot(connect
         assert "taskId" not in await session.request_raw("tasks/update", update)
         assert (await get(session, id))["inputRequests"].keys() == {key}
         await session.request_raw("tasks/update", {"taskId": id, "inputResponses": {key: answer}})
-        while (again := await until(session, id, "input_required"))["inputRequests"].keys() == {key}:
-            pass
+        again = await until(session, id, "input_required", without=key)
         (second,) = again["inputRequests"]
         assert second != key  # a key names one question of a task
         late = {key: {"action": "decline"}, second: answer}
@@ -729,3 +730,101 @@ async def test_tasks_in_a_file_are_found_by_the_next_process(tmp_path: Path) -> 
                 pass
             assert state["status"] == ("input_required" if count == 1 else "completed")
     assert saw == [None, 1, 2, 3]
+
+
+async def test_a_key_that_a_handler_uses_for_another_question_is_told_under_another_name() -> None:
+    server = make_server()
+    runs: list[str] = []
+
+    @server.tool(task="required")
+    async def changing(ctx: trimcp.Context) -> str:
+        runs.append("First?" if not runs else "Second?")
+        return str((await ctx.elicit(runs[-1], FORM, key="name")).content)
+
+    async with connected(server, asking_client()) as session:
+        id = (await call(session, "changing"))["taskId"]
+        asked = {}
+        for message in ("First?", "Second?"):
+            ((key, question),) = (await until(session, id, "input_required"))["inputRequests"].items()
+            asked[key] = question["params"]["message"]
+            answer = {"action": "accept", "content": {"name": message}}
+            await session.request_raw("tasks/update", {"taskId": id, "inputResponses": {key: answer}})
+        assert (await until(session, id))["result"]["content"][0]["text"] == "{'name': 'Second?'}"
+    assert list(asked.values()) == ["First?", "Second?"]
+
+
+async def test_an_end_is_told_once_it_is_kept(autojump_clock: trio.testing.MockClock) -> None:
+    class SlowStore(TaskStore):
+        async def save(self, task: KeptTask) -> bool:
+            await trio.sleep(10)
+            return await super().save(task)
+
+    async with connected(make_server(store=SlowStore()), asking_client()) as session:
+        id = (await call(session, "count", to=1))["taskId"]
+        began = trio.current_time()
+        assert (await until(session, id))["status"] == "completed"
+        assert trio.current_time() - began >= 10
+
+
+async def test_who_has_lost_a_task_to_another_process_stops(autojump_clock: trio.testing.MockClock) -> None:
+    store, stopped, go = TaskStore(), trio.Event(), trio.Event()
+    server = make_server(store=store)
+
+    @server.tool(task="required", restart="resume")
+    async def steps(ctx: trimcp.Context) -> str:
+        await ctx.task.checkpoint(1)
+        await go.wait()
+        try:
+            await ctx.task.checkpoint(2)
+        finally:
+            stopped.set()
+        return "never"
+
+    async with connected(server, asking_client()) as session:
+        id = (await call(session, "steps"))["taskId"]
+        await trio.testing.wait_all_tasks_blocked()
+        (taken,) = await store.claim("another", time.time() + 60, time.time() + 120)
+        assert taken.checkpoint == b"1"
+        go.set()
+        await stopped.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await get(session, id))["status"] == "working"
+        assert (taken.runner, taken.checkpoint) == ("another", b"1")
+
+
+async def test_another_process_passes_on_what_it_is_told(autojump_clock: trio.testing.MockClock) -> None:
+    store = TaskStore()
+    async with (
+        connected(make_server(store=store, poll_interval=1), asking_client()) as one,
+        connected(make_server(store=store, poll_interval=1), asking_client()) as other,
+    ):
+        waits = (await call(one, "wait"))["taskId"]
+        asks = (await call(one, "ask"))["taskId"]
+        (key,) = (await until(other, asks, "input_required"))["inputRequests"]
+        answer = {"action": "accept", "content": {"name": "Ada"}}
+        await other.request_raw("tasks/update", {"taskId": asks, "inputResponses": {key: answer}})
+        await other.request_raw("tasks/cancel", {"taskId": waits})
+        assert (await until(other, waits))["status"] == "cancelled"
+        second = await until(one, asks, "input_required", without=key)
+        assert len(second["inputRequests"]) == 1
+
+
+async def test_a_task_whose_processes_always_end_fails(autojump_clock: trio.testing.MockClock) -> None:
+    store, saw, id = TaskStore(), list[Any](), ""
+    for _ in range(6):
+        server = make_server(store=store)
+
+        @server.tool(task="required", restart="again")
+        async def fatal(ctx: trimcp.Context) -> str:
+            saw.append(ctx.task.saved)
+            await ctx.task.checkpoint("kept by nobody")
+            await trio.sleep_forever()
+
+        async with connected(server, asking_client()) as session:
+            if not saw:
+                id = (await call(session, "fatal"))["taskId"]
+            await trio.testing.wait_all_tasks_blocked()
+    async with connected(make_server(store=store), asking_client()) as session:
+        failed = await get(session, id)
+    assert (failed["status"], failed["statusMessage"]) == ("failed", "5 processes have ended while they ran this task")
+    assert saw == [None] * 6
