@@ -2,9 +2,9 @@
 
     python examples/long_job.py serve 8000 jobs.db          # kill -9 it while a job runs, and start it again
     python examples/long_job.py start http://127.0.0.1:8000/mcp 100
-    python examples/long_job.py wait http://127.0.0.1:8000/mcp TEXT
+    python examples/long_job.py wait http://127.0.0.1:8000/mcp ID
 
-`start` prints a text by which `wait` finds the job again, from another process too. The server keeps jobs in a file,
+`start` prints an id by which `wait` finds the job again, from another process too. The server keeps jobs in a file,
 and its tool saves after each step how far it is.
 """
 
@@ -52,7 +52,7 @@ async def use(verb: str, url: str, what: str) -> None:
     """Start a job, or wait for one."""
     async with trimcp.Client("long job", tasks=True).connect(url) as session:
         if verb == "start":
-            print((await session.start_task("add_up", {"numbers": int(what)})).text)
+            print((await session.start_task("add_up", {"numbers": int(what)})).id)
         else:
             print((await session.task(what).result(show)).text)
 

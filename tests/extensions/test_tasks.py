@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trimcp.extensions.tasks import TaskReference, read_state, status_text
+from trimcp.extensions.tasks import read_state, status_text
 
 WORKING: dict[str, Any] = {"taskId": "a", "status": "working", "createdAt": "x", "lastUpdatedAt": "y", "ttlMs": None}
 
@@ -70,12 +70,3 @@ def test_progress_is_read_if_it_is_a_number(meta: Any, progress: Any) -> None:
 )
 def test_progress_as_text(progress: dict[str, Any], text: str) -> None:
     assert status_text(progress) == text
-
-
-def test_a_reference_is_found_again_from_its_text() -> None:
-    reference = TaskReference("{odd} id", "tool")
-    assert TaskReference.of(str(reference)) == reference
-    assert TaskReference.of("plain") == TaskReference("plain")
-    for text in ("", "{", "{}", '{"taskId": 1}', '{"taskId": "a", "tool": 7}', "[]" * 1_000):
-        with pytest.raises(ValueError, match="no task"):
-            TaskReference.of(text)

@@ -44,7 +44,7 @@ async def test_we_follow_the_tasks_of_fastmcp(tmp_path: Path) -> None:
         async with client.connect(served.http) as session:
             task = await session.start_task("double", {"number": 21})
             assert task.id is not None
-            assert (await session.task(task.text).result()).text == "42"
+            assert (await session.task(task.id).result()).text == "42"
             failed = await session.call_tool("fail")
             assert (failed.is_error, "no luck" in failed.text) == (True, True)
             held = await session.start_task("wait")

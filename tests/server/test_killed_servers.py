@@ -48,7 +48,7 @@ async def test_a_long_job_goes_on_where_it_was_and_ends_once(tmp_path: Path) -> 
     client = trimcp.Client("test", tasks=True)
     async with serving(port, path) as (url, first), client.connect(url) as session:
         task = await session.start_task("add_up", {"numbers": 30, "seconds": 0.05})
-        text = task.text
+        assert task.id is not None
         with trio.fail_after(60):
             while ((await task.state()).progress or {"progress": 0})["progress"] < 5:
                 await trio.lowlevel.checkpoint()
@@ -65,8 +65,8 @@ async def test_a_long_job_goes_on_where_it_was_and_ends_once(tmp_path: Path) -> 
                 assert again == url
                 with trio.fail_after(60):
                     async with client.connect(url) as other:
-                        result = await other.task(text).result()
-                        assert (await other.task(text).state()).status == "completed"
+                        result = await other.task(task.id).result()
+                        assert (await other.task(task.id).state()).status == "completed"
                 while not waited:
                     await trio.lowlevel.checkpoint()
     done = result.structured_content

@@ -201,8 +201,11 @@ async def test_some_of_several_answers_leave_the_task_waiting_for_the_others() -
         asked = (await until(session, id, "input_required"))["inputRequests"]
         names = {question["params"]["message"]: key for key, question in asked.items()}
         for name, others in (("left", {names["right"]}), ("right", set[str]())):
-            answer = {names[name]: {"action": "accept", "content": {"name": name}}}
-            await session.request_raw("tasks/update", {"taskId": id, "inputResponses": answer})
+            answers: dict[str, Any] = (
+                {names["left"]: {"action": "decline"}} if name == "right" else {}
+            )  # which it has by then
+            answers[names[name]] = {"action": "accept", "content": {"name": name}}
+            await session.request_raw("tasks/update", {"taskId": id, "inputResponses": answers})
             state = await get(session, id)
             assert set(state.get("inputRequests", {})) == others
         done = await until(session, id)
@@ -771,25 +774,29 @@ async def test_who_has_lost_a_task_to_another_process_stops(autojump_clock: trio
     server = make_server(store=store)
 
     @server.tool(task="required", restart="resume")
-    async def steps(ctx: trimcp.Context) -> str:
+    async def steps(ctx: trimcp.Context, more: bool) -> str:
         await ctx.task.checkpoint(1)
         await go.wait()
         try:
-            await ctx.task.checkpoint(2)
-        finally:
+            if more:
+                await ctx.task.checkpoint(2)
+        except trio.Cancelled:
             stopped.set()
-        return "never"
+            raise
+        return "too late"
 
     async with connected(server, asking_client()) as session:
-        id = (await call(session, "steps"))["taskId"]
+        ids = [(await call(session, "steps", more=more))["taskId"] for more in (True, False)]
         await trio.testing.wait_all_tasks_blocked()
-        (taken,) = await store.claim("another", time.time() + 60, time.time() + 120)
-        assert taken.checkpoint == b"1"
+        taken = await store.claim("another", time.time() + 60, time.time() + 120)
+        assert [task.checkpoint for task in taken] == [b"1", b"1"]
         go.set()
-        await stopped.wait()
+        with trio.fail_after(1):
+            await stopped.wait()
         await trio.testing.wait_all_tasks_blocked()
-        assert (await get(session, id))["status"] == "working"
-        assert (taken.runner, taken.checkpoint) == ("another", b"1")
+        for id, task in zip(ids, taken, strict=True):
+            assert (await get(session, id))["status"] == "working"
+            assert (task.runner, task.checkpoint) == ("another", b"1")
 
 
 async def test_another_process_passes_on_what_it_is_told(autojump_clock: trio.testing.MockClock) -> None:

@@ -259,21 +259,18 @@ class ClientSession:
             answer: ClientTask | CallToolResult = await self._settled(rounds)
         finally:
             self._detached.discard(rounds)
-        return answer if isinstance(answer, ClientTask) else ClientTask(self, None, answer)
+        return answer if isinstance(answer, ClientTask) else ClientTask(self, None, name, answer)
 
-    def task(self, text: str) -> ClientTask:
+    def task(self, id: str, *, tool: str | None = None) -> ClientTask:
         """Return a task that was started before, perhaps by another process; nothing is sent yet.
 
         Args:
-            text: what the `text` of the task was, or its id alone.
-
-        Raises:
-            ValueError: it is the text of no task.
+            id: its id, as `start_task(...)` told it.
+            tool: the tool that was called, to check the result by its schema.
         """
         from trimcp.client.tasks import ClientTask
-        from trimcp.extensions.tasks import TaskReference
 
-        return ClientTask(self, TaskReference.of(text))
+        return ClientTask(self, id, tool)
 
     # Resources
 

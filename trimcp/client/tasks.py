@@ -12,7 +12,7 @@ import trio
 from trimcp.client.handlers import ClientProgram
 from trimcp.client.tools import Outputs
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError, NotStarted, Overloaded, RemoteError
-from trimcp.extensions.tasks import TaskReference, TaskState, read_state
+from trimcp.extensions.tasks import TaskState, read_state
 from trimcp.protocol.bound_methods import methods_of
 from trimcp.session.calls import Caller, Rounds, gather
 from trimcp.session.listening import Subscription, Subscriptions
@@ -52,45 +52,36 @@ class Following(Caller, Protocol):
 
 @attrs.define(eq=False, repr=False)
 class ClientTask:
-    """A call that a server carries out as a task: from `session.start_task(...)`, or `session.task(text)`.
+    """A call that a server carries out as a task: from `session.start_task(...)`, or `session.task(id)`.
 
     Leaving it alone changes nothing: the server goes on, and keeps the result for a while.
 
     Attributes:
-        id: its id; None if the server answered at once, without a task. Keep it like a password.
+        id: its id, from which another process finds it again; None if the server answered at once, without a task. It
+            may be all that protects the task: keep it like a password.
+        tool: the tool, by whose schema the result is checked; None checks nothing.
     """
 
     _session: Following
-    _reference: TaskReference | None
+    id: str | None
+    tool: str | None
     _result: CallToolResult | None = None
     _answered: set[str] = attrs.field(init=False, factory=set)
     _told: object = attrs.field(init=False, default=None)
 
     @property
-    def id(self) -> str | None:
-        return None if self._reference is None else self._reference.id
-
-    @property
-    def text(self) -> str:
-        """A text to store, from which `session.task` makes this again, also in another process.
-
-        Raises LocalError: the server answered at once, so there is no task to find again.
-        """
-        return str(self._known)
-
-    @property
-    def _known(self) -> TaskReference:
-        if self._reference is None:
+    def _known(self) -> str:
+        if self.id is None:
             raise LocalError("the server answered this call at once: there is no task, only its result()")
-        return self._reference
+        return self.id
 
     async def state(self) -> TaskState:
         """Return how it is now. Raises RemoteError: the server does not know it, or no more."""
-        return self._read(await self._session.request_raw("tasks/get", {TASK_ID: self._known.id}))
+        return self._read(await self._session.request_raw("tasks/get", {TASK_ID: self._known}))
 
     async def cancel(self) -> None:
         """Ask the server to cancel it. The server may finish it all the same."""
-        await self._session.request_raw("tasks/cancel", {TASK_ID: self._known.id})
+        await self._session.request_raw("tasks/cancel", {TASK_ID: self._known})
 
     async def result(self, on_progress: Tell | None = None) -> CallToolResult:
         """Wait for the result and return it; answer the server's questions meanwhile. Cancelling this cancels no task.
@@ -127,7 +118,7 @@ class ClientTask:
 
     async def _subscribed(self, stack: AsyncExitStack) -> Subscription | None:
         """Have the server notify changes, and return the subscription; None if it does not."""
-        listening = self._session.subscriptions.listening(SubscriptionFilter(task_ids=[self._known.id]))
+        listening = self._session.subscriptions.listening(SubscriptionFilter(task_ids=[self._known]))
         with suppress(McpError), trio.move_on_after(_AGREEING):
             changes = await stack.enter_async_context(listening)
             if changes.acknowledged.task_ids:
@@ -141,7 +132,7 @@ class ClientTask:
         if changes is not None and changes.end is None:
             with suppress(ConnectionLost, trio.EndOfChannel), trio.move_on_after(max(pause, _QUIET)):
                 await changes.receive()
-                return self._read(changes.tasks[self._known.id])
+                return self._read(changes.tasks[self._known])
         else:
             await trio.sleep(pause)
         return await self._look()
@@ -161,7 +152,7 @@ class ClientTask:
     def _read(self, raw: Mapping[str, Any]) -> TaskState:
         try:
             state = read_state(raw)
-            if state.id != self._known.id:
+            if state.id != self._known:
                 raise ValueError("it is another one")
         except ValueError as error:
             raise InvalidReply(f"what the server says of a task cannot be used: {error}") from None
@@ -193,7 +184,7 @@ class ClientTask:
             raise InvalidReply(f"a question of a task cannot be read: {error}"[:500]) from None
         answers = await gather(self._session, questions)
         responses = {key: converter.dump(answer) for key, answer in answers.items()}
-        await self._session.request_raw("tasks/update", {TASK_ID: self._known.id, "inputResponses": responses})
+        await self._session.request_raw("tasks/update", {TASK_ID: self._known, "inputResponses": responses})
         self._answered.update(new)
 
     def _outcome(self, state: TaskState) -> CallToolResult:
@@ -203,8 +194,8 @@ class ClientTask:
             if raw.setdefault("resultType", RESULT_COMPLETE) != RESULT_COMPLETE:
                 raise InvalidReply("the result of a task is no result of a tool")
             result: CallToolResult = session.session.engine.load_result(methods_of(session.revision)["tools/call"], raw)
-            if session.client.validate_output and self._known.tool is not None:
-                session.outputs.check(self._known.tool, result)
+            if session.client.validate_output and self.tool is not None:
+                session.outputs.check(self.tool, result)
             return result
         if state.status == "failed":
             error = state.raw["error"]
@@ -228,7 +219,7 @@ async def follow(session: Following, rounds: Rounds, raw: Mapping[str, Any], det
         state = read_state(raw)
     except ValueError as error:
         raise InvalidReply(f"{rounds.name} was answered with a task that cannot be used: {error}") from None
-    task = ClientTask(session, TaskReference(state.id, rounds.params.name))
+    task = ClientTask(session, state.id, rounds.params.name)
     if detached:
         return task
     try:

@@ -1,8 +1,7 @@
-"""Tasks as both sides know them: the states of one as JSON, and the text by which a client finds one again."""
+"""Tasks as both sides know them: the states of one, as a server says them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any, Final, cast, get_args
 
@@ -84,31 +83,3 @@ def read_state(raw: Any) -> TaskState:
     ttl, poll = (time if isinstance(time, int | float) and time >= 0 else None for time in times)
     status = cast("TaskStatus", raw["status"])
     return TaskState(raw["taskId"], status, message, created or "", updated or "", ttl, poll, raw)
-
-
-@attrs.frozen
-class TaskReference:
-    """What finds a task again: its id, and the tool that was called, by whose schema its result is checked."""
-
-    id: str
-    tool: str | None = None
-
-    def __str__(self) -> str:
-        return json.dumps({"taskId": self.id, "tool": self.tool})
-
-    @classmethod
-    def of(cls, text: str) -> TaskReference:
-        """Return what a text refers to: one that `str` returned of a reference, or the id alone.
-
-        Raises ValueError: it is neither.
-        """
-        found: Any = {"taskId": text}
-        if text.startswith("{"):
-            try:
-                found = json.loads(text)
-            except ValueError:
-                found = {}
-        id, tool = found.get("taskId"), found.get("tool")
-        if not isinstance(id, str) or not 0 < len(id) <= LONGEST_ID or not isinstance(tool, str | None):
-            raise ValueError("this text is of no task: pass what str(task) returned, or the task's id")
-        return cls(id, tool)
