@@ -29,6 +29,7 @@ from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
 from trimcp.session.drive import drive
 from trimcp.session.session import Session
+from trimcp.store.shared_sqlite import SqliteStore
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.memory import memory_channels
@@ -36,7 +37,8 @@ from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_
 from trimcp.wire.revisions import OLDEST, Revision
 
 LOCAL = (*IN_MEMORY, "stdio")
-STREAMABLE = ("http", "http/2", "http by httpx2", "http as events", "http on hypercorn", "http over unix")
+STORED = "http with a store"
+STREAMABLE = ("http", "http/2", "http by httpx2", "http as events", "http on hypercorn", "http over unix", STORED)
 WEBSOCKET = ("websocket", "websocket alone", "websocket on hypercorn", "websocket by http/2")
 SSE = ("http+sse", "http+sse by http/2")
 TRANSPORTS = (*LOCAL, *STREAMABLE, *SSE, *WEBSOCKET, "grpc")
@@ -176,7 +178,8 @@ class Links:
     async def _served(self) -> AsyncIterator[Any]:
         """Serve over sockets, and yield what to connect to."""
         server = self.module.make_server(Journal(self.path))
-        settings = HttpSettings(reply="sse" if self.transport == "http as events" else "auto", retry=50)
+        store = SqliteStore(self.path.with_name("sessions.db")) if self.transport == STORED else None
+        settings = HttpSettings(reply="sse" if self.transport == "http as events" else "auto", retry=50, store=store)
         async with served(server, self.transport, settings=settings, grace=self.grace) as self._place:
             if self.mortal:
                 # A stream that has begun to be resumable is asked for again: how long is not what such a test measures.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -99,6 +101,22 @@ def steps_of(*answers: Answer) -> list[int]:
         for message in answer.messages
         if message.get("method") == "notifications/progress"
     ]
+
+
+def test_without_a_store_nothing_of_it_is_loaded() -> None:
+    program = """
+import sys, trio, trimcp
+from trimcp.net import http_application
+async def main():
+    async with http_application(trimcp.Server("s", "1")) as face:
+        await trio.lowlevel.checkpoint()
+trio.run(main)
+wanted = ("trimcp.store.shared", "trimcp.store.writing", "trimcp.store.database", "sqlite3", "trimcp.server.keeping",
+    "trimcp.transports.http.state.held", "trimcp.transports.http.endpoint.sharing")
+print([name for name in wanted if name in sys.modules])
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
 
 
 @SHARED
