@@ -42,7 +42,7 @@ class Leaf:
     kids: list["Leaf"] = dataclasses.field(default_factory=list)
 
 
-class Flags(enum.Flag):
+class Flags(enum.Flag, boundary=enum.STRICT):  # before Python 3.11.4 not the default
     READ = 1
     WRITE = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import date
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -213,6 +213,16 @@ SETTINGS: list[tuple[str, Callable[[], Any]]] = [
     ("list_ttl_ms is a number of at most 63 bits", lambda: trimcp.Server("s", list_ttl_ms=2**63)),
     ("timeout is a number of at most 63 bits", lambda: trimcp.Server("s").add_tool(lambda_free, timeout=10**400)),
     ("connect_timeout is a number of at most", lambda: trimcp.Client("c", connect_timeout=10**400)),
+    ("Limits.tool is a trimcp.Quota", lambda: trimcp.Limits(tool={"running": 5})),
+    ("what answers roots/list is a function", lambda: trimcp.Client("c").roots(["file:///srv"])),
+    ("what answers sampling/createMessage is", lambda: trimcp.Client("c").sampling("model")),
+    ("what takes log messages is a function", lambda: trimcp.Client("c").logging("info")),
+    ("description of an Arg is a text", lambda: trimcp.Arg(7)),
+    ("header of an Arg is a text", lambda: trimcp.Arg(header=7)),
+    ("examples of an Arg are a list", lambda: trimcp.Arg(examples="x")),
+    ("message is a text", lambda: trimcp.Elicit(7)),
+    ("schema is a JSON Schema", lambda: trimcp.Elicit("?", str)),
+    ("key is a text", lambda: trimcp.Elicit("?", key=7)),
     ("tokens are a dict of texts", lambda: trimcp.bearer_tokens(["token"])),
     ("tokens are a dict of texts", lambda: trimcp.bearer_tokens({"token": 7})),
     ("contexts is a ContextLimits", lambda: AgentTools(trimcp.Server("s"), contexts={"idle": 7})),
@@ -232,6 +242,10 @@ def test_settings_that_would_fail_later_are_refused_at_once(text: str, write: An
     with pytest.raises((TypeError, ValueError)) as caught:
         write()
     assert text in str(caught.value)
+
+
+async def asks_for_a_list(names: Annotated[trimcp.ElicitResult, trimcp.Elicit("?", {"type": "array"})]) -> str:
+    return ""
 
 
 class Forgotten:
@@ -254,6 +268,7 @@ BARE: list[tuple[str, Callable[[trimcp.Server[None]], Any]]] = [
     ("takes the text typed so far", lambda server: server.complete("review", "path")(lambda_free)),
     ("takes the text typed so far", lambda server: server.complete("review", "path")(lambda text, other: [])),
     ("has no JSON form", lambda server: server.add_tool(Forgotten)),
+    ("may only ask for flat values", lambda server: server.add_tool(asks_for_a_list)),
     ("names is a list of names", lambda server: server.filter(names=7)(lambda_free)),
     ("names is a list of names", lambda server: server.filter(names=[7])(lambda_free)),
     ("methods is a list of methods", lambda server: server.filter(methods="tools/call")(lambda_free)),

@@ -214,6 +214,7 @@ class ClientProgram:
         It gets one message at a time, in order, per connection. `Limits.logs_kept` messages are kept for a slow
         handler; then the oldest are dropped. What it raises is logged.
         """
+        check_callable("what takes log messages", handler)
         self.on_logging = handler
         return handler
 
@@ -268,6 +269,7 @@ class ClientProgram:
 
     def _serve(self, method: str, handler: HandlerT, **declared: Any) -> HandlerT:
         """Register the handler of a method, and declare the capability for it."""
+        check_callable(f"what answers {method}", handler)
         capabilities: Any = self.capabilities
         self.served[method] = handler
         self.profile.capabilities = attrs.evolve(capabilities, **declared)

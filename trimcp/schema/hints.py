@@ -353,6 +353,13 @@ class Arg:
     title: str | None = attrs.field(default=None, kw_only=True)
     header: str | None = attrs.field(default=None, kw_only=True)
 
+    def __attrs_post_init__(self) -> None:
+        for name in ("description", "pattern", "title", "header"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} of an Arg is a text, not {getattr(self, name)!r:.60}")
+        if not isinstance(self.examples, list | tuple | None):
+            raise TypeError(f"examples of an Arg are a list, not {self.examples!r:.60}")
+
 
 _NUMBERS: Final = {
     "ge": "minimum",

@@ -26,13 +26,17 @@ from trimcp.schema.signature import ResultShape, Signature, describe, describe_r
 from trimcp.schema.validator import Validator, validator_for
 from trimcp.server.media import is_content
 from trimcp.server.needs import Depends, Need, marker_of, need_of
+from trimcp.server.options import check_schema
 from trimcp.server.threads import ThreadContext, ThreadPortal, in_thread
 from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.support.nurseries import unwrap_single
 from trimcp.support.slotted import slotted, valued
-from trimcp.wire.input_requests import ElicitResult
+from trimcp.wire.converter import WireError, converter_for
+from trimcp.wire.given import given_name
+from trimcp.wire.input_requests import ElicitResult, FormSchema
 from trimcp.wire.jsonrpc import Malformed, parse_value
+from trimcp.wire.revisions import LATEST
 
 if TYPE_CHECKING:
     from trimcp.server.pools import Pools
@@ -65,6 +69,12 @@ class Elicit:
     message: str
     schema: dict[str, Any] | None = None
     key: str | None = None
+
+    def __attrs_post_init__(self) -> None:
+        given_name("message", self.message)
+        check_schema("schema", self.schema)
+        if self.key is not None:
+            given_name("key", self.key)
 
 
 @slotted(frozen=True)
@@ -120,6 +130,11 @@ def _question_of(parameter: str, hint: Any) -> Question:
     marker = marker_of(hint, Elicit)
     assert marker is not None
     asked, *others = get_args(hint)
+    if marker.schema is not None:
+        try:
+            converter_for(LATEST).load(dict(marker.schema), FormSchema)
+        except WireError as error:
+            raise TypeError(f"parameter {parameter!r}: a form may only ask for flat values: {error}") from None
     if asked is ElicitResult:
         if marker.schema is None:
             raise TypeError(f"parameter {parameter!r}: Elicit on an ElicitResult needs a schema")

@@ -40,6 +40,11 @@ class Quota:
 _ANY = Quota()
 
 
+def _check_quota(limits: Limits, attribute: attrs.Attribute[Quota], value: object) -> None:
+    if not isinstance(value, Quota):
+        raise TypeError(f"Limits.{attribute.name} is a trimcp.Quota(...), not {value!r:.60}")
+
+
 @attrs.frozen(field_transformer=checked(zero=("eof_grace", "drain_timeout")))
 @valued
 class Limits:
@@ -99,12 +104,12 @@ class Limits:
     max_result: int = 64 * 1024 * 1024
     max_client_info: int = 64 * 1024
     max_server_info: int = 1024 * 1024
-    session: Quota = _ANY
-    principal: Quota = _ANY
-    tool: Quota = _ANY
-    resource: Quota = _ANY
-    prompt: Quota = _ANY
-    completion: Quota = _ANY
+    session: Quota = attrs.field(default=_ANY, validator=_check_quota)
+    principal: Quota = attrs.field(default=_ANY, validator=_check_quota)
+    tool: Quota = attrs.field(default=_ANY, validator=_check_quota)
+    resource: Quota = attrs.field(default=_ANY, validator=_check_quota)
+    prompt: Quota = attrs.field(default=_ANY, validator=_check_quota)
+    completion: Quota = attrs.field(default=_ANY, validator=_check_quota)
 
     def largest_into(self, role: Role) -> int:
         """Return the bytes of the largest message that a session of this role accepts."""
