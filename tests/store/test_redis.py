@@ -15,6 +15,8 @@ import pytest
 import trio
 import trio.testing
 import trustme
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.store.redis_server import RedisServer, redis_server, until
 from trimcp.errors import ConnectionLost, LocalError, Overloaded
@@ -414,6 +416,11 @@ async def test_garbage_ends_a_connection(answer: bytes, why: str, caplog: pytest
         assert why in caplog.records[0].getMessage()
 
 
+def test_a_reply_of_no_form_is_garbage() -> None:
+    with pytest.raises(GarbledReply, match="no form"):
+        RedisReplies(1_000).feed(b"%1\r\n>1\r\n:1\r\n:1\r\n")
+
+
 def test_replies_in_pieces() -> None:
     whole = b"*3\r\n$3\r\nabc\r\n:5\r\n*1\r\n$-1\r\n-ERR no\r\n"
     replies = RedisReplies(1_000)
@@ -423,6 +430,17 @@ def test_replies_in_pieces() -> None:
     with pytest.raises(GarbledReply, match="million"):
         for byte in b"*12345678\r\n":
             replies.feed(bytes([byte]))
+
+
+PIECES = st.sampled_from(b"\r\n * $ : -ERR + % ~ > , # _ ( = ! -1 1 3\r\nabc\r\n".split(b" "))
+
+
+@given(st.lists(st.one_of(PIECES, st.binary(max_size=8), st.integers(-3, 2_000_000).map(lambda n: b"%d\r\n" % n))))
+def test_whatever_comes_is_replies_or_garbage(pieces: list[bytes]) -> None:
+    replies = RedisReplies(1_000)
+    with suppress(GarbledReply):
+        for piece in pieces:
+            assert isinstance(replies.feed(piece), list)
 
 
 # Streams

@@ -73,9 +73,12 @@ class RedisReplies:
             raise GarbledReply("a reply announces a million members")
         self._tail = text[-_HEAD:]
         reader, replies = self._reader, []
-        reader.feed(data)
-        while (reply := reader.gets()) is not _MORE:
-            replies.append(reply)
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not _MORE:
+                replies.append(reply)
+        except (TypeError, OverflowError, MemoryError) as error:  # such as of a map whose key is a list
+            raise GarbledReply("a reply has no form") from error
         self._unfinished = reader.len() if replies else self._unfinished + len(data)
         if self._unfinished > self._largest:
             raise GarbledReply(f"a reply has more than {self._largest:,} bytes")

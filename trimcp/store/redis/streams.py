@@ -78,7 +78,7 @@ class Redis:
     prefix: str
     limits: RedisLimits = attrs.field(factory=RedisLimits)
     context: ssl.SSLContext | None = None
-    _tell: Tell = lambda entries: None
+    tell: Tell = attrs.field(default=lambda entries: None)
     commands: RedisConnection = attrs.field(init=False)
     token: str = attrs.field(init=False, factory=lambda: secrets.token_hex(8))
     mailbox: str = attrs.field(init=False)
@@ -100,7 +100,7 @@ class Redis:
         """Keep the connections while the block runs. Raises OSError: Redis cannot be used."""
         async with self.commands.opened(), self._blocking.opened(), open_service_nursery() as nursery:
             await self._warn()
-            self._followed[self.mailbox] = _Followed("0-0", self._tell)
+            self._followed[self.mailbox] = _Followed("0-0", self.tell)
             nursery.start_soon(self._follow)
             yield
 
