@@ -18,7 +18,7 @@ import trio
 from tests.agent_tools.tables import ADA, open_table
 from tests.programs import require
 from tests.store.process import count
-from tests.store.redis_server import redis_server
+from tests.store.redis_server import redis_server, until
 from trimcp.store.contexts_sqlite import SqliteContexts
 from trimcp.store.naming import contexts_of
 from trimcp.store.peers import FilePeers
@@ -120,6 +120,38 @@ async def test_three_that_count_lose_nothing(url: str) -> None:
         row = await store.load(ADA, "ctx-001")
     assert row is not None
     assert row.state["n"] == row.version == 150
+
+
+@pytest.mark.slow
+@pytest.mark.needs("redis-server")
+async def test_three_that_count_lose_and_double_nothing_while_redis_is_killed() -> None:
+    """What may or may not have run is sent again, and is done once."""
+    with redis_server() as server:
+        url = server.url
+        async with open_table(contexts_of(url)) as table, another(url) as first, another(url) as second:
+            actor = await table.create(ADA, "ctx-001")
+            for other in (first, second):
+                await other.do(read="ctx-001")  # it has begun
+            done: list[str] = []
+
+            async def run(name: str, other: Other) -> None:
+                await other.do(count="ctx-001", name=name, times=300)
+                done.append(name)
+
+            async with trio.open_nursery() as nursery:
+                for name, other in (("a", first), ("b", second)):
+                    nursery.start_soon(run, name, other)
+                kills = 0
+                while len(done) < 2:
+                    before = actor.version
+                    await until(lambda: actor.version >= before + 60 or len(done) == 2)  # noqa: B023
+                    server.kill()
+                    server.start()
+                    kills += 1
+            assert kills >= 3
+            assert await table.find(ADA, "ctx-001") is actor
+            assert {name: actor.snapshot()[name] for name in "nab"} == {"n": 600, "a": 300, "b": 300}
+            assert actor.version == 600
 
 
 async def test_one_that_was_killed_is_not_told_again(tmp_path: Path) -> None:

@@ -91,6 +91,42 @@ async def test_one_that_was_killed_and_started_again_goes_on(server: RedisServer
         assert await store.after("s", 1, 1) == [(2, b"2"), (3, b"3")]
 
 
+@pytest.mark.slow
+async def test_events_and_letters_come_once_and_in_order_while_it_is_killed(server: RedisServer) -> None:
+    limits = RedisLimits(patience=30.0)
+    one, two = RedisStore(server.url, lease=LONG, limits=limits), RedisStore(server.url, lease=LONG, limits=limits)
+    sent, ended, got = 0, False, list[int]()
+
+    async def write() -> None:
+        nonlocal sent
+        while not ended:
+            n = sent + 1
+            assert not await one.commit([AppendEvent("s", 1, 1, n, b"%d" % n), Letter(two.name, b"%d" % n)])
+            sent = n
+
+    async def read() -> None:
+        while True:
+            got.extend([int(letter) for letter in await two.receive()])
+
+    async with one.opened(), two.opened(), trio.open_nursery() as nursery:
+        await one.commit([new("s")])
+        nursery.start_soon(read)
+        async with trio.open_nursery() as writing:
+            writing.start_soon(write)
+            for _ in range(5):
+                before = sent
+                await until(lambda: sent > before + 40)  # noqa: B023  # within the round
+                server.kill()
+                server.start()
+            ended = True
+        await until(lambda: len(got) >= sent)
+        nursery.cancel_scope.cancel()
+        numbers = list(range(1, sent + 1))
+        assert got == numbers
+        with trio.CancelScope(shield=True):
+            assert await two.after("s", 1, 0) == [(n, b"%d" % n) for n in numbers]
+
+
 async def test_while_it_is_away_each_waits_a_bounded_time(server: RedisServer) -> None:
     store = RedisStore(server.url, limits=RedisLimits(patience=0.1))
     async with store.opened():
