@@ -24,7 +24,7 @@ import trimcp.auth
 ROOT = Path(__file__).parents[2]
 PACKAGES: Any = [trimcp, trimcp.auth, trimcp.fleet, trimcp.guard, trimcp.testing, trimcp.watch, trimcp.wire]
 WEB = ["httpx2", "hypercorn", "trio_websocket", "wsproto", "h11", "h2", "httptools"]
-FOREIGN = [*WEB, "click", "rich", "jsonschema", "joserfc", "cryptography", "filelock", "hiredis"]
+FOREIGN = [*WEB, "click", "rich", "jsonschema", "joserfc", "cryptography", "filelock", "hiredis", "watchfiles"]
 
 
 def test_importing_loads_no_http_websocket_or_command_line_code() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -21,6 +21,9 @@ from trimcp.cli.exits import Failure
 from trimcp.cli.options import RunOptions
 from trimcp.server.server import Server
 from trimcp.support.files import UnusableFile
+
+RELOADED: Final = "TRIMCP_RELOADED"
+"""The environment variable that tells a server that another version of it may follow (`--reload`)."""
 
 _USUAL = ("server", "mcp", "app")
 
@@ -191,6 +194,9 @@ def load_to_run(name: str, options: RunOptions) -> Loaded:
 
         path = None if options.admin in (None, "-") else options.admin
         loaded.server.parts.append(lambda running: serve_admin(loaded.server, path))
+    if RELOADED in os.environ:
+        loaded.server.dynamic = True  # another version may have other tools
+        loaded.server.expect_tools()
     if options.gc_threshold is not None:
         gc.collect()
         gc.freeze()  # the imported modules stay, so they need no collection

@@ -195,7 +195,7 @@ class LoginOptions:
 # trimcp run
 
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "How it runs": ("grace", "trace", "admin", "gc_threshold", "watchdog"),
+    "How it runs": ("grace", "trace", "admin", "reload", "gc_threshold", "watchdog"),
     "Over a network": (
         *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "root", "software"),
         *("certfile", "keyfile", "workers", "store"),
@@ -240,6 +240,9 @@ class RunOptions:
     )
     admin: str | None = option(
         metavar="[=FILE]", help="Let `trimcp top` look at it, at a Unix socket: this user and root alone."
+    )
+    reload: bool = option(
+        is_flag=True, help="Start the server anew when a Python file beside it changes; needs watchfiles."
     )
     gc_threshold: int | None = option(
         metavar="N",
@@ -359,6 +362,8 @@ def check_network(options: RunOptions) -> bool:
         raise click.UsageError("--grpc needs HTTP/2, which trimcp's own server speaks; leave out --server", context)
     if options.agent_tools and options.workers > 1:
         raise click.UsageError("--agent-tools keep contexts in one process; leave out --workers", context)
+    if options.reload and options.workers > 1:
+        raise click.UsageError("--reload is for one process at a time; leave out --workers", context)
     if options.metrics and options.workers > 1:
         raise click.UsageError("--metrics are of one process; leave out --workers", context)
     if options.admin not in (None, "-") and options.workers > 1:

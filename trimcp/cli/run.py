@@ -44,6 +44,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
       trimcp run package.module:server --grace 30
       trimcp run codesearch.py -- ~/project
       trimcp run weather.py --watchdog 30
+      trimcp run weather.py --http --reload
       trimcp run weather.py --http --port 0 --admin
       trimcp run weather.py --grpc --port 0
       trimcp run agent_tools.py --agent-tools --port 8080
@@ -62,6 +63,10 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
         from trimcp.cli.serving import serve  # not needed on standard input and output
 
         sys.exit(serve(load, words, options))
+    if options.reload:
+        from trimcp.cli.reloading import run_reloading  # for those who write a server
+
+        sys.exit(run_reloading(words, server, options.grace))
     loaded = load().server
     if sys.stdin.isatty():  # a user at a terminal, who would see no output
         say(_WAITING.format(name=theirs(loaded.info.name, 60), server=shlex.quote(server)))

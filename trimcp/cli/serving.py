@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from trimcp.cli.exits import Failure, say
-from trimcp.cli.loading import Loaded
+from trimcp.cli.loading import RELOADED, Loaded
 from trimcp.cli.options import RunOptions
 from trimcp.cli.worker_processes import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
@@ -29,6 +29,7 @@ from trimcp.net import serve_http
 from trimcp.principal import Principal
 from trimcp.protocol.request_state import Sealer
 from trimcp.run import signals, watched
+from trimcp.server.registry import Change
 from trimcp.server.server import Server
 from trimcp.support.addresses import is_loopback
 from trimcp.support.files import UnusableFile, read_text
@@ -60,7 +61,7 @@ def serve(load: Callable[[], Loaded], words: Sequence[str], options: RunOptions)
     try:
         if options.certfile is not None:
             tls_context(options.certfile, options.keyfile)  # to say what is wrong with it before anything is started
-        if options.workers > 1 and worker is None:
+        if (options.workers > 1 or options.reload) and worker is None:
             return trio.run(_serve_by_workers, words, options, settings)
         loaded = load()
         server, auth = loaded.server, loaded.auth
@@ -97,7 +98,7 @@ async def _serve_here(
         async with open_service_nursery() as nursery:
             if worker is not None:
                 stack.callback(worker.close)
-                nursery.start_soon(_stop_with_parent, worker, stop)
+                nursery.start_soon(_stop_with_parent, server, worker, stop)
             else:
                 nursery.start_soon(_explain_end, server, stop, options.grace)
             await serve_http(
@@ -136,14 +137,17 @@ async def _explain_end(server: Server[Any], stop: trio.Event, grace: float) -> N
         await trio.sleep(pause)
 
 
-async def _stop_with_parent(worker: InheritedSockets, stop: trio.Event) -> None:
+async def _stop_with_parent(server: Server[Any], worker: InheritedSockets, stop: trio.Event) -> None:
     await worker.stopped()
+    if RELOADED in os.environ:  # another version serves by now, perhaps with other lists
+        for change in Change:
+            server.changes.publish(change)
     stop.set()
 
 
 async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings: HttpSettings) -> int:
     if sys.platform == "win32":
-        raise Failure("--workers hands sockets down to other processes, which this system cannot do")
+        raise Failure("--workers and --reload hand sockets down to processes, which this system cannot do")
     with ExitStack() as stack:
         sockets = await _open_sockets(options, stack)
         keys = os.environ.get(_STATE_KEYS) or secrets.token_urlsafe(32)
@@ -154,16 +158,18 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
             from trimcp.store.naming import store_of
 
             store_of(store := options.store)  # to say what is wrong with it before anything is started
-        workers = Workers(
-            [sys.executable, "-m", "trimcp.cli", "run", *words],
-            options.workers,
-            sockets,
-            # in the environment, which other users cannot read
-            {_STATE_KEYS: keys, _STORE: store} | ({_ADMIN_GROUP: secrets.token_hex(8)} if options.admin_http else {}),
-            options.grace,
-            say,
-        )
-        return await workers.run(partial(_announce, _describe(sockets, options, settings)))
+        # in the environment, which other users cannot read
+        env = {_STATE_KEYS: keys, _STORE: store} | ({_ADMIN_GROUP: secrets.token_hex(8)} if options.admin_http else {})
+        command = [sys.executable, "-m", "trimcp.cli", "run", *words]
+        listening = partial(_announce, _describe(sockets, options, settings))
+        if not options.reload:
+            return await Workers(command, options.workers, sockets, env, options.grace, say).run(listening)
+        from trimcp.cli.reloading import changes, own_words  # for those who write a server
+
+        command[4:] = own_words(words)
+        workers = Workers(command, 1, sockets, {**env, RELOADED: "1"}, options.grace, say)
+        async with changes(sys.argv[0]) as changed:
+            return await workers.run_versions(listening, changed)
 
 
 # From options to settings

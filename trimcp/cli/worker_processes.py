@@ -6,7 +6,8 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
@@ -112,7 +113,7 @@ class Workers:
         pause = self.pause
         while not self._stop.is_set():
             begun = trio.current_time()
-            process = await self._run_one(number, listening)
+            process = await self._run_one(partial(self._heard, number, listening))
             how = _how_it_ended(process.returncode)
             if self._stop.is_set():
                 if process.returncode:
@@ -130,7 +131,59 @@ class Workers:
                 await self._stop.wait()
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _run_one(self, number: int, listening: Callable[[], object]) -> trio.Process:
+    async def run_versions(self, listening: Callable[[], object], changed: AsyncIterable[str]) -> int:
+        """Keep one worker until SIGINT or SIGTERM comes, and start the next one whenever something has changed.
+
+        The one before drains once the next one is ready, and goes on if that ends before. Returns as `run`.
+        """
+        serving: tuple[int, trio.Process] | None = None
+        following = trio.CancelScope()
+
+        def ready(version: int, process: trio.Process) -> None:
+            nonlocal serving
+            old, new = serving, (version, process)
+            if old is None:
+                serving = new
+                listening()
+                return
+            late, serving = (old, new) if old[0] < version else (new, old)
+            self.say(f"version {serving[0]} serves from now on")
+            self._drain(late[1])
+
+        async def follow() -> None:
+            version = 1
+            with following:
+                async for name in changed:
+                    version += 1
+                    self.say(f"{name} has changed")
+                    nursery.start_soon(keep, version)
+
+        async def keep(version: int) -> None:
+            nonlocal serving
+            process = await self._run_one(partial(ready, version))
+            if self._stop.is_set():
+                return
+            how = _how_it_ended(process.returncode)
+            if serving is None:
+                self.say(f"the server {how} before it served anything; it starts again when a file changes")
+            elif serving[1] is process:
+                serving = None
+                self.say(f"the server {how}; it starts again when a file changes")
+            elif serving[0] < version:
+                self.say(f"the new version {how} before it served anything; the old one goes on")
+
+        with on_signals(lambda number: self._stop.set(), self._kill_all):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(keep, 1)
+                nursery.start_soon(follow)
+                await self._stop.wait()
+                following.cancel(reason="told to end")
+                self._end()
+                nursery.cancel_scope.deadline = trio.current_time() + self.grace + _MARGIN
+        return 0
+
+    async def _run_one(self, ready: Callable[[trio.Process], object]) -> trio.Process:
+        """Run a worker until it ends; `ready` is called once it is."""
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *(each.fileno() for each in self.sockets)]
         env = {**os.environ, **self.env, _CONTROL: str(fds[0]), _SOCKETS: ",".join(map(str, fds[1:]))}
@@ -142,7 +195,7 @@ class Workers:
         with ours:
             self._controls[process] = ours
             try:
-                await self._attend(process, ours, number, listening)
+                await self._attend(process, ours, ready)
             except BaseException:  # cancelled, mostly: no worker outlives who looks after it
                 _kill(process)
                 with trio.move_on_after(_REAPED, shield=True):  # it is dead; this is for the system to say so
@@ -153,32 +206,41 @@ class Workers:
         return process
 
     async def _attend(
-        self, process: trio.Process, ours: socket.socket, number: int, listening: Callable[[], object]
+        self, process: trio.Process, ours: socket.socket, ready: Callable[[trio.Process], object]
     ) -> None:
         if self._stop.is_set():  # set while the process was being started
             ours.shutdown(socket.SHUT_RDWR)
         control = trio.socket.from_stdlib_socket(ours)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._hear, control, number, listening)
+            nursery.start_soon(self._hear, control, process, ready)
             await process.wait()
             nursery.cancel_scope.cancel()
 
-    async def _hear(self, control: trio.socket.SocketType, number: int, listening: Callable[[], object]) -> None:
+    async def _hear(
+        self, control: trio.socket.SocketType, process: trio.Process, ready: Callable[[trio.Process], object]
+    ) -> None:
         try:
             said = await control.recv(1)
         except OSError:
             return
-        if said and number not in self._ready:
+        if said:
+            ready(process)
+
+    def _heard(self, number: int, listening: Callable[[], object], process: trio.Process) -> None:
+        if number not in self._ready:
             self._ready.add(number)
             if len(self._ready) == self.number:
                 listening()
 
     def _end(self) -> None:
-        for control in self._controls.values():
-            try:
-                control.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # already ended
+        for process in self._controls:
+            self._drain(process)
+
+    def _drain(self, process: trio.Process) -> None:
+        try:
+            self._controls[process].shutdown(socket.SHUT_RDWR)
+        except (KeyError, OSError):
+            pass  # already ended
 
     def _kill_all(self) -> None:
         for process in self._controls:
