@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -835,3 +836,72 @@ async def test_a_task_whose_processes_always_end_fails(autojump_clock: trio.test
         failed = await get(session, id)
     assert (failed["status"], failed["statusMessage"]) == ("failed", "5 processes have ended while they ran this task")
     assert saw == [None] * 6
+
+
+async def test_a_store_that_fails_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(TaskStore):
+        """Fails where it is told to, and says where it has."""
+
+        broken: frozenset[str] = frozenset()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.failed = {name: trio.Event() for name in ("create", "save", "forget", "renew")}
+
+        def work(self, name: str) -> None:
+            if name in self.broken:
+                self.failed[name].set()
+                raise OSError("the disk is full")
+
+        async def create(self, task: KeptTask) -> None:
+            self.work("create")
+            await super().create(task)
+
+        async def save(self, task: KeptTask) -> bool:
+            self.work("save")
+            return await super().save(task)
+
+        async def forget(self, ids: Collection[str], now: float) -> None:
+            self.work("forget")
+            await super().forget(ids, now)
+
+        async def renew(self, runner: str, lease: float) -> Any:
+            self.work("renew")
+            return await super().renew(runner, lease)
+
+    store = Failing()
+    async with connected(make_server(store=store, lease=0.03), asking_client()) as session:
+        store.broken = frozenset({"create", "forget"})
+        with pytest.raises(trimcp.RemoteError, match="internal error"):
+            await call(session, "count", to=1)
+        await store.failed["forget"].wait()
+        store.broken = frozenset({"save", "renew"})
+        await call(session, "count", to=1)
+        with trio.fail_after(10):
+            for event in store.failed.values():
+                await event.wait()
+        store.broken = frozenset()
+        assert (await session.call_tool("plain")).text == "plain"
+        assert (await session.call_tool("count", {"to": 2})).text == "counted to 2"
+    said = {record.message.partition("\n")[0] for record in caplog.records if record.name == "trimcp.server"}
+    assert said == {
+        "a task could not be forgotten",
+        "a task could not be kept",
+        "the leases of tasks could not be renewed",
+    }
+
+
+def test_a_server_without_tasks_loads_nothing_of_them() -> None:
+    program = (
+        "import sys, trio, trimcp, trimcp.testing\n"
+        "server = trimcp.Server('s')\n"
+        "@server.tool\n"
+        "def work() -> str: return 'done'\n"
+        "async def main():\n"
+        "    async with trimcp.testing.connected(server) as session:\n"
+        "        await session.call_tool('work')\n"
+        "trio.run(main)\n"
+        "print([name for name in sys.modules if name.startswith('trimcp.') and 'task' in name])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

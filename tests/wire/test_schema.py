@@ -147,8 +147,9 @@ def test_what_we_build_fits_every_schema(cls: Any, data: st.DataObject) -> None:
             assert set(dumped) - _BY_EXTENSIONS <= _declared(part, revision), name
 
 
-_BY_EXTENSIONS = {"extensions"}
-"""What legacy revisions got from outside of them: SEP-2133 has both sides declare extensions in their handshake."""
+_BY_EXTENSIONS = {"extensions", "taskIds"}
+"""What payloads got from outside of their revision: SEP-2133 has both sides declare extensions in the legacy handshake,
+and SEP-2663 adds tasks to what a subscription is about."""
 
 
 def _declared(part: dict[str, Any], revision: Revision) -> set[str]:

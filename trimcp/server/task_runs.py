@@ -217,6 +217,13 @@ class TaskRuns:
             except Exception as error:  # of a store: the next time it may be there again
                 log_crash(log, error, "the leases of tasks could not be renewed")
 
+    async def forget(self, id: str) -> None:
+        """Drop a task from the store, if that works; else its time ends it."""
+        try:
+            await self.store.forget([id], 0.0)
+        except Exception as error:
+            log_crash(log, error, "a task could not be forgotten")
+
     # Its end
 
     async def drain(self) -> None:
@@ -296,7 +303,8 @@ class TaskRun(Sink):
             self.settled.set()
             await self.stored.wait()
             await self._save()
-        except OSError as error:
+        except Exception as error:  # mostly of a store: the task is claimed when its lease is over
+            self._lost = True
             log_crash(log, error, "a task could not be kept")
         finally:
             self._disconnect()
@@ -453,7 +461,7 @@ class TaskRun(Sink):
         """Give its memory back: as others need it."""
         if self.over.is_set():
             self.leave()
-            self.runs.nursery.start_soon(self.runs.store.forget, [self.id], 0.0)
+            self.runs.nursery.start_soon(self.runs.forget, self.id)
         else:
             self.fail(OVERLOADED, why)
             self.cancel(why)

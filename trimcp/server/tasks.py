@@ -202,7 +202,7 @@ class ServedTasks(TaskSettings):
         except BaseException:  # mostly a cancellation: nobody will know of the task
             run.foreground = None
             run.abandon()
-            runs.nursery.start_soon(self.store.forget, [run.id], 0.0)
+            runs.nursery.start_soon(runs.forget, run.id)
             raise
         created = {key: value for key, value in runs.told(kept).items() if key not in _INSIDE}
         raw = session.engine.modern.dump_result(
