@@ -291,3 +291,44 @@ def test_a_viewer_that_is_killed_costs_the_server_nothing(place: Place) -> None:
     assert "build" in told.stdout
     os.close(terminal)
     os.close(line)
+
+
+@pytest.mark.slow
+def test_processes_that_share_a_port_are_looked_at_over_the_network(tmp_path: Path) -> None:
+    (tmp_path / "builder.py").write_text(PROGRAM, "utf-8")
+    (tmp_path / "tokens").write_text("ada: user\nops [trimcp:admin files:read]: operator\n", "utf-8")
+    with TemporaryDirectory() as runtime, ExitStack() as stack:
+        env = {**os.environ, "XDG_RUNTIME_DIR": runtime, "OPERATOR": "operator", "USER_TOKEN": "user"}
+        options = ("--http", "--port", "0", "--workers", "2", "--token-file", "tokens", "--admin-http")
+        server = stack.enter_context(
+            running([*TRIMCP, "run", "builder.py", *options], env, tmp_path, stderr=subprocess.PIPE)
+        )
+        assert server.stderr is not None
+        url = next(line for line in server.stderr if "listening on http" in line).split()[-1]
+        words = [*TRIMCP, "call", url, "build", "n=2", "--bearer", "USER_TOKEN"]
+        caller = stack.enter_context(running(words, env, tmp_path, stderr=subprocess.PIPE))
+        assert caller.stderr is not None
+        assert "half" in caller.stderr.readline()
+        place = Place(env, caller, server.pid)
+        told = done(place, "top", url, "--bearer", "OPERATOR", "--json")
+        assert (told.returncode, told.stderr) == (0, "")
+        pictures = json.loads(told.stdout)
+        assert len({one["pid"] for one in pictures}) == 2
+        assert sum(one["statistics"]["running"] for one in pictures) == 1
+        assert "50%" in done(place, "top", url, "--bearer", "OPERATOR", "--once").stdout
+        for bearer, why in (("USER_TOKEN", "does not have the scope trimcp:admin"), (None, "it wants a token")):
+            refused = done(place, "top", url, "--once", *(() if bearer is None else ("--bearer", bearer)))
+            assert refused.returncode == 3
+            assert why in refused.stderr
+            assert refused.stdout == ""
+        server.terminate()
+        assert server.wait(30) == 0
+
+
+@pytest.mark.slow
+def test_where_nobody_is_authenticated_nobody_looks_over_the_network(tmp_path: Path) -> None:
+    (tmp_path / "builder.py").write_text(PROGRAM, "utf-8")
+    words = [*TRIMCP, "run", "builder.py", "--http", "--port", "0", "--admin-http"]
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert told.returncode != 0
+    assert "--admin-http wants tokens to tell who may look" in told.stderr

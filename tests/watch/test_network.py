@@ -261,3 +261,27 @@ async def test_there_are_so_many_viewers_at_a_time(monkeypatch: pytest.MonkeyPat
         with pytest.raises(LocalError, match="503"):
             await operator.act("here", "drain")
         assert await pictures.pictures()
+
+
+@pytest.mark.parametrize("text", [False, True])
+async def test_what_is_said_in_a_session_is_told_over_the_network_and_logged_if_it_is_read(
+    text: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with looked(tokens()) as at, trio.open_nursery() as nursery:
+        operator = at.operator()
+        target = HttpServer(at.place.url, headers={"authorization": "Bearer user"})
+        async with trimcp.Client("user").connect(target, revision="2025-11-25") as session:
+            nursery.start_soon(session.call_tool, "hold")
+            picture, _ = await at.request(operator)
+            key = next(one["key"] for one in picture["sessions"] if one["requests"])
+            asked = {"do": "wire", "source": "here", "session": key, "text": text}
+            with trio.fail_after(PATIENCE):
+                async with operator.lines(asked) as values:
+                    assert (await anext(values))["events"] == []
+                    await session.ping()
+                    while not (events := (await anext(values))["events"]):
+                        pass
+            nursery.cancel_scope.cancel()
+    assert events[0]["method"] == "ping"
+    assert bool(events[0]["text"]) is text
+    assert any("'ops' over the network reads what is said" in line for line in caplog.messages) is text

@@ -167,7 +167,7 @@ function Said({source, session, who, text, listen}) {
     <button onClick=${() => listen(null)}>Look away</button><//>`;
 }
 
-const Listen = ({picture, session, listen}) => html`<button onClick=${() => listen({source: picture.source, session: session.key, who: whoOf(session), text: false})}>Messages</button>`;
+const Listen = ({picture, session, listen}) => html`<button onClick=${() => listen({source: picture.source, session: session.key, who: `${whoOf(session)}${session.address ? ` from ${said(session.address, 60)}` : ""}`, text: false})}>Messages</button>`;
 
 // What is drawn only while it is open.
 function Folded({summary, what}) {
@@ -193,10 +193,9 @@ function Server({picture, history, drain, close, listen}) {
       `${said(name, 60)}: ${one.running} running, ${one.waiting} waiting`).join("; ")}</p>`}
     <${Folded} summary=${count(stats.sessions, "session")} what=${() => html`
       <ul class="sessions">${picture.sessions.map(one => html`<li key=${one.key}>
-        <b>${whoOf(one)}</b> <span class="dim">${said(one.peer ?? "no name", 80)}, ${one.revision ?? "no revision yet"}${came(one)}:
-          ${one.running} running, ${one.waiting} waiting, ${bytes(one.held)} held, ${bytes(one.unread)} unread</span>
-        <${Listen} picture=${picture} session=${one} listen=${listen} />
-        <button onClick=${() => close(picture, one)}>Close…</button></li>`)}</ul>
+        <b>${whoOf(one)}</b> <span class="dim">${said(one.peer ?? "no name", 80)}, ${one.revision ?? "no revision yet"}${came(one)}, ${one.running} running, ${one.waiting} waiting, ${bytes(one.held)} held, ${bytes(one.unread)} unread</span>
+        <div class="buttons"><${Listen} picture=${picture} session=${one} listen=${listen} />
+          <button onClick=${() => close(picture, one)}>Close…</button></div></li>`)}</ul>
       ${picture.more_sessions > 0 && html`<p class="dim">and ${picture.more_sessions} more</p>`}`} />
     ${picture.beside.length > 0 && html`<${Folded} summary=${`Upstreams, providers, contexts: ${picture.beside.length}`} what=${() => html`
       <ul class="sessions">${picture.beside.map((one, at) => html`<li key=${at}><b>${one.kind} ${said(one.name, 60)}</b>
