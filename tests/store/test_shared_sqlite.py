@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -90,12 +91,41 @@ async def test_a_process_that_was_killed_is_gone_at_once(tmp_path: Path) -> None
         assert taken.holder == store.name
 
 
+async def test_a_restart_loses_no_session(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    async with counting(path) as (_, url):
+        client = CountingClient(url)
+        await client.begin()
+        assert (await client.count(3, 0.0)).ends == ["result"]
+    async with counting(path) as (_, url):
+        client.url = url
+        assert (await client.count(3, 0.0)).ends == ["result"]
+
+
 async def test_a_lease_that_is_over_is_lost(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "sessions.db", lease=-1.0)
     async with store.opened():
         write = SaveSession("s", 1, b"{}", 60.0, new=True)
         assert list(await store.commit([write])) == [write]
         assert not await store.renew()
+
+
+async def test_a_clock_that_is_set_ends_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(tmp_path / "sessions.db")
+    async with store.opened():
+        now = time.time()
+        monkeypatch.setattr(time, "time", lambda: now + 3_600)
+        assert await store.renew()
+        assert not await store.commit([SaveSession("s", 1, b"{}", 60.0, new=True)])
+
+
+async def test_a_process_of_before_a_restart_of_the_machine_is_gone_when_it_is_written_to(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "sessions.db")
+    async with store.opened():
+        store._open.ask("INSERT INTO processes VALUES ('long-ago', ?)", time.monotonic() + 1_000_000)
+        letter = Letter("long-ago", b"x")
+        assert list(await store.commit([letter])) == [letter]
+        assert await store.gone("long-ago")
 
 
 async def test_a_full_disk_keeps_all_of_a_commit_or_nothing(tmp_path: Path) -> None:

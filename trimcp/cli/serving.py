@@ -153,7 +153,7 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
         keys = os.environ.get(_STATE_KEYS) or secrets.token_urlsafe(32)
         if options.store is None:
             folder = stack.enter_context(TemporaryDirectory(prefix="trimcp-"))  # of this user alone
-            store = f"sqlite://{quote(folder)}/sessions.db"
+            store = f"sqlite://{quote(folder)}/s.db"  # short, as the path of a socket has to be
         else:
             from trimcp.store.naming import store_of
 

@@ -31,6 +31,8 @@ _KIND: Final = FileKind(
     "sessions",
     mark=0x7472_6D73,  # "trms"
     forms=(
+        # Leases are in the time since the machine has started, which nobody sets. One of before that is no process: it
+        # has no socket.
         "CREATE TABLE processes (name TEXT PRIMARY KEY, until REAL NOT NULL);"
         "CREATE TABLE sessions (id TEXT PRIMARY KEY, holder TEXT NOT NULL, fence INTEGER NOT NULL, "
         "until REAL NOT NULL, data BLOB NOT NULL);"
@@ -101,7 +103,7 @@ class SqliteStore(SharedStore):
         return self._database
 
     def _begin(self, database: Database) -> None:
-        database.ask("INSERT INTO processes VALUES (?, ?)", self.name, time.time() + self.lease)
+        database.ask("INSERT INTO processes VALUES (?, ?)", self.name, time.monotonic() + self.lease)
 
     def _end(self, database: Database) -> None:
         try:
@@ -162,7 +164,7 @@ class SqliteStore(SharedStore):
 
 def _is_leased(database: Database, name: str) -> bool:
     try:
-        return bool(database.ask("SELECT until >= ? FROM processes WHERE name = ?", time.time(), name))
+        return bool(database.ask("SELECT until >= ? FROM processes WHERE name = ?", time.monotonic(), name))
     except UnicodeEncodeError:
         return False
 
@@ -231,11 +233,11 @@ def _receive(database: Database, name: str) -> list[bytes]:
 
 def _renew(database: Database, name: str, lease: float) -> bool:
     """Renew a lease, and forget what others have left behind."""
-    now, connection = time.time(), database.connection
+    now, connection = time.monotonic(), database.connection
     renewed = connection.execute(
         "UPDATE processes SET until = ? WHERE name = ? AND until >= ?", (now + lease, name, now)
     ).rowcount
-    ended = connection.execute("SELECT id FROM sessions WHERE until < ? LIMIT ?", (now, _EXPIRED)).fetchall()
+    ended = connection.execute("SELECT id FROM sessions WHERE until < ? LIMIT ?", (time.time(), _EXPIRED)).fetchall()
     connection.executemany("DELETE FROM events WHERE session = ?", ended)
     connection.executemany("DELETE FROM sessions WHERE id = ?", ended)
     for (left,) in connection.execute("SELECT name FROM processes WHERE until < ?", (now,)).fetchall():
@@ -301,7 +303,9 @@ class _Commit:
         database = self._database
         if letter.to is None:
             statement = "SELECT name FROM processes WHERE until >= ? AND name != ?"
-            names = [name for (name,) in database.connection.execute(statement, (time.time(), self._name)).fetchall()]
+            names = [
+                name for (name,) in database.connection.execute(statement, (time.monotonic(), self._name)).fetchall()
+            ]
             for name in names:
                 self._send_to(name, letter.data)
             return True
