@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, urlsplit
 import attrs
 
 from trimcp.errors import AuthorizationError
-from trimcp.support.addresses import bracketed, is_loopback
+from trimcp.support.addresses import PORTS, bracketed, is_loopback
 from trimcp.support.bounds import TOKEN
 
 T = TypeVar("T")
@@ -25,7 +25,6 @@ T = TypeVar("T")
 RESOURCE_METADATA: Final = "/.well-known/oauth-protected-resource"
 _OAUTH: Final = "/.well-known/oauth-authorization-server"
 _OPENID: Final = "/.well-known/openid-configuration"
-_PORTS: Final = {"http": 80, "https": 443}
 
 
 @attrs.frozen
@@ -136,7 +135,7 @@ def origin_of(url: str) -> str:
 
 def _host(parts: SplitResult) -> str:
     host = bracketed((parts.hostname or "").lower())
-    return host if parts.port in (None, _PORTS.get(parts.scheme.lower())) else f"{host}:{parts.port}"
+    return host if parts.port in (None, PORTS.get(parts.scheme.lower())) else f"{host}:{parts.port}"
 
 
 def host_of(url: str) -> str:

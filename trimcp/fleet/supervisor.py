@@ -26,6 +26,7 @@ from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.restarts import RestartCount, Restarts
 from trimcp.support.slotted import valued
 from trimcp.wire.codes import CANCELLED_BY_DRAIN
+from trimcp.wire.methods import LISTEN
 from trimcp.wire.revisions import Revision
 
 
@@ -136,7 +137,6 @@ log: logging.Logger = logging.getLogger("trimcp.client")
 T = TypeVar("T")
 
 _MOST_REASONS: Final = 10
-_LISTEN: Final = "subscriptions/listen"
 _SHUT: Final = (UpstreamState.OPEN, UpstreamState.GIVEN_UP, UpstreamState.ENDED)
 _LONGEST_REASON: Final = 500  # characters, which may be a server's text
 _LEVELS: Final = {
@@ -520,4 +520,4 @@ def _heard(session: ClientSession) -> bool:
 
 def _owes(session: ClientSession) -> bool:
     """Return whether a request is in progress; subscriptions do not count, as they may be silent for days."""
-    return any(pending.method.name != _LISTEN for pending in session.session.pending.values())
+    return any(pending.method.name != LISTEN for pending in session.session.pending.values())

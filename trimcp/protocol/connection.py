@@ -62,11 +62,10 @@ from trimcp.wire.codes import (
 from trimcp.wire.common import META_PROGRESS_TOKEN, META_SUBSCRIPTION_ID, RESULT_COMPLETE, LoggingLevel
 from trimcp.wire.converter import NotInRevision, WireError, converter_for, without_marked
 from trimcp.wire.jsonrpc import JSON, RequestId
-from trimcp.wire.methods import METHODS
+from trimcp.wire.methods import METHODS, OPENING
 from trimcp.wire.revisions import Revision
 
 _REMEMBERED: Final = 1_000
-_OPENING: Final = ("initialize", "server/discover")  # begin a connection, so no other request decided its era
 
 
 @slotted(frozen=True)
@@ -177,7 +176,7 @@ class Connection:
         Raises ErrorReply: the request is not allowed.
         """
         if meta is None:
-            if self.legacy.handshake is Handshake.READY and name not in _OPENING:
+            if self.legacy.handshake is Handshake.READY and name not in OPENING:
                 return self.legacy.admit(None, principal)
         elif type(meta) is not dict:
             raise ErrorReply(INVALID_PARAMS, "_meta must be an object")

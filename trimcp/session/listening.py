@@ -26,10 +26,8 @@ from trimcp.wire.capabilities import ServerCapabilities, declares
 from trimcp.wire.common import META_SUBSCRIPTION_ID
 from trimcp.wire.jsonrpc import RequestId
 from trimcp.wire.lifecycle import SubscriptionFilter, SubscriptionsListenParams
-from trimcp.wire.methods import TASK_ID, TASK_NOTICE
+from trimcp.wire.methods import LISTEN, TASK_ID, TASK_NOTICE
 from trimcp.wire.resources import SubscribeParams
-
-_LISTEN: Final = "subscriptions/listen"
 
 
 @attrs.frozen
@@ -179,7 +177,7 @@ class Subscriptions:
         revision = self.session.revision
         words = {} if revision is None else methods_of(revision)
         subscription = Subscription(wanted, self.session)
-        how = self._by_request(subscription) if _LISTEN in words else self._by_notices(subscription)
+        how = self._by_request(subscription) if LISTEN in words else self._by_notices(subscription)
         async with how:
             yield subscription
 
@@ -187,7 +185,7 @@ class Subscriptions:
     async def _by_request(self, subscription: Subscription) -> AsyncIterator[None]:
         session = self.session
         params = SubscriptionsListenParams(notifications=subscription._wanted)
-        pending = await session.start_call(_LISTEN, params, on_reply=subscription._replied)
+        pending = await session.start_call(LISTEN, params, on_reply=subscription._replied)
         self._by_id[pending.id] = subscription
         why = "the subscription was closed"
         try:

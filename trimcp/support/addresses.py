@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
+from typing import Final
+
+PORTS: Final = {"http": 80, "https": 443}
+"""The ports that a URL need not name, by its scheme."""
 
 
 def bracketed(host: str) -> str:

@@ -18,14 +18,13 @@ import attrs
 import trio
 
 from trimcp.errors import ConnectionLost, LocalError
-from trimcp.support.addresses import bracketed
+from trimcp.support.addresses import PORTS, bracketed
 from trimcp.support.bounds import check_texts, checked, is_token
 from trimcp.support.nurseries import leaves
 
 if TYPE_CHECKING:
     from trimcp.transports.trace import Write
 
-PORTS: Final = {"http": 80, "https": 443}
 _LONGEST: Final = 65_536
 _PATH: Final = "/%:@!$&'()*+,;=~-._"
 _QUERY: Final = _PATH + "?[]|"

@@ -189,6 +189,10 @@ _ROWS: Final = (
 METHODS: Final[dict[str, Method]] = {row.name: row for row in _ROWS}
 """Every method by name."""
 
+LISTEN: Final = "subscriptions/listen"
+OPENING: Final = ("initialize", "server/discover")
+"""What begins a connection: before it no request has decided what is spoken, nor does a refusal of it."""
+
 TASK_ID: Final = "taskId"
 """The params member that `Mcp-Name` repeats in the methods of the extension "Tasks"."""
 TASK_NOTICE: Final = "notifications/tasks"

@@ -16,10 +16,11 @@ from urllib.parse import urlsplit
 import attrs
 import trio
 
+from trimcp.support.addresses import PORTS
 from trimcp.transports.descriptors import AnySocket, socket_under
 from trimcp.transports.http.h1.replies import ReplyParser, portions
 from trimcp.transports.http.h1.wires import Wire, wire_over
-from trimcp.transports.targets import PORTS, dial
+from trimcp.transports.targets import dial
 
 _PIECE: Final = 64 * 1024
 

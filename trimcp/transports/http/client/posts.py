@@ -12,6 +12,7 @@ import trio
 
 from trimcp.channel import Incoming, Kind, Outgoing
 from trimcp.framing.gathering import Gathered
+from trimcp.framing.headers import VERSION
 from trimcp.framing.sse import Event
 from trimcp.security import security_event
 from trimcp.support.cleaning import log_crash
@@ -20,11 +21,12 @@ from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, Ope
 from trimcp.transports.http.client.incoming import Cursor, EventReader, message_in, read_events
 from trimcp.transports.http.client.policy import PASSING, Trouble, answers, error_in, in_reply_to
 from trimcp.transports.http.client.pool import LINGER, PooledConnection
-from trimcp.transports.http.client.state import SESSION, VERSION, ClientState, method_of
+from trimcp.transports.http.client.state import SESSION, ClientState, method_of
 from trimcp.transports.http.h1.replies import ReplyParser
 from trimcp.transports.targets import status_text
 from trimcp.wire.codes import FORBIDDEN, INVALID_REQUEST, OVERLOADED
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, parse
+from trimcp.wire.methods import OPENING
 from trimcp.wire.revisions import find
 
 _MAX_ERROR: Final = 1024 * 1024
@@ -32,7 +34,6 @@ _WAITING: Final = 20_000
 _WAITING_BYTES: Final = 64 * 1024 * 1024
 _MAX_NOTICES: Final = 64
 _MAX_BODY: Final = 64 * 1024
-_OPENING: Final = ("initialize", "server/discover")  # an overload there is no answer to the question what is spoken
 
 _log = logging.getLogger("trimcp.http")
 
@@ -381,7 +382,7 @@ class Post:
         # An error without a Retry-After is final.
         passing = status in PASSING and (error is None or after is not None)
         busy = status in (429, 503)
-        if error is None and busy and self._method not in _OPENING:
+        if error is None and busy and self._method not in OPENING:
             data = {"reason": "overloaded", **({} if after is None else {"retryAfter": after})}
             error = ErrorResponse(self.outgoing.request_id, OVERLOADED, why, data)
         # A server that was too busy for the handshake has begun nothing.

@@ -16,6 +16,7 @@ import orjson
 import trio
 
 from trimcp.channel import Incoming, Outgoing
+from trimcp.framing.headers import VERSION
 from trimcp.framing.sse import Event
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import (
@@ -34,7 +35,6 @@ from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Message, Request
 from trimcp.wire.revisions import Revision, find
 
 SESSION: Final = "mcp-session-id"
-VERSION: Final = "mcp-protocol-version"
 ACCEPT: Final = {"accept": f"{JSON_TEXT}, {EVENT_STREAM}", "content-type": JSON_TEXT}
 """The headers of every POST."""
 

@@ -20,10 +20,9 @@ from trimcp.transports.http.interfaces import Head, HttpResponse, refusal
 from trimcp.wire.codes import ERRORS, HEADER_MISMATCH, UNSUPPORTED_VERSION
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import Batch, Malformed, Message, Notification, Request, RequestId
-from trimcp.wire.methods import NAMED
+from trimcp.wire.methods import LISTEN, NAMED
 from trimcp.wire.revisions import UNNAMED, Revision, find
 
-_LISTEN: Final = "subscriptions/listen"
 _NO_SESSION: Final = "send initialize first, and its Mcp-Session-Id with everything after"
 
 Place: TypeAlias = Literal["brief", "assumed", "new", "known"]
@@ -121,7 +120,7 @@ class Routing:
             if wrong is not None:
                 security_event("header_mismatch", why=wrong, peer=head.peer, principal=head.principal)
                 return refusal(400, wrong, id=message.id, code=HEADER_MISMATCH)
-            listens = message.method == _LISTEN
+            listens = message.method == LISTEN
             if listens and not events:
                 return refusal(406, "a subscription is answered with text/event-stream", id=message.id)
             return _plan("brief", 1, True, listens)

@@ -29,7 +29,7 @@ from trimcp.support.bounds import TOKEN
 from trimcp.transports.http.interfaces import Head
 from trimcp.transports.http.settings import HttpLimits
 
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
+METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 
 _REQUEST_LINE: Final = re.compile(rf"({TOKEN}) ([!-~]+) HTTP/([0-9])\.([0-9])\r\n".encode())
 _HTTP2: Final = b"PRI * HTTP/2.0\r\n"
@@ -44,7 +44,7 @@ _LONGEST_KNOWN: Final = 64  # characters; only shorter header names are cached
 # bytes of a head: each connection keeps its last head, because parsing takes a quarter of a request's time
 _REMEMBERED: Final = 1_024
 _LENGTH: Final = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]+)\r\n", re.IGNORECASE)
-_MAX_LENGTH_DIGITS: Final = 15  # a petabyte; the size limits refuse smaller numbers with a 413
+MAX_LENGTH_DIGITS: Final = 15  # a petabyte; the size limits refuse smaller numbers with a 413
 
 _SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})([ \t]*;[\t -~\x80-\xff]*)?\r\n")
 _TRAILER: Final = re.compile(rb"[!-9;-~]+:[\t -~\x80-\xff]*\r\n")
@@ -116,7 +116,7 @@ class RequestParser:
     _known: _Known | None = attrs.field(init=False, default=None)  # the last head
 
     def __attrs_post_init__(self) -> None:
-        self._remembered = min(_REMEMBERED, self._limits.max_head - _MAX_LENGTH_DIGITS)
+        self._remembered = min(_REMEMBERED, self._limits.max_head - MAX_LENGTH_DIGITS)
 
     @property
     def buffered(self) -> int:
@@ -271,7 +271,7 @@ def _differs_in_length(known: _Known, data: bytes) -> bool:
     after = raw[end:]
     if not after or not data.startswith(raw[:start]):
         return False
-    stop = data.find(after, start, start + _MAX_LENGTH_DIGITS + len(after))
+    stop = data.find(after, start, start + MAX_LENGTH_DIGITS + len(after))
     digits = data[start:stop]
     if stop < 0 or not digits.isdigit():
         return False
@@ -332,7 +332,7 @@ def _read_request_line(head: bytes) -> tuple[str, str, bool]:
             raise Http2Begins
         raise RequestRefused(505, "this server speaks HTTP/1.1 and HTTP/2")
     method = raw_method.decode()
-    if method not in _METHODS:
+    if method not in METHODS:
         raise RequestRefused(501, "this server knows no such method")
     return method, raw_target.decode(), minor == b"0"
 
@@ -380,7 +380,7 @@ def _read_length(headers: dict[str, str], http10: bool) -> int | None:
     if length is None:
         return 0
     # `httptools` has checked it. "5, 5" is refused here even if a later version accepts it.
-    if not length.isdecimal() or len(length) > _MAX_LENGTH_DIGITS:
+    if not length.isdecimal() or len(length) > MAX_LENGTH_DIGITS:
         raise RequestRefused(400, "the Content-Length is malformed")
     return int(length)
 

@@ -18,6 +18,7 @@ import hpack
 from hpack.table import HeaderTable
 
 from trimcp.support.bounds import TOKEN
+from trimcp.transports.http.h1.parser import MAX_LENGTH_DIGITS
 from trimcp.transports.http.h2.frames import Code, Http2Error
 
 Fields: TypeAlias = Sequence[tuple[bytes, bytes]]
@@ -39,7 +40,6 @@ TIME_LIMIT: Final = b"grpc-timeout"
 _LIMIT: Final = bytes((0, len(TIME_LIMIT))) + TIME_LIMIT  # how it begins where it is written as `write_field` does
 _LONGEST_LIMIT: Final = len(_LIMIT) + 1 + 9
 _PLENTY: Final = 2  # times the largest head that is answered; what is larger ends the connection
-_MAX_LENGTH_DIGITS: Final = 15
 
 
 _reading: ContextVar[bool] = ContextVar("_reading", default=False)  # whether hpack reads a block for us now
@@ -225,7 +225,7 @@ def read_length(headers: dict[str, str]) -> int | None:
     length = headers.get("content-length")
     if length is None:
         return None
-    if not (length.isascii() and length.isdecimal() and len(length) <= _MAX_LENGTH_DIGITS):
+    if not (length.isascii() and length.isdecimal() and len(length) <= MAX_LENGTH_DIGITS):
         raise Http2Error(Code.PROTOCOL_ERROR, "the Content-Length is malformed")
     return int(length)
 

@@ -11,7 +11,7 @@ import trio
 from trimcp.budget import LARGE, owner_of
 from trimcp.framing.gathering import Gathered
 from trimcp.support.cleaning import log_crash
-from trimcp.transports.http.h1.parser import RequestRefused
+from trimcp.transports.http.h1.parser import METHODS, RequestRefused
 from trimcp.transports.http.h2.frames import Code
 from trimcp.transports.http.h2.heads import RequestFields, write_block
 from trimcp.transports.http.h2.replies import ReplyStream, StreamOwner
@@ -25,7 +25,6 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 STREAM_COST: Final = 3 * 1024
 """Bytes that a stream takes, beside its head and its body."""
 
-_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"})
 _BEGINNING: Final = 64 * 1024  # bytes of a body that is too large, which are searched for its id
 _DROPPED: Final = 16 * 1024 * 1024  # bytes of a body that come after the response, at most
 _CONTINUE: Final = write_block(((":status", "100"),))
@@ -84,7 +83,7 @@ class RequestStream(ReplyStream):
         method, headers = fields.method, fields.headers
         if method == "CONNECT" and fields.protocol == "websocket":
             method, headers = "GET", {**headers, "sec-websocket-key": _WEBSOCKET_KEY}
-        if method not in _METHODS:
+        if method not in METHODS:
             return HttpResponse(501)
         if len(fields.path) > limits.max_request_line:
             return HttpResponse(414)

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 import attrs
 
-from trimcp.support.addresses import is_loopback
+from trimcp.support.addresses import PORTS, is_loopback
 from trimcp.support.bounds import is_token
 from trimcp.support.cleaning import in_quotes
 from trimcp.transports.http.interfaces import Head, HttpResponse
@@ -25,7 +25,6 @@ _ANY: Final = "*"
 _MAX_AGE: Final = 7_200
 """Seconds a browser may cache a preflight: the maximum of Chromium."""
 
-_PORTS: Final = {"http": 80, "https": 443}
 _ORIGIN: Final = re.compile(r"([a-z][a-z0-9+.-]*)://([^/?#@\\\s]+)", re.IGNORECASE | re.ASCII)
 _AUTHORITY: Final = re.compile(r"([a-z0-9._-]{1,255}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{0,5}))?", re.IGNORECASE | re.ASCII)
 _LONGEST: Final = 262  # characters that _AUTHORITY can match
@@ -179,7 +178,7 @@ class Origins:
         """Whether the page was loaded from this server."""
         parsed = _parse_origin(origin)
         place = _parse_authority(head.headers.get("host", ""))
-        if parsed is None or place is None or parsed[0] not in _PORTS:
+        if parsed is None or place is None or parsed[0] not in PORTS:
             return False
         scheme, host, port = parsed
         reached = "https" if head.secure else "http"
@@ -187,7 +186,7 @@ class Origins:
         unwrapped = (scheme, reached) == ("https", "http") and bool(self.allowed_hosts)
         if scheme != reached and not unwrapped:
             return False
-        return (host, port) == (place[0], _PORTS[scheme] if place[1] is None else place[1])
+        return (host, port) == (place[0], PORTS[scheme] if place[1] is None else place[1])
 
     def _knows(self, host: str | None, head: Head) -> bool:
         if head.peer == "unix" and not self.allowed_hosts:
@@ -225,7 +224,7 @@ def _parse_origin(text: str) -> tuple[str, str, int | None] | None:
     if place is None:
         return None
     scheme = match[1].lower()
-    return scheme, place[0], _PORTS.get(scheme) if place[1] is None else place[1]
+    return scheme, place[0], PORTS.get(scheme) if place[1] is None else place[1]
 
 
 def _parse_authority(text: str) -> _Place | None:
