@@ -49,9 +49,14 @@ def children_hear_sigint() -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse a requirement that nothing would ever ask for."""
+    """Refuse a requirement that nothing would ever ask for, and let Ctrl-C reach what tests start.
+
+    A shell has commands that end with "&" ignore it, and so do all programs that these start.
+    """
     if said := unknown():
         raise pytest.UsageError(said)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
