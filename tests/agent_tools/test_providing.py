@@ -20,6 +20,7 @@ from tests.peers.states import until
 from trimcp import agent_tools
 from trimcp.agent_tools.catalog.entries import Implemented
 from trimcp.agent_tools.client import supervised
+from trimcp.agent_tools.client.connection import opened_wire
 from trimcp.agent_tools.client.wire import AgentTarget, Begin, Registered
 from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
 from trimcp.channel import Outgoing, Sink
@@ -215,6 +216,23 @@ async def test_a_refused_provider_is_told() -> None:
             await agent_tools.provide(url, trimcp.Server("x"), max_calls=3)
         with pytest.raises(ValueError, match="max_calls"):
             await agent_tools.provide(url, [], max_calls=0)
+
+
+@pytest.mark.parametrize("transport", ["websocket", "grpc"])
+async def test_an_offer_over_a_connection_that_is_lost_already_may_be_made_over_the_next(transport: str) -> None:
+    async with service(transport) as (url, _), opened_wire(AgentTarget(url, "provider")) as wire:
+        lost: Any = wire
+        if transport == "grpc":
+            lost._connection._lose("the network is gone")
+        else:
+            lost.lose("the network is gone")
+        sinks: list[Sink] = []
+
+        def begin(out: Sink) -> Any:
+            sinks.append(out)
+
+        with pytest.raises(ConnectionLost, match="the network is gone"):
+            await wire.provide(ProvideTools(tools=[]), begin, print)
 
 
 # Against a stream that does what a test says

@@ -108,15 +108,15 @@ class GrpcWire:
 
     async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
         """See `AgentWire.provide`. The tools are withdrawn when this ends."""
-        async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
-            try:
+        read, write = partial(_from_service, offer), partial(protobuf.tagged_frame, PB.FromProvider, both=False)
+        try:
+            async with self._connection.call(f"{SERVICE}Provide", self._metadata) as call:
                 await call.begun()
-            except CallFailed as failure:
-                raise self.error(failure) from failure
-            read, write = partial(_from_service, offer), partial(protobuf.tagged_frame, PB.FromProvider, both=False)
-            channel = GrpcChannel(call, self._max_message, window=WINDOW, read=read, write=write)
-            async with channel, open_channel_wire(channel) as opened:
-                await opened.provide(offer, begin, registered)
+                channel = GrpcChannel(call, self._max_message, window=WINDOW, read=read, write=write)
+                async with channel, open_channel_wire(channel) as opened:
+                    await opened.provide(offer, begin, registered)
+        except CallFailed as failure:
+            raise self.error(failure) from failure
 
     async def wait_lost(self) -> None:
         """Wait until the connection is lost."""
