@@ -28,6 +28,8 @@ from trimcp.store.redis.connection import RedisLimits
 from trimcp.store.redis.contexts import RedisContexts
 from trimcp.store.redis.resp import RedisRefusal
 
+PLACE = 'trimcp:context:{["ada","agent-a","ctx-001"]}'
+
 pytestmark = pytest.mark.needs("redis-server")
 
 
@@ -93,7 +95,7 @@ async def test_every_key_has_an_expiry_and_the_prefix(server: RedisServer) -> No
         for key in keys:
             assert key.startswith(b"mine:")
             assert await commands.run("PTTL", key) > 0, key
-        context = next(key for key in keys if b"{ada" in key)
+        context = next(key for key in keys if b'{["ada' in key)
         assert 100_000 < await commands.run("PTTL", context) < 100_000 + 3_700_000
 
 
@@ -152,13 +154,13 @@ async def test_what_was_not_written_so_is_refused_and_not_changed(value: str, te
     store = RedisContexts(server.url)
     async with open_table(store) as table:
         commands = store._redis.commands
-        await commands.run("HSET", "trimcp:context:{ada/agent-a/ctx-001}", "stamp", "5-0", "value", value)
+        await commands.run("HSET", PLACE, "stamp", "5-0", "value", value)
         with pytest.raises(ValueError, match=text):
             await store.load(ADA, "ctx-001")
         for attempt in (table.find, table.find_or_make, table.create):
             with pytest.raises(AgentToolsError, match="could not read the context"):
                 await attempt(ADA, "ctx-001")
-        assert await commands.run("HGET", "trimcp:context:{ada/agent-a/ctx-001}", "value") == value.encode()
+        assert await commands.run("HGET", PLACE, "value") == value.encode()
 
 
 async def test_keys_of_another_kind_are_refusals(server: RedisServer) -> None:

@@ -12,7 +12,6 @@ import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, unquote
 
 import attrs
 import trio
@@ -275,21 +274,21 @@ class RedisContexts(ContextStore):
         entries, stamps = entries_of(found), dict[ContextKey, int]()
         for id, fields in entries:
             for member in _read(fields.get(b"contexts", b""), list):
-                stamps[_key_of(member)] = _stamp_of(id)
+                stamps[_key_of(str(member).encode())] = _stamp_of(id)
         if entries:
             self._seen = entries[-1][0]
         return stamps
 
 
-# Names in keys: no part of one has a slash or a brace in it.
+# Names in keys and values, as JSON: [principal, agent], and the id behind them.
 
 
 def _owner(owner: Owner) -> str:
-    return f"{quote(owner[0], '')}/{quote(owner[1], '')}"
+    return encode(list(owner)).decode()
 
 
 def _member(key: ContextKey) -> str:
-    return f"{_owner(key[0])}/{quote(key[1], '')}"
+    return encode([*key[0], key[1]]).decode()
 
 
 def _names(key: ContextKey) -> tuple[str, str, str]:
@@ -297,13 +296,17 @@ def _names(key: ContextKey) -> tuple[str, str, str]:
 
 
 def _owner_of(text: bytes) -> Owner:
-    principal, agent = text.decode("ascii").split("/")
-    return unquote(principal, errors="strict"), unquote(agent, errors="strict")
+    match _read(text, list):
+        case [str(principal), str(agent)]:
+            return principal, agent
+    raise NotOurs("Redis has an owner that was not written so")
 
 
-def _key_of(text: bytes | str) -> ContextKey:
-    owner, _, id = (text.encode() if isinstance(text, str) else text).rpartition(b"/")
-    return _owner_of(owner), unquote(id.decode("ascii"), errors="strict")
+def _key_of(text: bytes) -> ContextKey:
+    match _read(text, list):
+        case [str(principal), str(agent), str(id)]:
+            return (principal, agent), id
+    raise NotOurs("Redis has a name that was not written so")
 
 
 def _stamp_text(stamp: int) -> str:
