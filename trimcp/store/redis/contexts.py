@@ -47,8 +47,8 @@ local function forget(context, ids, member, owner, id)
 end
 local function tell(by)
   if #changed == 0 then return '0' end
-  local most = tonumber(ARGV[1])
-  return redis.call('XADD', changes, 'MAXLEN', '~', most, '*', 'by', by, 'contexts', cjson.encode(changed))
+  local names = '[' .. table.concat(changed, ',') .. ']'
+  return redis.call('XADD', changes, 'MAXLEN', '~', ARGV[1], '*', 'by', by, 'contexts', names)
 end
 """
 
@@ -233,14 +233,14 @@ class RedisContexts(ContextStore):
             return ()
         keys, values = list[str](), list[Part]()
         for member in due:
-            key = _key_of(member)
+            key = _key_of(_read(member, list))
             keys += self._places(key)
             values += _names(key)
         names = [self._key(name) for name in ("changes", "owners", "due")]
         gone = await self._redis.commands.script(
             _EXPIRE, [*names, *keys], _REMEMBERED, self._redis.token, f"{now}", *values
         )
-        return [_key_of(member) for member in gone]
+        return [_key_of(_read(member, list)) for member in gone]
 
     # What others change. Redis alone knows: what it sends may be on its way when somebody has been answered already.
 
@@ -273,8 +273,8 @@ class RedisContexts(ContextStore):
             return None
         entries, stamps = entries_of(found), dict[ContextKey, int]()
         for id, fields in entries:
-            for member in _read(fields.get(b"contexts", b""), list):
-                stamps[_key_of(str(member).encode())] = _stamp_of(id)
+            for name in _read(fields.get(b"contexts", b""), list):
+                stamps[_key_of(name)] = _stamp_of(id)
         if entries:
             self._seen = entries[-1][0]
         return stamps
@@ -302,8 +302,8 @@ def _owner_of(text: bytes) -> Owner:
     raise NotOurs("Redis has an owner that was not written so")
 
 
-def _key_of(text: bytes) -> ContextKey:
-    match _read(text, list):
+def _key_of(name: list[Any]) -> ContextKey:
+    match name:
         case [str(principal), str(agent), str(id)]:
             return (principal, agent), id
     raise NotOurs("Redis has a name that was not written so")
