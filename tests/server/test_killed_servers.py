@@ -79,3 +79,31 @@ async def test_a_long_job_goes_on_where_it_was_and_ends_once(tmp_path: Path) -> 
     with sqlite3.connect(path) as database:
         rows = database.execute("SELECT ended, result FROM tasks").fetchall()
     assert [(ended, json.loads(kept)["structuredContent"]) for ended, kept in rows] == [(1, done)]
+
+
+async def test_another_process_on_the_same_file_takes_a_job_over(tmp_path: Path) -> None:
+    path, client = tmp_path / "jobs.db", trimcp.Client("test", tasks=True)
+    async with (
+        serving(free_port(), path) as (one, first),
+        serving(free_port(), path) as (other, _),
+        client.connect(one) as session,
+        client.connect(other) as elsewhere,
+    ):
+        task = await session.start_task("add_up", {"numbers": 10, "seconds": 0.05})
+        done = await session.start_task("add_up", {"numbers": 1, "seconds": 0})
+        result = await done.result()
+        assert task.id is not None
+        assert done.id is not None
+        same = elsewhere.task(done.id)
+        assert (await same.result()).structured_content == result.structured_content  # whoever computed it
+        with trio.fail_after(60):
+            while ((await task.state()).progress or {"progress": 0})["progress"] < 2:
+                await trio.lowlevel.checkpoint()
+        assert (await elsewhere.task(task.id).state()).status == "working"
+        first.send_signal(signal.SIGKILL)
+        await first.wait()
+        with trio.fail_after(60):
+            taken = (await elsewhere.task(task.id).result()).structured_content
+    assert isinstance(taken, dict)
+    assert taken["total"] == sum(range(11))
+    assert len(taken["begun"]) == 2
