@@ -817,7 +817,8 @@ async def test_another_process_passes_on_what_it_is_told(autojump_clock: trio.te
         assert len(second["inputRequests"]) == 1
 
 
-async def test_a_task_whose_processes_always_end_fails(autojump_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("orderly", [False, True])
+async def test_a_task_whose_processes_always_crash_fails(orderly: bool, autojump_clock: trio.testing.MockClock) -> None:
     store, saw, id = TaskStore(), list[Any](), ""
     for _ in range(6):
         server = make_server(store=store)
@@ -828,14 +829,23 @@ async def test_a_task_whose_processes_always_end_fails(autojump_clock: trio.test
             await ctx.task.checkpoint("kept by nobody")
             await trio.sleep_forever()
 
-        async with connected(server, asking_client()) as session:
-            if not saw:
-                id = (await call(session, "fatal"))["taskId"]
-            await trio.testing.wait_all_tasks_blocked()
+        with trio.CancelScope() as process:
+            async with connected(server, asking_client()) as session:
+                if not saw:
+                    id = (await call(session, "fatal"))["taskId"]
+                await trio.testing.wait_all_tasks_blocked()
+                if not orderly:
+                    process.cancel()
+                    await trio.sleep_forever()
+        for task in store._tasks.values():
+            task.lease = 0.0  # as it is some time after a crash
     async with connected(make_server(store=store), asking_client()) as session:
-        failed = await get(session, id)
-    assert (failed["status"], failed["statusMessage"]) == ("failed", "5 processes have ended while they ran this task")
-    assert saw == [None] * 6
+        state = await get(session, id)
+    if orderly:
+        assert "unknown tool" in state["statusMessage"]  # which this server has not; it was begun, then
+    else:
+        assert state["statusMessage"] == "5 processes have ended while they ran this task"
+    assert (state["status"], saw) == ("failed", [None] * 6)
 
 
 async def test_a_store_that_fails_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:

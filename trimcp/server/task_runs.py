@@ -199,6 +199,7 @@ class TaskRuns:
                 run.fail(CANCELLED_BY_DRAIN, _ENDED_BY_RESTART, {"reason": "drain", "started": True})
             if kept.runs > _MOST_RUNS:
                 run.fail(INTERNAL_ERROR, f"{_MOST_RUNS} processes have ended while they ran this task")
+            await self.store.save(kept)  # before its handler can end this one
             self.nursery.start_soon(run.live)
 
     async def keep_leases(self) -> None:
@@ -238,6 +239,9 @@ class TaskRuns:
         with trio.move_on_after(self.served.grace):
             for run in left:
                 await run.over.wait()
+        for run in left:
+            run.kept.runs = 0  # an orderly end is not the task's doing
+            await self.store.save(run.kept)
         await self.store.release([run.id for run in left], self.runner)
 
     def close(self) -> None:
@@ -303,6 +307,9 @@ class TaskRun(Sink):
             self.settled.set()
             await self.stored.wait()
             await self._save()
+        except trio.Cancelled:  # the run of the server ends without a word
+            self._lost = True
+            raise
         except Exception as error:  # mostly of a store: the task is claimed when its lease is over
             self._lost = True
             log_crash(log, error, "a task could not be kept")
