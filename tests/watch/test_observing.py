@@ -73,6 +73,7 @@ async def test_a_picture_has_what_runs_with_progress_and_the_line_where_it_waits
     assert "await trio.sleep(1)" in request.waits[-1]
     assert shown.revision == session.revision.name
     assert shown.peer is not None
+    assert shown.seconds == pytest.approx(2.5)
 
 
 async def test_pictures_are_taken_when_they_are_asked_for(autojump_clock: MockClock) -> None:
@@ -246,6 +247,7 @@ async def test_a_picture_says_how_a_client_has_come(transport: str, newest: bool
             shown = next(one for one in pictures.picture().sessions if one.requests)
         nursery.cancel_scope.cancel()
     assert shown.transport == CAME[transport]
+    assert (shown.seconds is None) == (revision is LATEST and CAME[transport].startswith("HTTP"))
     address = shown.address or ""
     assert address == "" if CAME[transport] == "in memory" else address.startswith("127.0.0.1:")
 

@@ -221,6 +221,7 @@ def _progress(request: Json, bar: int = _BAR) -> str:
 
 def _came(session: Json) -> str:
     told = f" · {session['transport']}" if session["transport"] else ""
+    told += f" for {_seconds(session['seconds'])}" if session["seconds"] is not None else ""
     return told + (f" from {theirs(session['address'], 60)}" if session["address"] else "")
 
 

@@ -76,7 +76,7 @@ class Running:
         nursery: runs the background tasks of `ctx.server`.
         max_message: bytes of the largest message accepted, over every transport.
         pools: the quotas, threads and worker processes.
-        sessions: the open sessions.
+        sessions: the open sessions, with when each began on Trio's clock; 0 for one that serves a single request.
         counts: messages that ended sessions dropped and merged, by lane.
         refused: requests that ended sessions refused.
         subscribers: the sessions that are notified of changes.
@@ -88,7 +88,7 @@ class Running:
     nursery: trio.Nursery
     max_message: int = attrs.field(init=False)
     pools: Pools = attrs.field(init=False)
-    sessions: set[Session] = attrs.field(init=False, factory=set)
+    sessions: dict[Session, float] = attrs.field(init=False, factory=dict)
     counts: LaneCounts = attrs.field(init=False, factory=LaneCounts)
     refused: int = attrs.field(init=False, default=0)
     hosts: list[Callable[[], Mapping[str, int]]] = attrs.field(init=False, factory=list)
@@ -284,7 +284,7 @@ class Running:
             memory=SessionMemory(server.budget),
         )
         session.on_finished = server.on_finished
-        self.sessions.add(session)
+        self.sessions[session] = trio.current_time()
         if server.on_session is not None:
             server.on_session(session, True)
         return session
@@ -296,7 +296,7 @@ class Running:
 
     def closed(self, session: Session) -> None:
         if session in self.sessions:  # may be called twice
-            self.sessions.discard(session)
+            del self.sessions[session]
             if self.server.on_session is not None:
                 self.server.on_session(session, False)
             counts = session.counts
@@ -315,7 +315,7 @@ class Running:
             pushed = self._spare.pop()
             session = pushed.session
             session.memory.holding, session.transport.via = holding, via
-            self.sessions.add(session)
+            self.sessions[session] = 0.0
             return pushed
         from trimcp.session.push import Pushed  # loaded with the first such session, as below
 

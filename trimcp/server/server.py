@@ -285,9 +285,9 @@ class Server(Extending, Generic[StateT]):
         for running in self.runs:
             running.tell_finished(self.on_finished)
 
-    def sessions(self) -> list[Session]:
-        """Return the sessions of all runs."""
-        return [session for running in list(self.runs) for session in list(running.sessions)]
+    def sessions(self) -> dict[Session, float]:
+        """Return the sessions of all runs, with when each began; see `Running`."""
+        return {session: began for running in list(self.runs) for session, began in list(running.sessions.items())}
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AnyChannel]:

@@ -80,6 +80,8 @@ class SessionPicture:
     """How the client has come: "stdio", "HTTP/1.1", "HTTP/2", "HTTP+SSE", "WebSocket", "gRPC" or "in memory"."""
     address: str | None
     """The client's, where there is one."""
+    seconds: float | None
+    """Since it began; None of one that serves a single request."""
     running: int
     waiting: int
     asking: int
@@ -174,7 +176,7 @@ class Observed(Protocol):
 
     @property
     def runs(self) -> Iterable[Drained]: ...
-    def sessions(self) -> list[Session]: ...
+    def sessions(self) -> Mapping[Session, float]: ...
     def statistics(self) -> ServerStatistics: ...
     def telling_finished(self, hook: Finished) -> AbstractContextManager[None]: ...
 
@@ -182,11 +184,12 @@ class Observed(Protocol):
 def take_picture(server: Observed, ended: Iterable[EndedRequest] = ()) -> Picture:
     """Return what a server does now."""
     now = trio.current_time()
-    sessions = sorted(server.sessions(), key=lambda session: -len(session.jobs.by_id))
+    began = server.sessions()
+    sessions = sorted(began, key=lambda session: -len(session.jobs.by_id))
     shown, room, left = [], MOST_REQUESTS, 0
     for session in sessions[:MOST_SESSIONS]:
         jobs = list(session.jobs)
-        shown.append(_session(session, jobs[:room], now))
+        shown.append(_session(session, jobs[:room], began[session], now))
         left += max(0, len(jobs) - room)
         room = max(0, room - len(jobs))
     left += sum(len(session.jobs.by_id) for session in sessions[MOST_SESSIONS:])
@@ -211,7 +214,7 @@ def request_key(job: Job) -> str:
     return f"{id(job):x}-{job.arrived:.6f}"
 
 
-def _session(session: Session, jobs: list[Job], now: float) -> SessionPicture:
+def _session(session: Session, jobs: list[Job], began: float, now: float) -> SessionPicture:
     held, unread = session.unread()
     peer, principal = session.engine.legacy.peer, None
     if jobs:
@@ -230,6 +233,7 @@ def _session(session: Session, jobs: list[Job], now: float) -> SessionPicture:
         revision=None if revision is None else revision.name,
         transport=None if link is None else link.transport,
         address=None if link is None else link.address,
+        seconds=None if session.transport.single_request else now - began,
         running=session.jobs.running,
         waiting=len(session.jobs.mailbox),
         asking=session.jobs.parked,

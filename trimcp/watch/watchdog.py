@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -43,7 +43,7 @@ _BUSY: Final = 0.5  # share of the time; from here on threads compute rather tha
 class Watched(Protocol):
     """The part of `Server` that the watchdog uses, from its thread."""
 
-    def sessions(self) -> list[Session]: ...
+    def sessions(self) -> Mapping[Session, float]: ...
     def runs_in_thread(self, tool: str) -> bool: ...
 
 

@@ -26,7 +26,7 @@ function rowsOf(pictures, filter, sort) {
     .sort((a, b) => below(order(a), order(b)) || below(a.key, b.key));
 }
 
-const came = session => `${session.transport ? `, ${session.transport}` : ""}${session.address ? ` from ${said(session.address, 60)}` : ""}`;
+const came = session => `${session.transport ? `, ${session.transport}` : ""}${session.seconds === null ? "" : ` for ${seconds(session.seconds)}`}${session.address ? ` from ${said(session.address, 60)}` : ""}`;
 const whoOf = session => said(session.principal ?? session.peer ?? session.owner ?? "a client", 60);
 
 // What a sparkline shows of a server, by its name.
