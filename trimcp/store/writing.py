@@ -103,7 +103,11 @@ class WriteQueue:
             batch.append(items.popleft())
         writes: list[Write] = [item for _, item in batch if not (isinstance(item, _Read) or callable(item))]
         if writes:
-            refused = await self._commit(writes)
+            try:
+                refused = await self._commit(writes)
+            except BaseException:  # cancelled: `flush` does it, perhaps for a second time
+                items.extendleft(reversed(batch))
+                raise
             self._size -= sum(map(_size, writes))
             for write in refused:
                 self.refused(write)

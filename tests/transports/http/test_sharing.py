@@ -24,6 +24,8 @@ from trimcp.framing.sse import Event
 from trimcp.net import http_application
 from trimcp.server.server import Server
 from trimcp.session.context import Context
+from trimcp.store.shared import AppendEvent, SaveSession
+from trimcp.store.writing import WriteQueue
 from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import INTERNAL_ERROR
@@ -413,6 +415,42 @@ async def test_a_store_that_fails_for_a_second_loses_nothing(autojump_clock: Any
         assert steps_of(call) == list(range(1, 11))
         rest = await (await two.visit(visitor).listen(call.now()[3].id)).done()
         assert steps_of(rest) == list(range(4, 11))
+
+
+class Repeating(MemoryStore):
+    """Does not say of every third commit that it was carried out."""
+
+    async def commit(self, writes: Any) -> Any:
+        refused = await super().commit(writes)
+        if self.commits % 3 == 0:
+            raise OSError("the connection was lost; it may or may not have been kept")
+        return refused
+
+
+async def test_what_a_store_keeps_twice_is_told_once(autojump_clock: Any) -> None:
+    async with replicas(kind=Repeating) as ([_, two], visitor):
+        await visitor.initialize()
+        call = await (await two.visit(visitor).call("steps", token=1, count=20)).done()
+        assert steps_of(call) == list(range(1, 21))
+        assert len(call.messages) == 21
+
+
+async def test_what_waits_to_be_written_is_written_at_the_end(autojump_clock: Any) -> None:
+    hub = MemoryHub()
+    store = MemoryStore(hub)
+    queue = WriteQueue(store, lambda write: None)
+    async with store.opened():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(queue.run)
+            queue.put(SaveSession("s", 1, b"{}", 60.0, new=True))
+            await trio.testing.wait_all_tasks_blocked()
+            queue.put(AppendEvent("s", 1, 1, 1, b"x"))
+            store.broken = OSError("just now")
+            await trio.sleep(0.01)  # it is being tried again
+            nursery.cancel_scope.cancel()
+        store.broken = None
+        await queue.flush()
+        assert await store.after("s", 1, 0) == [(1, b"x")]
 
 
 async def test_a_store_that_fails_for_long_costs_what_was_under_way(autojump_clock: Any) -> None:

@@ -51,6 +51,7 @@ from trimcp.wire.jsonrpc import (
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _MOST_ASKED: Final = 64 * 1024 * 1024  # bytes of requests that were handed over and are not answered yet
+_MOST_HEARD: Final = 1_000  # processes whose letters are told apart
 _WINDOW: Final = 64 * 1024  # bytes of a response that may be under way between two processes
 _ATTEMPTS: Final = 3  # to find who has a session
 _LAST: Final = 2.0  # seconds for the last writes of a process that ends
@@ -260,6 +261,7 @@ class SessionSharing:
     # requests to sessions that are handed over as soon as their calls have ended, by whom and with which number
     _put_off: dict[str, list[tuple[str, int]]] = attrs.field(init=False, factory=dict)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
+    _heard: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last letter, by process
     _holding: Holding = attrs.field(init=False)
     _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _nursery: trio.Nursery = attrs.field(init=False)
@@ -436,8 +438,13 @@ class SessionSharing:
 
     def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter, and return it; None if too many wait."""
-        letter = Letter(to, b"\n".join((encode({"kind": kind, "from": self.store.name, **said}), data)))
+        letter = self._letter(to, kind, data, said)
         return letter if self.queue.put(letter) else None
+
+    def _letter(self, to: str | None, kind: str, data: bytes, said: Mapping[str, JSON]) -> Letter:
+        """Return a letter with a number, larger than that of each one before it: it may come twice."""
+        head = {"kind": kind, "from": self.store.name, "letter": next(self._numbers), **said}
+        return Letter(to, b"\n".join((encode(head), data)))
 
     async def _read_letters(self) -> None:
         while True:
@@ -456,6 +463,12 @@ class SessionSharing:
                     log_crash(log, error, "a letter of another process cannot be read")
 
     def _read(self, kind: str, said: Mapping[str, Any], data: bytes) -> None:
+        sender, letter = str(said["from"]), int(said["letter"])
+        if letter <= self._heard.get(sender, 0):
+            return
+        self._heard[sender] = letter
+        if len(self._heard) > _MOST_HEARD:
+            del self._heard[next(iter(self._heard))]
         if kind == "change":
             self._publishing = True
             try:
@@ -463,7 +476,7 @@ class SessionSharing:
             finally:
                 self._publishing = False
             return
-        sender, number = str(said["from"]), int(said["n"])
+        number = int(said["n"])
         if kind == "ask":
             self._serve(sender, number, said["head"], data)
         elif kind in ("left", "taken"):
@@ -525,8 +538,7 @@ class SessionSharing:
 
     def _changed(self, changed: str, is_list: bool) -> None:
         if not self._publishing and self._ready:
-            said = {"kind": "change", "from": self.store.name, "changed": changed, "list": is_list}
-            self.queue.put(Letter(None, encode(said) + b"\n"))
+            self.queue.put(self._letter(None, "change", b"", {"changed": changed, "list": is_list}))
 
 
 def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
