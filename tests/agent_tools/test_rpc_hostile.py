@@ -284,6 +284,32 @@ async def test_of_many_conversions_one_is_at_work_in_each_turn() -> None:
     assert turns >= steps
 
 
+async def test_few_conversions_are_in_memory_by_halves_and_short_ones_wait_for_no_long_one() -> None:
+    """Of many answers that are converted in both forms, each kept what it had so far: 1 GB that nobody counted."""
+    progress = [0] * 10
+    halfway = 0
+
+    def conversion(at: int) -> protobuf.Steps[None]:
+        nonlocal halfway
+        for _ in range(100):
+            progress[at] += 1
+            halfway = max(halfway, sum(20 < each < 100 for each in progress))
+            yield
+
+    async with trio.open_nursery() as nursery:
+        for at in range(10):
+            nursery.start_soon(protobuf.in_turns, conversion(at))
+        while not any(each > 20 for each in progress):
+            await trio.lowlevel.checkpoint()
+        await protobuf.in_turns(conversion_of_one_part())
+        assert sum(progress) < 500
+    assert (sum(progress), halfway) == (1_000, 1)
+
+
+def conversion_of_one_part() -> protobuf.Steps[None]:
+    yield
+
+
 def stops_of(steps: protobuf.Steps[Any]) -> int:
     """How often a conversion stops for others."""
     return sum(1 for _ in steps)
@@ -308,6 +334,8 @@ def test_the_values_of_a_message_are_converted_in_turns_together() -> None:
     members = protobuf.at_once(protobuf.members_of(offered, protobuf.MemberCount()))
     assert stops_of(protobuf.fill(protobuf.PB.ProvideTools(), members, both=True)) >= 280
     assert stops_of(protobuf.write_any([[None] * 300] * 500, protobuf.MemberCount())) >= 280
+    state = {"context_id": "c", "state": {"text": "x" * 250_000}}
+    assert stops_of(protobuf.fill(protobuf.PB.ContextState(), state, both=True)) >= 2
 
 
 def test_messages_that_arrive_together_are_converted_in_turns_together() -> None:

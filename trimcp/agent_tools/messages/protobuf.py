@@ -46,7 +46,9 @@ MEMBER: Final = 64
 """Bytes of memory that a member takes, approximately, beside those on the wire."""
 
 _TURN: Final = 512
-_MESSAGE: Final = 8  # members that cost about as much as a message within another
+_PARTS: Final = 8  # parts of a conversion that follow each other before others have their turn
+_MESSAGE: Final = 8  # members that cost about as much as a message within another,
+_BYTES: Final = 128  # and the bytes of a text that cost as much as one
 _EXACT: Final = float(2**53)  # up to here every integer is a double
 _DOUBLE: Final = Struct("<d")
 _NUMBER_AT: Final = _DOUBLE.unpack_from
@@ -65,27 +67,36 @@ def at_once(steps: Steps[ResultT]) -> ResultT:
             return end.value  # type: ignore[no-any-return]  # what the generator returns
 
 
-_lock: Final = trio.lowlevel.RunVar[trio.Lock]("trimcp.protobuf")
+_locks: Final = trio.lowlevel.RunVar[tuple[trio.Lock, trio.Lock]]("trimcp.protobuf")
 
 
 async def in_turns(steps: Steps[ResultT]) -> ResultT:
-    """Return the result of a conversion; other tasks run in between, but of all conversions only one at a time."""
+    """Return the result of a conversion; other tasks run in between, but of all conversions only one at a time.
+
+    Most end in their first turn. Of longer ones only one goes on at a time, so that few are in memory by halves.
+    """
     try:
-        lock = _lock.get()
+        turn, long = _locks.get()
     except LookupError:
-        _lock.set(lock := trio.Lock())
-    while True:
+        _locks.set((turn := trio.Lock(), long := trio.Lock()))
+    try:
+        turn.acquire_nowait()
+    except trio.WouldBlock:
+        await turn.acquire()
+    try:
         try:
-            lock.acquire_nowait()
-        except trio.WouldBlock:
-            await lock.acquire()
-        try:
-            next(steps)
-            await trio.lowlevel.checkpoint()
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # as above
+            for _ in range(_PARTS):
+                next(steps)
+                await trio.lowlevel.checkpoint()
         finally:
-            lock.release()
+            turn.release()
+        async with long:
+            while True:
+                async with turn:
+                    next(steps)
+                    await trio.lowlevel.checkpoint()
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # as above
 
 
 @attrs.define(eq=False)
@@ -282,6 +293,8 @@ def write_any(value: Any, count: MemberCount) -> Steps[bytes]:
         return b"".join((b"\x32", varint(len(written)), written))
     if kind is str:
         raw = value.encode()
+        if len(raw) >= SOON and count.add(len(raw) // _BYTES):
+            yield
         return b"".join((b"\x1a", varint(len(raw)), raw))
     if kind is bool:
         return b"\x20\x01" if value else b"\x20\x00"
@@ -440,7 +453,10 @@ def fill(message: Any, members: Mapping[str, Any], *, both: bool, count: MemberC
             if form is _FieldForm.PLAIN:
                 setattr(message, name, value)
             elif form is _FieldForm.TEXT:
-                setattr(message, name, encode(value))
+                text = encode(value)
+                if len(text) >= SOON and count.add(len(text) // _BYTES):
+                    yield
+                setattr(message, name, text)
             elif form is _FieldForm.OBJECT or form is _FieldForm.ANY:
                 if both:
                     written = yield from (write_object if form is _FieldForm.OBJECT else write_any)(value, count)
