@@ -23,7 +23,6 @@ from trimcp.agent_tools.messages.protobuf import (
     METHODS,
     PB,
     MemberCount,
-    at_once,
     decode,
     fill,
     members_of,
@@ -33,6 +32,7 @@ from trimcp.agent_tools.messages.protobuf import (
     write_any,
     write_object,
 )
+from trimcp.agent_tools.messages.steps import at_once
 from trimcp.agent_tools.proto import agent_tools_pb2
 from trimcp.framing.grpc import text_field
 from trimcp.wire.jsonrpc import ParseLimits

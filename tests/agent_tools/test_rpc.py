@@ -20,6 +20,7 @@ from tests.peers.states import until
 from tests.transports.grpc_support import foreign
 from trimcp.agent_tools import RegistrationRules
 from trimcp.agent_tools.messages import protobuf
+from trimcp.agent_tools.messages.steps import Steps
 from trimcp.framing.grpc import texts_of
 
 
@@ -243,7 +244,7 @@ async def test_a_providers_tools_live_as_long_as_its_stream() -> None:
 async def test_a_large_result_of_a_provider_is_converted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: dict[str, int] = {}
 
-    async def in_turns(steps: protobuf.Steps[Any]) -> Any:
+    async def in_turns(steps: Steps[Any]) -> Any:
         name = steps.__name__
         turns[name] = 0
         while True:

@@ -20,7 +20,7 @@ from tests.peers.serving import ServedHere, connect
 from tests.peers.states import until
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools import connect as connect_agent
-from trimcp.agent_tools.messages import protobuf
+from trimcp.agent_tools.messages import protobuf, steps
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame, varint
 from trimcp.transports.grpc.calls import CallFailed
@@ -250,17 +250,17 @@ async def test_large_values_are_converted_in_turns() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
-        found = await protobuf.in_turns(protobuf.read_object(nulls(100_000), protobuf.MemberCount()))
+        found = await steps.in_turns(protobuf.read_object(nulls(100_000), protobuf.MemberCount()))
         assert turns >= 190
         before = turns
-        assert await protobuf.in_turns(protobuf.write_object(found, protobuf.MemberCount())) == nulls(100_000)
+        assert await steps.in_turns(protobuf.write_object(found, protobuf.MemberCount())) == nulls(100_000)
         assert turns - before >= 190
         nursery.cancel_scope.cancel()
 
 
 async def test_of_many_conversions_one_is_at_work_in_each_turn() -> None:
     """However many callers there are, others wait for one part of one conversion."""
-    steps = turns = 0
+    parts = turns = 0
 
     async def others() -> None:
         nonlocal turns
@@ -268,20 +268,20 @@ async def test_of_many_conversions_one_is_at_work_in_each_turn() -> None:
             await trio.lowlevel.checkpoint()
             turns += 1
 
-    def conversion() -> protobuf.Steps[None]:
-        nonlocal steps
+    def conversion() -> steps.Steps[None]:
+        nonlocal parts
         for _ in range(100):
-            steps += 1
+            parts += 1
             yield
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(others)
         async with trio.open_nursery() as callers:
             for _ in range(20):
-                callers.start_soon(protobuf.in_turns, conversion())
+                callers.start_soon(steps.in_turns, conversion())
         nursery.cancel_scope.cancel()
-    assert steps == 2_000
-    assert turns >= steps
+    assert parts == 2_000
+    assert turns >= parts
 
 
 async def test_few_conversions_are_in_memory_by_halves_and_short_ones_wait_for_no_long_one() -> None:
@@ -289,7 +289,7 @@ async def test_few_conversions_are_in_memory_by_halves_and_short_ones_wait_for_n
     progress = [0] * 10
     halfway = 0
 
-    def conversion(at: int) -> protobuf.Steps[None]:
+    def conversion(at: int) -> steps.Steps[None]:
         nonlocal halfway
         for _ in range(100):
             progress[at] += 1
@@ -298,21 +298,21 @@ async def test_few_conversions_are_in_memory_by_halves_and_short_ones_wait_for_n
 
     async with trio.open_nursery() as nursery:
         for at in range(10):
-            nursery.start_soon(protobuf.in_turns, conversion(at))
+            nursery.start_soon(steps.in_turns, conversion(at))
         while not any(each > 20 for each in progress):
             await trio.lowlevel.checkpoint()
-        await protobuf.in_turns(conversion_of_one_part())
+        await steps.in_turns(conversion_of_one_part())
         assert sum(progress) < 500
     assert (sum(progress), halfway) == (1_000, 1)
 
 
-def conversion_of_one_part() -> protobuf.Steps[None]:
+def conversion_of_one_part() -> steps.Steps[None]:
     yield
 
 
-def stops_of(steps: protobuf.Steps[Any]) -> int:
+def stops_of(conversion: steps.Steps[Any]) -> int:
     """How often a conversion stops for others."""
-    return sum(1 for _ in steps)
+    return sum(1 for _ in conversion)
 
 
 def offering(tools: int, **members: bytes) -> Any:
@@ -331,7 +331,7 @@ def test_the_values_of_a_message_are_converted_in_turns_together() -> None:
     assert stops_of(protobuf.members_of(offering(5_000), protobuf.MemberCount())) >= 70
     text = b'{"enum":[%b]}' % b",".join([b"null"] * 300)
     assert stops_of(protobuf.members_of(offering(500, parameters_json=text), protobuf.MemberCount())) >= 250
-    members = protobuf.at_once(protobuf.members_of(offered, protobuf.MemberCount()))
+    members = steps.at_once(protobuf.members_of(offered, protobuf.MemberCount()))
     assert stops_of(protobuf.fill(protobuf.PB.ProvideTools(), members, both=True)) >= 280
     assert stops_of(protobuf.write_any([[None] * 300] * 500, protobuf.MemberCount())) >= 280
     state = {"context_id": "c", "state": {"text": "x" * 250_000}}
@@ -349,18 +349,18 @@ def test_messages_that_arrive_together_are_converted_in_turns_together() -> None
 def test_the_members_of_all_values_of_a_message_are_bounded() -> None:
     lists = b",".join([b"[]"] * 45_000)  # whose brackets count as well as their commas
     for members in ({"parameters": nulls(90_000)}, {"parameters_json": b'{"enum":[%b]}' % lists}):
-        protobuf.at_once(protobuf.members_of(offering(2, **members), protobuf.MemberCount()))
+        steps.at_once(protobuf.members_of(offering(2, **members), protobuf.MemberCount()))
         with pytest.raises(MalformedMessage, match="more than 200,000 members"):
-            protobuf.at_once(protobuf.members_of(offering(3, **members), protobuf.MemberCount()))
+            steps.at_once(protobuf.members_of(offering(3, **members), protobuf.MemberCount()))
     commas = b'{"description":"%b"}' % (b"," * 90_000)  # no members
-    protobuf.at_once(protobuf.members_of(offering(3, parameters_json=commas), protobuf.MemberCount()))
+    steps.at_once(protobuf.members_of(offering(3, parameters_json=commas), protobuf.MemberCount()))
 
 
 async def test_the_bound_is_of_each_message() -> None:
     response = PB.FromProvider()
     response.tool_response.result.list_value.extend([None] * 150_000)
     payload = response.SerializeToString()
-    found = protobuf.at_once(protobuf.tagged_steps(protobuf.PB.FromProvider, [payload, payload]))
+    found = steps.at_once(protobuf.tagged_steps(protobuf.PB.FromProvider, [payload, payload]))
     assert [each["type"] for each in found] == ["tool_response"] * 2
 
 

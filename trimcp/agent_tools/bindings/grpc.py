@@ -24,7 +24,7 @@ from trimcp.agent_tools.bindings.exchanges import AgentExchange, AgentPort, refu
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.entries import shown
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.messages import errors, messages, protobuf
+from trimcp.agent_tools.messages import errors, messages, protobuf, steps
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.service import AgentCall
 from trimcp.channel import Outgoing
@@ -138,7 +138,7 @@ class RpcExchange(AgentExchange):
     async def _convert_and_receive(self, size: int) -> None:
         message, self._asked = self._asked, None
         count = protobuf.MemberCount(self.port.shared.settings.limits)
-        members = await protobuf.in_turns(protobuf.members_of(message, count))
+        members = await steps.in_turns(protobuf.members_of(message, count))
         left = self.receive(messages.read_as(self._method[0], members), size)
         if left is not None:
             await left()
@@ -170,12 +170,12 @@ class RpcExchange(AgentExchange):
             if (text := message.arguments_json) and not message.input_responses_json:  # nearly always
                 request.arguments = _object(messages.read_value(text, self.port.shared.settings.limits), "arguments")
             else:
-                size += protobuf.at_once(self._convert(message, request))
+                size += steps.at_once(self._convert(message, request))
         return super().call(request, context, size)
 
     async def _convert_and_call(self, request: messages.ToolRequest, context: ContextActor | None, size: int) -> Found:
         message, self._asked = self._asked, None
-        return self.call(request, context, size + await protobuf.in_turns(self._convert(message, request)))
+        return self.call(request, context, size + await steps.in_turns(self._convert(message, request)))
 
     def too_large(self, beginning: bytes) -> HttpResponse:
         return error_response(self.oversize())
@@ -191,7 +191,7 @@ class RpcExchange(AgentExchange):
 
     # From messages to values
 
-    def _convert(self, message: Any, request: messages.ToolRequest) -> protobuf.Steps[int]:
+    def _convert(self, message: Any, request: messages.ToolRequest) -> steps.Steps[int]:
         """Set a call's values; return the memory that they take beside their bytes. Raises MalformedMessage."""
         limits = self.port.shared.settings.limits
         found, members = yield from protobuf.arguments_of(message, limits)
@@ -231,27 +231,27 @@ class RpcExchange(AgentExchange):
             if self._both and len(result) >= protobuf.SOON:
                 self.work(partial(self._answer_both, request, status, result), request)
                 return
-            value = protobuf.at_once(protobuf.write_any(_loads(result), protobuf.MemberCount())) if self._both else None
+            value = steps.at_once(protobuf.write_any(_loads(result), protobuf.MemberCount())) if self._both else None
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
         elif isinstance(error, errors.ToolFailed):
             members = {"request_id": request.request_id, "status": answer.status(extended=True), "error": error.body()}
-            response = protobuf.at_once(protobuf.fill(protobuf.PB.ToolResponse(), members, both=self._both))
+            response = steps.at_once(protobuf.fill(protobuf.PB.ToolResponse(), members, both=self._both))
             self._respond(response.SerializeToString())
         else:
             self.fail(error)
 
     async def _answer_both(self, request: messages.ToolRequest, status: str, result: bytes) -> None:
         """Respond with a large result in both forms."""
-        value = await protobuf.in_turns(protobuf.write_any(_loads(result), protobuf.MemberCount()))
+        value = await steps.in_turns(protobuf.write_any(_loads(result), protobuf.MemberCount()))
         if self._reply is not None:
             self._respond(protobuf.response_bytes(request.request_id, status, result, value))
 
     async def event(self, message: messages.AgentMessage) -> bytes:
         name, members = message.type.removeprefix("context_"), messages.as_json(message)
-        return await protobuf.in_turns(protobuf.framed_in(protobuf.PB.ContextEvent, name, members, both=self._both))
+        return await steps.in_turns(protobuf.framed_in(protobuf.PB.ContextEvent, name, members, both=self._both))
 
     async def send(self, asked: messages.AgentMessage, answer: messages.AgentMessage) -> None:
-        message = await protobuf.in_turns(protobuf.fill(self._method[2](), messages.as_json(answer), both=self._both))
+        message = await steps.in_turns(protobuf.fill(self._method[2](), messages.as_json(answer), both=self._both))
         self._respond(message.SerializeToString())
 
     def _respond(self, payload: bytes) -> None:

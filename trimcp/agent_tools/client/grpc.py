@@ -20,6 +20,7 @@ import trio
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.client.channel import open_channel_wire
 from trimcp.agent_tools.messages import errors, messages
+from trimcp.agent_tools.messages.steps import at_once
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
 from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
@@ -140,7 +141,7 @@ class GrpcWire:
 
 def _payload(cls: Any, message: messages.AgentMessage) -> bytes:
     """Return a message as one of this class of protobuf, with JSON values as text."""
-    payload: bytes = protobuf.at_once(protobuf.fill(cls(), messages.as_json(message), both=False)).SerializeToString()
+    payload: bytes = at_once(protobuf.fill(cls(), messages.as_json(message), both=False)).SerializeToString()
     return payload
 
 
@@ -154,7 +155,7 @@ def _decoded(cls: Any, payload: bytes) -> Any:
 def _tagged(cls: type[messages.AgentMessage], message: Any) -> dict[str, Any]:
     """Return a protobuf message as the JSON message that it is."""
     try:
-        return {"type": cls.type, **protobuf.at_once(protobuf.members_of(message, protobuf.MemberCount()))}
+        return {"type": cls.type, **at_once(protobuf.members_of(message, protobuf.MemberCount()))}
     except errors.MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
 

@@ -11,20 +11,20 @@ generators: they stop now and then, so that a large message can be converted in 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
 from importlib import import_module
 from struct import Struct
 from types import SimpleNamespace
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final
 
 import attrs
 import orjson
-import trio
 
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import read_value
+from trimcp.agent_tools.messages.steps import Steps, at_once, in_turns
 from trimcp.errors import LocalError
 from trimcp.framing.grpc import message_frame, next_field, read_varint, text_field, varint
 from trimcp.wire.codes import INVALID_REQUEST
@@ -37,16 +37,10 @@ try:
 except ImportError as _error:
     raise LocalError("agent tools through gRPC need another package: pip install 'trimcp[grpc]'") from _error
 
-ResultT = TypeVar("ResultT")
-
-Steps: TypeAlias = Generator[None, None, ResultT]
-"""A conversion that stops after about `_TURN` members, and returns its result."""
-
 MEMBER: Final = 64
 """Bytes of memory that a member takes, approximately, beside those on the wire."""
 
 _TURN: Final = 512
-_PARTS: Final = 8  # parts of a conversion that follow each other before others have their turn
 _MESSAGE: Final = 8  # members that cost about as much as a message within another,
 _BYTES: Final = 128  # and the bytes of a text that cost as much as one
 _EXACT: Final = float(2**53)  # up to here every integer is a double
@@ -56,47 +50,6 @@ _NUMBER_AT: Final = _DOUBLE.unpack_from
 # Tags: the number of a field, and how it is written.
 _FIRST, _SECOND = 0x0A, 0x12  # of an entry: its name and its value; of a list or an object: each member
 _NULL, _NUMBER, _STRING, _BOOL, _STRUCT, _LIST = 0x08, 0x11, 0x1A, 0x20, 0x2A, 0x32
-
-
-def at_once(steps: Steps[ResultT]) -> ResultT:
-    """Return the result of a conversion, without a pause."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]  # what the generator returns
-
-
-_locks: Final = trio.lowlevel.RunVar[tuple[trio.Lock, trio.Lock]]("trimcp.protobuf")
-
-
-async def in_turns(steps: Steps[ResultT]) -> ResultT:
-    """Return the result of a conversion; other tasks run in between, but of all conversions only one at a time.
-
-    Most end in their first turn. Of longer ones only one goes on at a time, so that few are in memory by halves.
-    """
-    try:
-        turn, long = _locks.get()
-    except LookupError:
-        _locks.set((turn := trio.Lock(), long := trio.Lock()))
-    try:
-        turn.acquire_nowait()
-    except trio.WouldBlock:
-        await turn.acquire()
-    try:
-        try:
-            for _ in range(_PARTS):
-                next(steps)
-                await trio.lowlevel.checkpoint()
-        finally:
-            turn.release()
-        async with long:
-            while True:
-                async with turn:
-                    next(steps)
-                    await trio.lowlevel.checkpoint()
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]  # as above
 
 
 @attrs.define(eq=False)
