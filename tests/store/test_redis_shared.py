@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -218,6 +220,35 @@ async def test_what_was_not_written_so_is_refused(server: RedisServer) -> None:
         await store._redis.commands.run("ZADD", "trimcp:events:{v}", 0, b"\0" * 7 + b"\1" + b"\1")
         with pytest.raises(OSError, match="not written so"):
             await store.after("v", 1, 0)
+
+
+SERVED = """
+import trimcp
+from trimcp.agent_tools import AgentTools
+
+server = trimcp.Server("served", version="1")
+agent_tools = AgentTools(server, store={contexts!r})
+"""
+
+
+@pytest.mark.parametrize("what", ["nobody there", "may nothing", "contexts"])
+def test_the_command_ends_with_one_sentence(what: str, server: RedisServer, tmp_path: Path) -> None:
+    url = server.url
+    if what == "nobody there":
+        server.kill()
+    else:
+        server.say("ACL SETUSER ada on >secret ~* +@connection")
+        url = url.replace("unix://", "unix://ada:secret@")
+    program = tmp_path / "program.py"
+    program.write_text(SERVED.format(contexts=url if what == "contexts" else None))
+    command = [sys.executable, "-m", "trimcp.cli", "run", str(program), "--http", "--port", "0"]
+    command += ["--agent-tools"] if what == "contexts" else ["--store", url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2, done.stderr
+    *warnings, last = done.stderr.splitlines()
+    assert len(warnings) <= (what != "nobody there"), done.stderr  # it may have begun to follow what changes
+    assert ("cannot use unix:" if what == "nobody there" else "NOPERM") in last
+    assert "secret" not in done.stderr
 
 
 async def test_who_was_killed_is_told_of_no_more(server: RedisServer) -> None:

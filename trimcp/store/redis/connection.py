@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import ssl
 import sys
 from collections import deque
@@ -19,7 +20,7 @@ from typing import Any, Final, NoReturn
 import attrs
 import trio
 
-from trimcp.errors import ConnectionLost, Overloaded
+from trimcp.errors import ConnectionLost, LocalError, Overloaded
 from trimcp.store.redis.address import RedisAddress
 from trimcp.store.redis.resp import GarbledReply, Part, RedisRefusal, RedisReplies, packer
 from trimcp.support.bounds import checked
@@ -74,6 +75,10 @@ class RedisScript:
         text = f"#!lua{f' flags={self.flags}' if self.flags else ''}\n{self.body}"
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "digest", sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+class UnusableRedis(LocalError, OSError):
+    """Redis cannot be reached, refuses us, or is none; the text names it and says why."""
 
 
 class RedisLost(ConnectionLost, OSError):
@@ -208,7 +213,7 @@ class RedisConnection:
         """Keep a connection while the block runs. At its end, and not before, it is closed, even if all is cancelled.
 
         Raises:
-            OSError: Redis cannot be reached, refuses us, or is none.
+            UnusableRedis: it cannot be reached, refuses us, or is none. An OSError.
         """
         stream, replies = await self._connect()
         self._open = True
@@ -350,7 +355,8 @@ class RedisConnection:
                 self._fail("what answers there is no Redis", error)
             if isinstance(error, (OSError, trio.BrokenResourceError, ValueError)):
                 first = leaves(error.__cause__ or error)[0]  # of several addresses
-                self._fail(getattr(first, "strerror", None) or str(error) or "the connection broke", error)
+                known = os.strerror(first.errno or 0) if isinstance(first, ConnectionError) else None
+                self._fail(known or getattr(first, "strerror", None) or str(error) or "the connection broke", error)
             raise
         return stream, replies
 
@@ -358,7 +364,7 @@ class RedisConnection:
         if self.address.password:  # which servers quote that do not know the command
             why = why.replace(self.address.password, MASK)
         self.failure = one_line(why)
-        raise OSError(f"cannot use {self.address}: {self.failure}") from error
+        raise UnusableRedis(f"cannot use {self.address}: {self.failure}") from error
 
     async def _introduce(self, stream: trio.abc.Stream, replies: RedisReplies) -> None:
         """Log in, and find out whether this can be used. Raises OSError, GarbledReply."""

@@ -20,7 +20,7 @@ _HEAD: Final = 32  # bytes of one read that may belong to a number in the next
 _MORE: Final = object()
 
 
-class RedisRefusal(OSError):
+class RedisRefusal(LocalError, OSError):
     """Redis answered a command with an error.
 
     Attributes:

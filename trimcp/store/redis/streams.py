@@ -16,7 +16,7 @@ import trio
 from trimcp.store.redis.address import RedisAddress, redis_address
 from trimcp.store.redis.connection import RedisConnection, RedisLimits, RedisLost, RedisScript
 from trimcp.store.redis.resp import NotOurs, RedisRefusal
-from trimcp.support.cleaning import log_crash
+from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import open_service_nursery
 
 log: logging.Logger = logging.getLogger("trimcp.store")
@@ -127,7 +127,7 @@ class Redis:
             await self.commands.script(_WAKE, [self.mailbox])
 
     async def _follow(self) -> None:
-        connections = self._blocking.connections
+        connections, warned = self._blocking.connections, False
         while True:
             streams = [(name, each.last) for name, each in self._followed.items()]
             names, lasts = zip(*streams, strict=True)
@@ -137,10 +137,13 @@ class Redis:
             except RedisLost:
                 continue
             except (OSError, ValueError) as error:
-                log_crash(log, error, "streams of %s cannot be read", str(self.address))
+                if not warned:  # once, not every second
+                    log.warning("streams of %s cannot be read: %s", self.address, one_line(str(error)))
+                warned = True
                 self._tell_all()
                 await trio.sleep(_PAUSE)
                 continue
+            warned = False
             if self._blocking.connections != connections:
                 connections = self._blocking.connections
                 self._tell_all()
