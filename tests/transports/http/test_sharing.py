@@ -418,11 +418,11 @@ async def test_a_store_that_fails_for_a_second_loses_nothing(autojump_clock: Any
 
 
 class Repeating(MemoryStore):
-    """Does not say of every third commit that it was carried out."""
+    """Says of every other commit that it does not know whether it was carried out."""
 
     async def commit(self, writes: Any) -> Any:
         refused = await super().commit(writes)
-        if self.commits % 3 == 0:
+        if self.commits % 2 == 0:
             raise OSError("the connection was lost; it may or may not have been kept")
         return refused
 
