@@ -217,22 +217,23 @@ async def test_the_end_of_a_token_ends_the_view() -> None:
                     pass
 
 
-async def test_processes_that_share_a_port_are_one_view(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("TRIMCP_ADMIN_GROUP", "ab12")
+async def test_processes_that_share_a_port_are_one_view(caplog: pytest.LogCaptureFixture) -> None:
     other: trimcp.Server[None] = trimcp.Server("other")
     async with looked(tokens(), group="ab12") as at:
         operator = at.operator()
-        async with serve_admin(at.server), serve_admin(other):  # the environment changes in between
-            monkeypatch.setenv("TRIMCP_ADMIN_GROUP", "cd34")
-            async with serve_admin(trimcp.Server("stranger")), operator.watching() as pictures:
-                found = {one["server"]: one["source"] for one in await pictures.pictures()}
-                assert set(found) == {"index", "other"}
-                assert "/" not in found["other"]
-                await operator.act(found["other"], "drain")
-                with pytest.raises(LocalError, match="not there"):
-                    await operator.act("here", "drain")
+        async with (
+            serve_admin(at.server, group="ab12"),
+            serve_admin(other, group="ab12"),
+            serve_admin(trimcp.Server("stranger"), group="cd34"),
+            serve_admin(trimcp.Server("alone")),
+            operator.watching() as pictures,
+        ):
+            found = {one["server"]: one["source"] for one in await pictures.pictures()}
+            assert set(found) == {"index", "other"}
+            assert "/" not in found["other"]
+            await operator.act(found["other"], "drain")
+            with pytest.raises(LocalError, match="not there"):
+                await operator.act("here", "drain")
     assert "'ops' over the network asks for drain" in caplog.text
 
 

@@ -22,6 +22,9 @@ from trimcp.cli.options import RunOptions
 from trimcp.server.server import Server
 from trimcp.support.files import UnusableFile
 
+ADMIN_GROUP: Final = "TRIMCP_ADMIN_GROUP"
+"""The environment variable that names the processes which serve one port together, and are looked at as one."""
+
 RELOADED: Final = "TRIMCP_RELOADED"
 """The environment variable that tells a server that another version of it may follow (`--reload`)."""
 
@@ -192,8 +195,8 @@ def load_to_run(name: str, options: RunOptions) -> Loaded:
     if options.admin is not None or (options.admin_http and options.workers > 1):  # the processes look at one another
         from trimcp.watch.admin import serve_admin
 
-        path = None if options.admin in (None, "-") else options.admin
-        loaded.server.parts.append(lambda running: serve_admin(loaded.server, path))
+        path, group = None if options.admin in (None, "-") else options.admin, os.environ.get(ADMIN_GROUP)
+        loaded.server.parts.append(lambda running: serve_admin(loaded.server, path, group=group))
     if RELOADED in os.environ:
         loaded.server.dynamic = True  # another version may have other tools
         loaded.server.expect_tools()

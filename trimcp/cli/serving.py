@@ -21,7 +21,7 @@ import attrs
 import trio
 
 from trimcp.cli.exits import Failure, say
-from trimcp.cli.loading import RELOADED, Loaded
+from trimcp.cli.loading import ADMIN_GROUP, RELOADED, Loaded
 from trimcp.cli.options import RunOptions
 from trimcp.cli.worker_processes import InheritedSockets, Workers, inherited
 from trimcp.errors import LocalError
@@ -45,7 +45,6 @@ _STATE_KEYS: Final = "TRIMCP_STATE_KEYS"
 """The environment variable with secrets that sign `requestState`, newest first, separated by commas."""
 
 _SCOPED: Final = re.compile(r"(\S.*?) *\[([^\[\]]*)\]")
-_ADMIN_GROUP: Final = "TRIMCP_ADMIN_GROUP"  # `watch.admin.GROUP`, which is loaded by who uses it
 _STORE: Final = "TRIMCP_WORKER_STORE"
 _SLOW: Final = 1.0  # seconds after which a handler that was cancelled should have stopped
 
@@ -159,7 +158,7 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
 
             store_of(store := options.store)  # to say what is wrong with it before anything is started
         # in the environment, which other users cannot read
-        env = {_STATE_KEYS: keys, _STORE: store} | ({_ADMIN_GROUP: secrets.token_hex(8)} if options.admin_http else {})
+        env = {_STATE_KEYS: keys, _STORE: store} | ({ADMIN_GROUP: secrets.token_hex(8)} if options.admin_http else {})
         command = [sys.executable, "-m", "trimcp.cli", "run", *words]
         listening = partial(_announce, _describe(sockets, options, settings))
         if not options.reload:
@@ -181,7 +180,7 @@ def _with_admin(server: Server[Any], settings: HttpSettings) -> HttpSettings:
 
     if settings.auth is None and settings.authenticate is None:
         raise Failure("--admin-http wants tokens to tell who may look: --token-file or --auth-issuer")
-    admin = NetworkAdmin(server, group=os.environ.get(_ADMIN_GROUP))
+    admin = NetworkAdmin(server, group=os.environ.pop(ADMIN_GROUP, None))  # not for what tools start
     return attrs.evolve(settings, routes={**settings.routes, PATH: admin})
 
 

@@ -42,10 +42,6 @@ _CHUNK: Final = 64 * 1024
 _CREDENTIALS: Final = struct.Struct("3i")  # process, user, group: struct ucred of unix(7)
 
 
-GROUP: Final = "TRIMCP_ADMIN_GROUP"
-"""The variable that names the processes which serve one port together."""
-
-
 def registry() -> Path:
     """Return the folder in which the sockets of this user's servers are, and make it if need be.
 
@@ -68,20 +64,22 @@ def registry() -> Path:
 
 
 @asynccontextmanager
-async def serve_admin(server: Observed, path: str | os.PathLike[str] | None = None) -> AsyncIterator[Path]:
+async def serve_admin(
+    server: Observed, path: str | os.PathLike[str] | None = None, *, group: str | None = None
+) -> AsyncIterator[Path]:
     """Let this user, and root, look at a server and act on it at a Unix socket, while the block runs; yield its path.
 
     Args:
         server: the server, which runs in this process.
         path: of the socket; by default one named after the process in the folder that `trimcp ps` looks into. Another
             one is announced there.
+        group: the name of some processes that are looked at as one; see `NetworkAdmin`.
 
     Raises:
         LocalError: there can be no socket.
     """
     require_trio()
-    group = os.environ.get(GROUP, "")
-    announced = registry() / f"{os.getpid()}.{id(server):x}{'-' * bool(group)}{group}.sock"
+    announced = registry() / f"{os.getpid()}.{id(server):x}{'' if group is None else f'-{group}'}.sock"
     place = announced if path is None else Path(path)
     with open_unix(place, backlog=_MOST) as sock, _announced(announced, place):
         async with open_service_nursery() as nursery:
