@@ -203,5 +203,5 @@ def test_every_payload_class_is_reached() -> None:
             attrs.resolve_types(tp)
             waiting += [attribute.type for attribute in attrs.fields(tp)]
         waiting += getattr(tp, "__args__", ())
-    bases = {"Params", "Result", "_Message"}
+    bases = {"Params", "Result", "_FormField", "_Message", "_Selection"}
     assert {cls.__name__ for cls in payload_classes()} - {cls.__name__ for cls in reached} - bases == set()
