@@ -17,8 +17,11 @@ from typing import Final, TypeAlias
 
 import attrs
 
-LEASE: Final = 10.0
-"""Seconds after which a process that has not renewed its lease counts as gone."""
+LEASE: Final = 8.0
+"""Seconds after which a process that has not renewed its lease counts as gone.
+
+Others look every two seconds, so what waits for it ends within ten.
+"""
 
 MOST_LETTERS: Final = 10_000
 """Letters that may wait for one process; more are refused."""
