@@ -18,10 +18,12 @@ import attrs
 import orjson
 import pytest
 import trio
+from click.testing import CliRunner
 from rich.text import Text
 
 import trimcp
 import trimcp.testing
+from trimcp.cli.app import app
 from trimcp.cli.top import keys_of
 from trimcp.cli.top_view import KEYS, Shown, rows_of, view
 from trimcp.watch import admin
@@ -208,6 +210,51 @@ def running(words: list[str], env: dict[str, str], folder: Path, **streams: Any)
 
 def done(place: Place, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*TRIMCP, *words], env=place.env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (b"", "the server is gone"),
+        (b"{\xff}\n", "what the server says cannot be read"),
+        (b"[1]\n", "what the server says cannot be read"),
+        (b"null\n", "what the server says cannot be read"),
+        (b"[" * 100_000 + b"\n", "what the server says cannot be read"),
+        (b'{"done": 5}\n', "what the server says cannot be read"),
+        (b'{"done": {"sessions": 5}}\n', "what the server says cannot be read: it may be of another version"),
+        (b'{"error": "\\u001b[2Jno"}\n', "\\x1b[2Jno"),
+    ],
+)
+def test_a_socket_that_says_what_no_server_says_is_one_sentence(said: bytes, told: str) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(said)
+
+    async def main(path: str) -> None:
+        async with trio.open_nursery() as nursery:
+            sock = trio.socket.socket(trio.socket.AF_UNIX)
+            await sock.bind(path)
+            sock.listen()
+            nursery.start_soon(trio.serve_listeners, answer, [trio.SocketListener(sock)])
+            await trio.to_thread.run_sync(look, path)
+            nursery.cancel_scope.cancel()
+
+    def look(path: str) -> None:
+        found = CliRunner().invoke(app, ["top", path, "--once"])
+        assert (found.exit_code, found.output.splitlines()[-1]) == (3, f"Error: {told}")
+
+    with TemporaryDirectory() as folder:
+        trio.run(main, f"{folder}/admin.sock")
+
+
+async def test_a_socket_that_says_nothing_is_not_waited_for_for_ever(autojump_clock: trio.testing.MockClock) -> None:
+    ours, theirs = trio.socket.socketpair()
+    with theirs:
+        client = admin.AdminClient(trio.SocketStream(ours), admin._Lines(trio.SocketStream(ours), 100))
+        with pytest.raises(trimcp.ConnectionLost, match="does not answer"):
+            await client.ask("picture")
+        ours.close()
 
 
 @pytest.mark.slow

@@ -85,10 +85,11 @@ def ps(as_json_text: bool) -> None:
       trimcp ps
     """
     screen = Screen()
-    pictures = trio.run(_pictures_of, Sockets(None))
-    if as_json_text:
-        screen.show(as_json([_summary(one) for one in pictures]))
-    else:
+    pictures, _ = trio.run(_pictures_of, Sockets(None))
+    with _readable():
+        if as_json_text:
+            screen.show(as_json([_summary(one) for one in pictures]))
+            return
         screen.show(f"{'PID':>8}  {'SESSIONS':>8}  {'RUNNING':>7}  SERVER" if pictures else _NONE)
         for one in pictures:
             stats = one["statistics"]
@@ -157,23 +158,34 @@ def _look(target: Sockets | NetworkServer, *, once: bool, as_json_text: bool) ->
         named = target.target
         raise Failure(_NONE if named is None else f"no server {theirs(named, 100)} can be looked at: trimcp ps", USAGE)
     if once or as_json_text or not sys.stdout.isatty() or not sys.stdin.isatty():
-        pictures = trio.run(_pictures_of, target)
+        pictures, why = trio.run(_pictures_of, target)
         if not pictures:
-            raise Failure("the server is gone", NO_CONNECTION)
+            raise Failure(why, NO_CONNECTION)
         if as_json_text:
             screen.show(as_json(pictures))
         else:
-            size = screen.out.width, max(24, 6 + sum(len(one["sessions"]) for one in pictures))
-            lines = view(pictures, size, Shown())
+            with _readable():
+                size = screen.out.width, max(24, 6 + sum(len(one["sessions"]) for one in pictures))
+                lines = view(pictures, size, Shown())
             for line in lines[:-1]:  # without the keys
                 screen.show(line.plain, str(line.style))
         return 0
     return trio.run(_Top(target).run)
 
 
-async def _pictures_of(target: Sockets | NetworkServer) -> list[dict[str, Any]]:
+async def _pictures_of(target: Sockets | NetworkServer) -> tuple[list[dict[str, Any]], str]:
+    """Return pictures, and what became of a server of which there is none."""
     async with target.watching() as sources:
-        return await sources.pictures()
+        return await sources.pictures(), sources.why
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Say in a sentence that a picture has not what pictures have: it is from a stranger, or from another version."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+        raise Failure("what the server says cannot be read: it may be of another version", NO_CONNECTION) from None
 
 
 @attrs.define(eq=False)
@@ -194,7 +206,7 @@ class _Top:
         async with self.target.watching() as sources:
             self.pictures = await sources.pictures()
             if not self.pictures:
-                raise Failure("the server is gone", NO_CONNECTION)
+                raise Failure(sources.why, NO_CONNECTION)
             heard = trio.open_signal_receiver(*_STOPS, signal.SIGTSTP)  # first: a signal must not find the screen taken
             with heard as signals, _keys_at_once() as again, self.live, self._quit:
                 async with open_service_nursery() as nursery:
@@ -211,7 +223,9 @@ class _Top:
 
     def _show(self) -> None:
         size = self.screen.out.size
-        self.live.update(Group(*view(self.pictures, (size.width, size.height), self.choice)), refresh=True)
+        with _readable():
+            lines = view(self.pictures, (size.width, size.height), self.choice)
+        self.live.update(Group(*lines), refresh=True)
 
     async def _hear_signals(self, signals: AsyncIterator[int], again: Callable[[], None]) -> None:
         async for number in signals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin
@@ -87,16 +87,23 @@ class NetworkServer:
                 await send(value)
 
 
-@attrs.frozen
+@attrs.define
 class _Pictures:
     values: AsyncIterator[Any]
     pause: float = 0.0  # it sends them when it is time
+    why: str = "the server is gone"
 
     async def pictures(self) -> list[dict[str, Any]]:
         """Return the next ones; none once the server is gone."""
-        with suppress(StopAsyncIteration, ConnectionLost, ExchangeBroken):
-            found: list[dict[str, Any]] = await anext(self.values)
-            return found
+        try:
+            found = await anext(self.values)
+            if isinstance(found, list) and all(isinstance(each, dict) for each in found):
+                return found
+            self.why = "what the server says cannot be read"
+        except (ConnectionLost, ExchangeBroken) as error:
+            self.why = str(error)
+        except StopAsyncIteration:
+            pass
         return []
 
 
@@ -120,4 +127,7 @@ class _Values:
                 self.rest = bytearray(line)
             if len(self.rest) > _LARGEST:
                 raise ConnectionLost("it sent a line that is too long")
-        return orjson.loads(self.lines.popleft())
+        try:
+            return orjson.loads(self.lines.popleft())
+        except ValueError:
+            raise ConnectionLost("what it says cannot be read") from None

@@ -6,6 +6,7 @@ a viewer that hangs costs the server a task that waits, and nothing else.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import stat
@@ -36,6 +37,7 @@ VERSION: Final = 1
 
 _LONGEST: Final = 64 * 1024  # bytes of a request
 _LARGEST: Final = 64 * 1024 * 1024  # bytes of an answer, for a viewer
+_ANSWERS: Final = 10.0  # seconds until an answer has come, but for the end of what is drained
 _MOST: Final = 16  # viewers at a time
 _PATIENCE: Final = 30.0  # seconds that a viewer may leave an answer unread
 _CHUNK: Final = 64 * 1024
@@ -216,19 +218,26 @@ class AdminClient:
 
         Raises:
             LocalError: the server refused it; the text says why.
-            ConnectionLost: the server is gone.
+            ConnectionLost: the server is gone, does not answer, or says what no server says.
         """
         try:
-            await self._stream.send_all(orjson.dumps({"do": do, **members}) + b"\n")
-            line = await self._answers.next()
+            with trio.fail_after(math.inf if do == "drain" else _ANSWERS):
+                await self._stream.send_all(orjson.dumps({"do": do, **members}) + b"\n")
+                line = await self._answers.next()
         except trio.BrokenResourceError as error:
             raise ConnectionLost("the server is gone") from error
+        except trio.TooSlowError:
+            raise ConnectionLost("the server does not answer") from None
         if line is None:
             raise ConnectionLost("the server is gone")
-        answer = orjson.loads(line)
-        if "error" in answer:
-            raise LocalError(answer["error"])
-        return answer["done"]
+        try:
+            answer = orjson.loads(line)
+            if "error" not in answer:
+                return answer["done"]
+            error_text = str(answer["error"])
+        except (ValueError, TypeError, KeyError, IndexError):
+            raise ConnectionLost("what the server says cannot be read") from None
+        raise LocalError(error_text)
 
 
 @asynccontextmanager

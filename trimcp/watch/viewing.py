@@ -55,6 +55,7 @@ class Sources:
 
     reach: Reach
     pause: float = _PAUSE  # between two pictures
+    why: str = "the server is gone"  # or what else became of the last one that was lost
     _clients: dict[str, tuple[Viewed, AsyncExitStack]] = attrs.field(init=False, factory=dict)
 
     async def pictures(self) -> list[dict[str, Any]]:
@@ -65,8 +66,12 @@ class Sources:
         pictures = []
         for name, (client, stack) in list(self._clients.items()):
             try:
-                pictures.append({"source": name, **await client.ask("picture")})
-            except ConnectionLost:
+                picture = await client.ask("picture")
+                if not isinstance(picture, dict):
+                    raise ConnectionLost("what the server says cannot be read")
+                pictures.append({"source": name, **picture})
+            except ConnectionLost as error:
+                self.why = str(error)
                 del self._clients[name]
                 await stack.aclose()
         return pictures
