@@ -10,6 +10,7 @@ import errno
 import functools
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -153,6 +154,10 @@ def _as_variables(names: Iterable[str]) -> tuple[str, ...]:
     return check_members("inherit_env", names, str, "texts, such as ['PATH']")
 
 
+def _as_bound(seconds: float | None) -> float | None:
+    return None if seconds == math.inf else seconds
+
+
 def _as_environment(env: Any) -> dict[str, str]:
     if not isinstance(env, Mapping) or any("\0" in given_name("env", text) for pair in env.items() for text in pair):
         raise TypeError(f"env is a dict of texts, such as {{'LANG': 'C'}}, not {env!r:.60}")
@@ -194,7 +199,7 @@ class Command:
     timeout: float | None = 60.0
     max_output: int = 2**20
     memory: int | None = None
-    cpu_time: float | None = None
+    cpu_time: float | None = attrs.field(default=None, converter=_as_bound)
     processes: int | None = None
     _program: tuple[str, ...] = attrs.field(init=False, default=())
     _arguments: tuple[_Argument, ...] = attrs.field(init=False)

@@ -256,7 +256,7 @@ def bounded_by(prlimit: str, memory: int | None, cpu_time: float | None, process
     prefix = [prlimit, "--core=0"]
     if memory is not None:
         prefix.append(f"--as={int(memory)}")
-    if cpu_time is not None and cpu_time < math.inf:
+    if cpu_time is not None:
         seconds = math.ceil(cpu_time)
         prefix.append(f"--cpu={seconds}:{seconds + 1}")  # SIGXCPU tells what happened, SIGKILL cannot be ignored
     if processes is not None:
