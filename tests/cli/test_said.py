@@ -68,12 +68,15 @@ OURS = {
     "bench_options.py": "what the user typed, or a file of theirs",
     "bench_run.py": "a LocalError, which is ours",
     "conversation.py": "a timeout of our own",
+    "hosts.py": "a file of the user's",
     "loading.py": "the user's own program",
     "recording.py": "a journal of the user's, and the system's error",
     "schemas.py": "what the user typed",
     "serving.py": "our own settings",
     "targets.py": "what the user typed, and files of theirs",
+    "reloading.py": "a LocalError, which is ours",
     "run.py": "what the user typed",
+    "shell.py": "what the user typed, and a timeout of our own",
 }
 """Where an error is shown as it is, and whose words it has; `Failure` escapes them all the same."""
 

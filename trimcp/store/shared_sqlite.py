@@ -26,6 +26,7 @@ from trimcp.store.shared import (
     SharedStore,
     Write,
 )
+from trimcp.support.bounds import checked
 
 _KIND: Final = FileKind(
     "sessions",
@@ -52,7 +53,7 @@ _LETTER_BYTES: Final = 4 * 1024 * 1024  # and after so many bytes no more
 _EXPIRED: Final = 500  # sessions forgotten in one transaction
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, field_transformer=checked())
 class SqliteStore(SharedStore):
     """What the processes of one machine keep together, in a file that they all name.
 

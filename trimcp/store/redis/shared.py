@@ -32,6 +32,7 @@ from trimcp.store.shared import (
     SharedStore,
     Write,
 )
+from trimcp.support.bounds import checked
 
 _PLACE: Final = Struct(">QQ")  # of an event: stream, number
 _AT_ONCE: Final = 4 * 1024 * 1024  # bytes of events or letters after which a reply ends
@@ -167,7 +168,7 @@ return 1
 )
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, field_transformer=checked())
 class RedisStore(SharedStore):
     """What processes of many machines keep together, in a Redis that they all name.
 
