@@ -278,7 +278,7 @@ def _read(path: Path, kind: Host) -> tuple[dict[str, Any], dict[str, Any]]:
     except MissingFile:
         text = ""
     except UnusableFile as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
     try:
         config = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError) as error:

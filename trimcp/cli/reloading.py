@@ -18,6 +18,7 @@ import trio
 from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel
 from trimcp.cli.exits import Failure, say
 from trimcp.cli.loading import RELOADED
+from trimcp.cli.text import theirs
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.run import signals
 from trimcp.support.nurseries import open_service_nursery
@@ -80,7 +81,7 @@ def run_reloading(words: Sequence[str], server: str, grace: float) -> int:
     try:
         return trio.run(_serve, command, server, grace)
     except LocalError as error:
-        raise Failure(str(error)) from None
+        raise Failure(theirs(error, None)) from None
 
 
 async def _serve(command: Sequence[str], server: str, grace: float) -> int:

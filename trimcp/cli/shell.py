@@ -62,7 +62,7 @@ def shell(target: str, options: ConnectOptions) -> None:
     except McpError as error:
         raise failure_of(error, server, connected=screen.listening) from None
     except TimeoutError as error:
-        raise Failure(str(error), TIMED_OUT) from None
+        raise Failure(theirs(error, None), TIMED_OUT) from None
     sys.exit(code)
 
 
@@ -114,7 +114,7 @@ class TypedLines:
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
-            raise Failure(f"{error}: quotes come in pairs") from None
+            raise Failure(f"{theirs(error)}: quotes come in pairs") from None
         if not words:
             return True
         name, *rest = words

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import attrs
 
@@ -51,9 +51,6 @@ class Registered:
         manifest = self.manifest
         return {"name": manifest.name, "version": manifest.version, "hash": manifest.hash, "status": self.status}
 
-
-_REFUSED: Final = "registration_refused"
-_EVENTS: Final = {"tools/register": "tool_registered", "tools/remove": "tool_removed"}
 
 _Prepared: TypeAlias = tuple[Manifest, Manifest, ToolEntry | None]
 
@@ -359,9 +356,14 @@ def _tell(
     **facts: Any,
 ) -> None:
     """Note in the security log, and in the audit if there is one, what became of a tool."""
-    event = _REFUSED if outcome == "refused" else _EVENTS[method]
     who = {} if caller is None else {"principal": caller.principal, "agent": caller.agent}
     address, status = None if caller is None else caller.address, "pending" if outcome == "pending" else None
-    security_event(event, tool=name, **who, peer=address, why=why, status=status, **facts)
+    told: dict[str, Any] = {"tool": name, **who, "peer": address, "why": why, "status": status, **facts}
+    if outcome == "refused":
+        security_event("registration_refused", **told)
+    elif method == "tools/register":
+        security_event("tool_registered", **told)
+    else:
+        security_event("tool_removed", **told)
     if (audit := server.audit) is not None:
         audit.note(method, outcome, target=name, **who, address=address, detail=why, **facts)
