@@ -225,7 +225,7 @@ function Call({row, selected, opened, open, cancel, listen}) {
       <button onClick=${() => cancel(row)} aria-label=${`Cancel ${row.tool}`}>Cancel…</button></div>
     ${opened && html`<div class="opened">
       <p>${said(request.method)}, request ${said(request.id, 60)}, of ${said(session.peer ?? "a client without a name", 80)},
-        revision ${session.revision}${came(session)}, at ${said(picture.server, 60)} (process ${picture.pid})
+        revision ${session.revision}${came(session)}, at ${said(picture.server, 60)} (process ${picture.pid})${" "}
         <${Listen} picture=${picture} session=${session} listen=${listen} /></p>
       <p>${request.state}${request.left !== null && `, ${seconds(request.left)} left to its deadline`}
         ${request.reason !== null && html`: <b class="warn">${said(request.reason)}</b>`}</p>
