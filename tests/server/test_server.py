@@ -308,7 +308,7 @@ async def test_draining_reaches_every_session(autojump_clock: trio.testing.MockC
         await running.drain(5)
         assert trio.current_time() - began == pytest.approx(5, abs=0.01)
         await trio.testing.wait_all_tasks_blocked()
-        assert running.sessions == set()
+        assert not running.sessions
     assert outcomes == ["done", "done", CANCELLED_BY_DRAIN]
 
 

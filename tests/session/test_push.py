@@ -166,7 +166,7 @@ async def test_closing_ends_everything_it_owns(autojump_clock: Any) -> None:
         pushed.deliver((call(1, "begin", road), call(2, "wait", road)))
         await trio.testing.wait_all_tasks_blocked()
         assert pushed.busy
-        assert running.sessions == {pushed.session}
+        assert set(running.sessions) == {pushed.session}
         pushed.close()
         pushed.close()
         await trio.testing.wait_all_tasks_blocked()
@@ -232,7 +232,7 @@ async def test_a_brief_session_that_kept_nothing_serves_another_request(autojump
         assert not running.sessions, "it is nobody's meanwhile"
         second = running.open_brief()
         assert second is first
-        assert running.sessions == {second.session}
+        assert set(running.sessions) == {second.session}
         assert running.open_brief() is not first, "one that is in use is not given to another"
         assert [outgoing.error for outgoing in road.posted] == [None]
 

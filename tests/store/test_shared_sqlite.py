@@ -103,7 +103,7 @@ async def test_a_restart_loses_no_session(tmp_path: Path) -> None:
 
 
 async def test_a_lease_that_is_over_is_lost(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "sessions.db", lease=-1.0)
+    store = SqliteStore(tmp_path / "sessions.db", lease=1e-9)
     async with store.opened():
         write = SaveSession("s", 1, b"{}", 60.0, new=True)
         assert list(await store.commit([write])) == [write]
