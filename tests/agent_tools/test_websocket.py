@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trimcp
 from tests.agent_tools.streams import BOB, MANIFEST, Peer, World, world
 from trimcp.agent_tools import AgentCaller, ContextLimits, RegistrationRules
+from trimcp.agent_tools.bindings.websocket import StreamWatches
+from trimcp.channel import Outgoing, Sink
 
 
 def tools() -> trimcp.Server[Any]:
@@ -270,6 +273,29 @@ async def test_a_context_is_watched_once_by_a_connection_and_again_after_it_was_
         await wait_all_tasks_blocked()
         assert peer.nothing()
         assert at.run.contexts.statistics().watchers == 0
+
+
+async def test_a_context_ends_though_a_watcher_is_found_gone_when_it_is_told() -> None:
+    """What is written can find that the peer has left, which closes all watches of its connection at once."""
+
+    class Leaving(Sink):
+        full = False
+
+        def post(self, outgoing: Outgoing) -> None:
+            said.append(outgoing.data)
+            if len(said) > 1:
+                watches.close_all()
+
+    said: list[bytes] = []
+    async with world(tools()) as at:
+        context = await at.run.contexts.create(("", "anonymous"), "c")
+        watches = StreamWatches(SimpleNamespace(sink=Leaving()))  # type: ignore[arg-type]
+        watches.open(context, "w")
+        await context.destroy("done")
+        assert len(said) == 2
+        assert not len(watches)
+        counts = at.run.contexts.statistics()
+        assert (counts.contexts, counts.ending, counts.watchers) == (0, 0, 0)
 
 
 async def test_a_watch_takes_no_task_and_ends_with_its_connection() -> None:

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import trio
@@ -76,7 +76,7 @@ async def test_a_long_job_goes_on_where_it_was_and_ends_once(tmp_path: Path) -> 
     assert done["begun"][0] == 1
     assert len(done["begun"]) == 2
     assert 5 <= done["begun"][1] <= 30
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         rows = database.execute("SELECT ended, result FROM tasks").fetchall()
     assert [(ended, json.loads(kept)["structuredContent"]) for ended, kept in rows] == [(1, done)]
 

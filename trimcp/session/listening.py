@@ -64,7 +64,7 @@ class TaskChanged:
     id: str
 
 
-Change: TypeAlias = TaskChanged | ToolsChanged | PromptsChanged | ResourcesChanged | ResourceUpdated
+Change: TypeAlias = ToolsChanged | PromptsChanged | ResourcesChanged | ResourceUpdated
 
 _LISTS: Final[dict[str, tuple[str, Change]]] = {
     "notifications/tools/list_changed": ("tools_list_changed", ToolsChanged()),
@@ -86,7 +86,7 @@ class Subscription:
     _session: Session
     tasks: dict[str, Any] = attrs.field(init=False, factory=dict)
     acknowledged: SubscriptionFilter = attrs.field(init=False, factory=SubscriptionFilter)
-    _changes: Changes[Change] = attrs.field(init=False, factory=Changes)
+    _changes: Changes[Any] = attrs.field(init=False, factory=Changes)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
 
     async def receive(self) -> Change:
@@ -96,7 +96,10 @@ class Subscription:
             trio.EndOfChannel: the server ended the subscription, and all changes were received.
             ConnectionLost: the server cancelled the subscription with a reason, or the connection ended.
         """
-        return await self._changes.receive()
+        change: Change = (
+            await self._changes.receive()
+        )  # of a task only where one was asked for, which is `ClientTask`'s
+        return change
 
     def __aiter__(self) -> Subscription:
         return self
@@ -134,7 +137,7 @@ class Subscription:
             if getattr(self._wanted, wanted):
                 self._add(change)
 
-    def _add(self, change: Change) -> None:
+    def _add(self, change: Change | TaskChanged) -> None:
         session = self._session
         self._changes.keep(change, session.memory.arriving, session.limits, session.counts)
 

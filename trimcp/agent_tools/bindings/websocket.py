@@ -91,9 +91,11 @@ class StreamWatches:
             self._close(watch)
 
     def _close(self, watch: _StreamWatch) -> None:
-        del self._open[watch.context.id]
-        self._late.pop(watch, None)
-        watch.context.detach(watch)
+        """Close a watch, unless it is closed: a message may find that the peer has left, which closes all of them."""
+        if self._open.get(watch.context.id) is watch:
+            del self._open[watch.context.id]
+            self._late.pop(watch, None)
+            watch.context.detach(watch)
 
     def tell(self, watch: _StreamWatch) -> None:
         """Send what waits of a watch, as far as there is room. Never waits or raises: contexts call it."""

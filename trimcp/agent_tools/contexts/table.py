@@ -490,12 +490,12 @@ class ContextTable:
         assert nursery is not None
         self._live.end(actor)
         self._ending[key] = actor
+        nursery.start_soon(self._finish, actor, delete and not keep)
         if keep:
             actor.stop(reason, None)
         else:
             self._ended.add(key, reason)
             actor.stop(reason, ContextEvent("destroyed", actor.id, actor.version, reason=reason))
-        nursery.start_soon(self._finish, actor, delete and not keep)
 
     async def _finish(self, actor: ContextActor, delete: bool) -> None:
         try:
