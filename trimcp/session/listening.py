@@ -96,9 +96,8 @@ class Subscription:
             trio.EndOfChannel: the server ended the subscription, and all changes were received.
             ConnectionLost: the server cancelled the subscription with a reason, or the connection ended.
         """
-        change: Change = (
-            await self._changes.receive()
-        )  # of a task only where one was asked for, which is `ClientTask`'s
+        # One of a task comes only where that was asked for, by `ClientTask`.
+        change: Change = await self._changes.receive()
         return change
 
     def __aiter__(self) -> Subscription:
