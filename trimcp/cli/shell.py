@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final, cast, get_args
 
 import attrs
 import click
@@ -210,10 +210,9 @@ class TypedLines:
         self.screen.show("it is there")
 
     def log(self, level: str) -> None:
-        known = next((each for each in _LEVELS if each == level), None)
-        if known is None:
+        if level not in _LEVELS:
             raise Failure(f"a level is one of {', '.join(_LEVELS)}")
-        self.session.set_log_level(known)
+        self.session.set_log_level(cast(Any, level))
 
     # Completion
 

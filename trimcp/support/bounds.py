@@ -36,11 +36,11 @@ def check_number(name: str, value: Any, *, whole: bool = False, zero: bool = Fal
     negative, or it is 0 and `zero` is not set.
     """
     if value is None and optional:
-        return value
+        return None
     number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
     if isinstance(value, int) and value.bit_length() > _BITS:
         raise ValueError(f"{name} is a number of at most {_BITS} bits, not {value!r:.60}")
-    if number and (value >= 0 if zero else value > 0):  # NaN is neither
+    if number and value is not None and (value >= 0 if zero else value > 0):  # NaN is neither
         return value
     wanted = "an integer" if whole else "a number"
     wanted += " of at least 0" if zero else " of at least 1" if whole else " greater than 0"

@@ -139,11 +139,12 @@ def _as_command(command: Any) -> tuple[str, ...]:
     whole = isinstance(command, Sequence) and not isinstance(command, str | bytes)
     if not whole or not command or not all(isinstance(each, str) for each in command):
         raise TypeError(f"a command is a list of texts, the program first; no shell reads it: {command!r:.200}")
-    if _parse(command[0], may_be_dashed=False).names:
-        raise TypeError(f"the program itself cannot be a placeholder: {command[0]!r}")
-    if any("\0" in each for each in command):
+    words: tuple[str, ...] = tuple(command)
+    if _parse(words[0], may_be_dashed=False).names:
+        raise TypeError(f"the program itself cannot be a placeholder: {words[0]!r}")
+    if any("\0" in word for word in words):
         raise ValueError("a command cannot contain the character U+0000")
-    return tuple(command)
+    return words
 
 
 def _as_statuses(statuses: Iterable[int]) -> frozenset[int]:
