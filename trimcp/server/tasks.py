@@ -53,7 +53,7 @@ class ServedTasks(TaskSettings):
         for name, value in given.items():
             check_number(name, value, whole=name in ("running", "most"), zero=name == "grace")
             setattr(self, name, value)
-        self.store = store or self.store
+        self.store: TaskStore = store or self.store
 
     @asynccontextmanager
     async def while_running(self, running: Running) -> AsyncIterator[None]:

@@ -85,11 +85,13 @@ class HeldSession(HttpSession):
     def __attrs_post_init__(self) -> None:
         common, kept = self._holding, self.kept
         if kept is not None:
-            self.id, self.fence, self.fresh = self.named, kept.fence, False
+            self.id: str = self.named
+            self.fresh: bool = False
+            self.fence = kept.fence
         common.events.fences[self.id] = self.fence
         super().__attrs_post_init__()
         if self.shared.events is not None:
-            self.events = HeldEvents(common.events, self.id, MemoryCharge(self.holding))
+            self.events: SessionEvents | None = HeldEvents(common.events, self.id, MemoryCharge(self.holding))
         self._number = self.fence << _STREAMS
 
     @property
