@@ -21,6 +21,7 @@ from trimcp.cli.reloading import folder_of, own_words
 
 TRIMCP = (sys.executable, "-m", "trimcp.cli")
 SECONDS = 60
+WRITTEN = 1_750_000_000
 BEGINNING = """
 import os
 import trimcp, trio
@@ -67,6 +68,7 @@ class Program:
 
     def write(self, version: str, more: str = "") -> None:
         self.path.write_text(BEGINNING.replace("VERSION", version) + more)
+        os.utime(self.path, (WRITTEN, WRITTEN))  # in one second, by which compiled files know their source
 
     async def until(self, text: str) -> str:
         """Wait until something is said, after what was waited for before, and return its line."""

@@ -29,6 +29,9 @@ from trimcp.transports.trace import as_json
 from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.jsonrpc import ErrorResponse, Lost, Malformed, Notification, Request, RequestId, Response
 
+ENVIRONMENT: Final = {RELOADED: "1", "PYTHONDONTWRITEBYTECODE": "1"}
+"""Variables for a version. Compiled files know their source by its size and second: a next one would run old code."""
+
 _NAMED: Final = "trimcp-reload"  # begins the ids of our own requests
 _FIRST_ANSWER: Final = 30.0  # seconds for a new version to answer
 _LAST_ANSWERS: Final = 5.0  # seconds for calls under way when the client has closed its side
@@ -149,7 +152,7 @@ class Reloader:
     async def _run(self, number: int, taken: trio.Event) -> None:
         # It is asked to end by its input's end, and has its own time for what is under way.
         times = ShutdownTimes(close=self.grace + 2.0)
-        program = StdioServer(tuple(self.command), env={RELOADED: "1"}, inherit_env=True, on_stderr=say, shutdown=times)
+        program = StdioServer(tuple(self.command), env=ENVIRONMENT, inherit_env=True, on_stderr=say, shutdown=times)
         try:
             async with program.connect() as channel, open_service_nursery() as nursery:
                 version = Version(number, channel)

@@ -163,10 +163,10 @@ async def _serve_by_workers(words: Sequence[str], options: RunOptions, settings:
         listening = partial(_announce, _describe(sockets, options, settings))
         if not options.reload:
             return await Workers(command, options.workers, sockets, env, options.grace, say).run(listening)
-        from trimcp.cli.reloading import changes, own_words  # for those who write a server
+        from trimcp.cli.reloading import ENVIRONMENT, changes, own_words  # for those who write a server
 
         command[4:] = own_words(words)
-        workers = Workers(command, 1, sockets, {**env, RELOADED: "1"}, options.grace, say)
+        workers = Workers(command, 1, sockets, {**env, **ENVIRONMENT}, options.grace, say)
         async with changes(sys.argv[0]) as changed:
             return await workers.run_versions(listening, changed)
 
