@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +17,14 @@ from tests.store.history import CallHistory, CountingClient, problems, seen
 from tests.store.memory_store import MemoryStore
 from tests.transports.http.test_sharing import replicas
 from trimcp.store.shared import AppendEvent
+from trimcp.support.descendants import parent_of, with_descendants
 
 SERVER = "tests/store/counting_server.py"
 LEASE = 10.0
 
 
 def workers_of(process: int) -> list[int]:
-    listed = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout
-    return [int(line) for line in listed.split()]
+    return [pid for pid in with_descendants([process]) if parent_of(pid) == process]
 
 
 def both_happened(calls: Sequence[CallHistory]) -> bool:
