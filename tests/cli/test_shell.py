@@ -233,7 +233,9 @@ def test_ctrl_c_cancels_what_runs_and_drops_what_is_typed(program: Path) -> None
         typist.type("\x03")
         typist.wait("cancelled; the server was told")
         typist.wait("trimcp> ")
-        typist.type("some words\x03")
+        typist.type("some words")
+        typist.wait("some words")  # so the line is edited by now
+        typist.type("\x03")
         typist.wait("trimcp> ")
         typist.type("lend title=Momo days=5\n")
         typist.wait("Momo for 5 days")
