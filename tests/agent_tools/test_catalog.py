@@ -1067,6 +1067,19 @@ async def test_a_destructive_implementation_asks_first(autojump_clock: Any) -> N
             await session.call_tool("get_weather", {"city": "Beijing"})
 
 
+async def test_calls_of_an_implementation_may_become_tasks(autojump_clock: Any) -> None:
+    async def whole() -> int:
+        await trio.sleep(60)
+        return 7
+
+    server, catalog = make(whole=Implemented(whole, task="required"))
+    async with trimcp.Client("agent", tasks=True).connect(server) as session:
+        await catalog.register({"name": "whole", "parameters": {"type": "object"}}, ADA)
+        task = await session.start_task("whole")
+        assert isinstance(task, trimcp.ClientTask)
+        assert (await task.result()).data == {"result": 7}
+
+
 async def test_an_implementation_s_own_check_runs(autojump_clock: Any) -> None:
     def check(arguments: Mapping[str, Any]) -> None:
         if arguments["city"] == "Atlantis":

@@ -394,7 +394,7 @@ class ClientSession:
         return await self.request_raw(name, params)
 
     async def request_raw(self, name: str, params: Mapping[str, JSON] | None = None) -> dict[str, JSON]:
-        """Send a request of an extension, whatever its name is in revisions without the extension."""
+        """As `request`, also if a revision has a method of its own with the name that the extension uses."""
         self.client.foreign.add(name)
         result: dict[str, JSON] = await self._ask(name, dict(params or {}))
         return result

@@ -32,11 +32,9 @@ from trimcp.session.clock import virtual_time
 from trimcp.session.context import Context
 from trimcp.support.nurseries import unwrap_single
 from trimcp.support.slotted import slotted, valued
-from trimcp.wire.converter import WireError, converter_for
-from trimcp.wire.given import given_name
-from trimcp.wire.input_requests import ElicitResult, FormSchema
+from trimcp.wire.given import given_form, given_name
+from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.jsonrpc import Malformed, parse_value
-from trimcp.wire.revisions import LATEST
 
 if TYPE_CHECKING:
     from trimcp.server.pools import Pools
@@ -132,9 +130,9 @@ def _question_of(parameter: str, hint: Any) -> Question:
     asked, *others = get_args(hint)
     if marker.schema is not None:
         try:
-            converter_for(LATEST).load(dict(marker.schema), FormSchema)
-        except WireError as error:
-            raise TypeError(f"parameter {parameter!r}: a form may only ask for flat values: {error}") from None
+            given_form(marker.schema)
+        except TypeError as error:
+            raise TypeError(f"parameter {parameter!r}: {error}") from None
     if asked is ElicitResult:
         if marker.schema is None:
             raise TypeError(f"parameter {parameter!r}: Elicit on an ElicitResult needs a schema")

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from trimcp.extensions.apps import AppSources
     from trimcp.server.apps import AppPermission
-    from trimcp.server.registry import Registry
     from trimcp.server.resources import ResourceOptions
     from trimcp.server.running import Running
     from trimcp.server.skills import ServedSkills
@@ -197,8 +196,8 @@ class Extending(Offering):
             self.extend(TASKS)
         return served
 
-    def add_entry(self, registry: Registry[Any], name: str, entry: Any, listed: bool = True) -> None:
-        """Add an entry to a registry; the first tool whose calls may become tasks has the server serve these."""
+    def prepare_for(self, entry: Any) -> None:
+        """As `Offering` does, and serve tasks once calls of a tool may become some."""
         if getattr(entry, "task", None) is not None:
             self._served_tasks()
-        super().add_entry(registry, name, entry, listed)
+        super().prepare_for(entry)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import attrs
@@ -61,14 +62,19 @@ class Keeper:
         # An answer to what the former holder asked must not be one to what this one asks.
         session.engine.skip_ids(fence * _IDS)
 
-    def attach(self, listener: Callable[[str, bool], object]) -> None:
-        """Call `listener` with each change here: the list or the URI of the resource, and whether it is a list."""
+    @contextmanager
+    def listening(self, listener: Callable[[str, bool], object]) -> Iterator[None]:
+        """Call `listener` with each change here while the block runs: the list or the resource's URI, and if a list."""
 
         def tell(change: Change | str) -> None:
             is_list = isinstance(change, Change)
             listener(change.value if isinstance(change, Change) else change, is_list)
 
         self.server.changes.attach(tell)
+        try:
+            yield
+        finally:
+            self.server.changes.detach(tell)
 
     def publish(self, changed: str, is_list: bool) -> None:
         """Tell clients of a change that another process has told. Raises ValueError: there is no such list."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, Unpack, get_args, overload
 
 import attrs
 
@@ -53,6 +53,7 @@ Confirm = Literal["destructive"]
 Offers = Literal["tools", "resources", "prompts"]
 """What a server may offer: each is a capability with lists of its own."""
 _OFFERS: Final = get_args(Offers)
+_Entry: TypeAlias = "ToolEntry | ResourceEntry | PromptEntry"
 
 HandlerErrors = Literal["log", "tell", "raise"]
 """How an unexpected exception of a handler is treated; see `Server`."""
@@ -493,16 +494,18 @@ class Offering:
         entry = self.tools.get(tool)
         return entry is not None and entry.prepared.run_mode == "thread" and not entry.prepared.is_async
 
-    def add_entry(
-        self, registry: Registry[Any], name: str, entry: ToolEntry | ResourceEntry | PromptEntry, listed: bool = True
-    ) -> None:
-        """Offer what another method has made; for those methods and for `include`."""
+    def add_entry(self, registry: Registry[Any], name: str, entry: _Entry, listed: bool = True) -> None:
+        """Add an entry to its registry, and serve what it needs. Called by `tool` and its like, and by `include`."""
         if registry.change.value not in self.offers:
             raise LocalError(f"this server does not offer {registry.change.value}; see Server(offers=)")
-        prepared = getattr(entry, "prepared", None) or getattr(entry, "source", None)
-        self.needs.add(getattr(prepared, "needs", ()), live=self._live)
+        self.prepare_for(entry)
         registry.add(name, entry, live=self._live, listed=listed, **_seen_by(entry))
         self._declare()
+
+    def prepare_for(self, entry: _Entry) -> None:
+        """Have each run begin with what an entry needs. Raises LocalError: one has begun without it."""
+        prepared = getattr(entry, "prepared", None) or getattr(entry, "source", None)
+        self.needs.add(getattr(prepared, "needs", ()), live=self._live)
 
     def _remove(self, registry: Registry[Any], name: str) -> None:
         registry.remove(name, live=self._live)

@@ -286,7 +286,7 @@ class Server(Extending, Generic[StateT]):
             running.tell_finished(self.on_finished)
 
     def sessions(self) -> dict[Session, float]:
-        """Return the sessions of all runs, with when each began; see `Running`."""
+        """Return the sessions of all runs and when each began: seconds on Trio's clock, 0 for those of one request."""
         return {session: began for running in list(self.runs) for session, began in list(running.sessions.items())}
 
     @asynccontextmanager

@@ -22,7 +22,7 @@ from trimcp.session.scopes import Background, Scope, Work, cancelled_around
 from trimcp.session.session import Session
 from trimcp.support.slotted import slotted
 from trimcp.wire.common import SEVERITY, LoggingLevel
-from trimcp.wire.converter import WireError, converter_for
+from trimcp.wire.given import given_form
 from trimcp.wire.input_requests import (
     CreateMessageParams,
     CreateMessageResult,
@@ -30,12 +30,10 @@ from trimcp.wire.input_requests import (
     ElicitFormParams,
     ElicitResult,
     ElicitURLParams,
-    FormSchema,
     Root,
 )
 from trimcp.wire.jsonrpc import JSON, RequestId, encode
 from trimcp.wire.lifecycle import LoggingMessageParams, ProgressParams
-from trimcp.wire.revisions import LATEST
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -434,9 +432,9 @@ class Context(Admitted, Generic[StateT]):
                     raise LocalError(f"{getattr(schema, '__name__', schema)!s} cannot be asked for: {error}") from None
                 requested = form.schema
         try:
-            asked = converter_for(LATEST).load(dict(requested), FormSchema)
-        except WireError as error:
-            raise LocalError(f"a form may only ask for flat values: {error}") from None
+            asked = given_form(requested)
+        except TypeError as error:
+            raise LocalError(str(error)) from None
         params = ElicitFormParams(message=message, requested_schema=asked)
         result: ElicitResult = await self.ask("elicitation/create", params, key=key)
         return result if form is None else form.read(message, result)

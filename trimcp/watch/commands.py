@@ -1,4 +1,4 @@
-"""RunningCommands over HTTP for people who look: a POST of a JSON object, answered with lines of JSON as they come.
+"""Commands over HTTP for people who look: a POST of a JSON object, answered with lines of JSON as they come.
 
 Whoever leaves cancels what runs for it, and so does the end of its authorization.
 """
@@ -41,7 +41,7 @@ class RunningCommands:
     """Of each response."""
     max_body: int
     most: int
-    """RunningCommands at a time."""
+    """Commands at a time."""
     running: int = attrs.field(init=False, default=0)
 
     def admit(self, head: Head, choose: Callable[[dict[str, Any]], Command]) -> Admitted:

@@ -36,7 +36,7 @@ _HEADERS: Final = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "no
 _COMMANDS: Final = ("pictures", "wire", "cancel", "close", "drain")
 
 
-class Parted(Observed, Protocol):
+class WithParts(Observed, Protocol):
     """The part of `Server` to which something is added."""
 
     parts: list[Any]
@@ -54,7 +54,7 @@ class NetworkAdmin:
             view of all of them.
     """
 
-    def __init__(self, server: Parted, *, group: str | None = None) -> None:
+    def __init__(self, server: WithParts, *, group: str | None = None) -> None:
         self._server = server
         self._group = group
         self._commands: RunningCommands | None = None

@@ -12,6 +12,7 @@ from trimcp.errors import LocalError
 from trimcp.wire.common import Icon, Implementation
 from trimcp.wire.converter import WireError, converter_for
 from trimcp.wire.fields import attributes, known_names, wire_name
+from trimcp.wire.input_requests import FormSchema
 from trimcp.wire.jsonrpc import Unencodable, encode
 from trimcp.wire.revisions import LATEST
 
@@ -76,6 +77,14 @@ def _nearest(cls: type, member: object) -> str:
     if member in ours:
         return f"in a dict it is {ours[str(member)]!r}"
     return f"there are {', '.join(ours.values())}"
+
+
+def given_form(schema: Mapping[str, Any]) -> FormSchema:
+    """Return the form that an author gave as a JSON Schema. Raises TypeError: it asks for more than flat values."""
+    try:
+        return converter_for(LATEST).load(dict(schema), FormSchema)
+    except WireError as error:
+        raise TypeError(f"a form may only ask for flat values: {error}") from None
 
 
 def given_icons(name: str, value: Any) -> list[Icon] | None:

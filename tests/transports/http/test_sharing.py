@@ -142,19 +142,23 @@ async def test_any_process_answers_for_a_session(revision: Revision, autojump_cl
         assert (await (await three.visit(visitor).call("echo", text="hi")).done()).status == 404
 
 
+async def ask_here_answer_there_watch_elsewhere(visitor: Visitor, there: Visitor, elsewhere: Visitor) -> None:
+    asked = await visitor.call("ask")
+    question = (await asked.events(2))[-1]
+    id = next(message["id"] for message in asked.messages if message.get("method") == "elicitation/create")
+    asked.leave()
+    watched = await elsewhere.listen(question.id)
+    await watched.begun()
+    answer = {"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"name": "Ada"}}}
+    assert (await (await there.post(answer)).done()).status == 202
+    await watched.done()
+    assert watched.messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
+
+
 async def test_a_question_is_answered_through_one_process_and_watched_through_another(autojump_clock: Any) -> None:
     async with replicas(3) as ([_, two, three], visitor):
         await visitor.initialize({"elicitation": {}})
-        asked = await visitor.call("ask")
-        question = (await asked.events(2))[-1]
-        id = next(message["id"] for message in asked.messages if message.get("method") == "elicitation/create")
-        asked.leave()
-        watched = await three.visit(visitor).listen(question.id)
-        await watched.begun()
-        answer = {"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"name": "Ada"}}}
-        assert (await (await two.visit(visitor).post(answer)).done()).status == 202
-        await watched.done()
-        assert watched.messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
+        await ask_here_answer_there_watch_elsewhere(visitor, two.visit(visitor), three.visit(visitor))
 
 
 async def test_an_answer_to_what_a_dead_process_asked_answers_nothing_else(autojump_clock: Any) -> None:
@@ -197,6 +201,19 @@ async def test_a_session_that_ended_or_was_lost_leaves_nothing(autojump_clock: A
             assert sharing.queue._size == 0
         gc.collect()
         assert [each() for each in kept] == [None] * 3
+
+
+async def test_an_application_that_has_ended_hears_of_no_change(autojump_clock: Any) -> None:
+    hub, server = MemoryHub(), shared_server()
+    async with http_application(server, HttpSettings(store=MemoryStore(hub))) as face:
+        ended: Any = face.shared.sharing
+        server.resource_updated("app://state")
+        assert len(ended.queue._waiting) == 1
+    async with http_application(server, HttpSettings(store=MemoryStore(hub))) as face:
+        server.resource_updated("app://state")
+        assert not ended.queue._waiting, "nobody would ever write it"
+        going_on: Any = face.shared.sharing
+        assert len(going_on.queue._waiting) == 1
 
 
 async def test_a_cancel_reaches_the_process_that_runs_the_call(autojump_clock: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.store.redis_server import RedisServer, redis_server, until
 from tests.transports.http.face import LEGACY, Visitor
-from tests.transports.http.test_sharing import shared_server, steps_of
+from tests.transports.http.test_sharing import ask_here_answer_there_watch_elsewhere, shared_server, steps_of
 from trimcp.net import http_application
 from trimcp.store.redis.connection import RedisLimits
 from trimcp.store.redis.shared import RedisStore
@@ -54,16 +54,7 @@ async def machines(
 async def test_a_question_is_answered_through_one_process_and_watched_through_another(server: RedisServer) -> None:
     async with machines(server, 3) as ([_, two, three], visitor):
         await visitor.initialize({"elicitation": {}})
-        asked = await visitor.call("ask")
-        question = (await asked.events(2))[-1]
-        id = next(message["id"] for message in asked.messages if message.get("method") == "elicitation/create")
-        asked.leave()
-        watched = await three.visit(visitor).listen(question.id)
-        await watched.begun()
-        answer = {"jsonrpc": "2.0", "id": id, "result": {"action": "accept", "content": {"name": "Ada"}}}
-        assert (await (await two.visit(visitor).post(answer)).done()).status == 202
-        await watched.done()
-        assert watched.messages[-1]["result"]["content"][0]["text"] == "Hello, Ada"
+        await ask_here_answer_there_watch_elsewhere(visitor, two.visit(visitor), three.visit(visitor))
 
 
 async def test_a_session_lives_on_with_its_events_when_its_process_is_gone(server: RedisServer) -> None:

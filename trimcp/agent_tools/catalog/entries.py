@@ -225,7 +225,7 @@ class EntryMaker:
         self._rules = rules
         self._implementations = {name: by_reference(name, given) for name, given in implementations.items()}
         for template in self._implementations.values():
-            server.needs.add(template.entry.prepared.needs, live=False)  # they become tools only while the server runs
+            server.prepare_for(template.entry)  # they become tools only while the server runs
 
     def full_name(self, sent: Manifest, caller: AgentCaller, by: Provider | None) -> str:
         """Return the name under which a manifest is registered. Raises UnfitManifest."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
@@ -498,8 +498,9 @@ class SessionKeeper(Protocol):
     def restore(self, pushed: Any, state: Mapping[str, Any], fence: int, /) -> None:
         """Give a new session this state. Raises an exception if it is none."""
 
-    def attach(self, listener: Callable[[str, bool], object], /) -> None:
-        """Call `listener` with each change here: the list or the URI of the resource, and whether it is a list."""
+    def listening(self, listener: Callable[[str, bool], object], /) -> AbstractContextManager[None]:
+        """Call `listener` with each change here while the block runs: the list or the resource's URI, and if a list."""
+        ...
 
     def publish(self, changed: str, is_list: bool, /) -> None:
         """Tell clients of a change that another process has told. Raises ValueError: there is no such list."""

@@ -276,7 +276,6 @@ class SessionSharing:
         shared.events = events if shared.settings.resumable else None
         self._holding = Holding(queue, events, keeper, 2 * shared.settings.session_idle, self._released)
         shared.make_session, shared.sharing = partial(HeldSession, common=self._holding), self
-        keeper.attach(self._changed)
 
     # Its life
 
@@ -287,7 +286,8 @@ class SessionSharing:
             self._nursery = nursery
             await nursery.start(self._run)
             try:
-                yield
+                with self._holding.keeper.listening(self._changed):
+                    yield
             finally:
                 end()
                 nursery.cancel_scope.cancel()
@@ -537,7 +537,7 @@ class SessionSharing:
     # Changes
 
     def _changed(self, changed: str, is_list: bool) -> None:
-        if not self._publishing and self._ready:
+        if not self._publishing:
             self.queue.put(self._letter(None, "change", b"", {"changed": changed, "list": is_list}))
 
 

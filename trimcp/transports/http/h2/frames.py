@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 as bytes: kinds, flags, settings, errors, how each is written, how many are useless (RFC 9113)."""
+"""Frames of HTTP/2 as bytes: their kinds, flags, settings and errors, and how each is written (RFC 9113, 4 and 6)."""
 
 from __future__ import annotations
 
@@ -144,8 +144,7 @@ def grown(window: int, size: int, id: int) -> int:
     return window + size
 
 
-# How many frames that cost work and are nobody's use a peer may send, by kind: at most so many at once, so many for
-# each useful frame, and so many a second.
+# Frames that cost this side work and are of no use, of each kind: so many at once, for each useful frame, and a second.
 _AT_ONCE: Final = 1_000.0
 _FOR_EACH: Final = 8.0
 _PER_SECOND: Final = 100.0
