@@ -192,10 +192,11 @@ def lint(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def proto(session: nox.Session) -> None:
-    """Generate the protobuf messages of agent tools; a test checks that they are current."""
+    """Have protoc read the protobuf messages of agent tools; a test checks that what it wrote is current."""
     session.install("grpcio-tools==1.85.1")
     source = "trimcp/agent_tools/proto/agent_tools.proto"
-    session.run("python", "-m", "grpc_tools.protoc", "-I", ".", "--python_out=.", source)
+    written = f"--descriptor_set_out={source.removesuffix('.proto')}.binpb"
+    session.run("python", "-m", "grpc_tools.protoc", "-I", ".", written, source)
 
 
 @nox.session(default=False)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import cache
-from importlib import import_module
 from struct import Struct
 from types import SimpleNamespace
 from typing import Any, Final
@@ -25,6 +24,7 @@ import orjson
 from trimcp.agent_tools.messages.errors import MalformedMessage
 from trimcp.agent_tools.messages.messages import read_value
 from trimcp.agent_tools.messages.steps import Steps, at_once, in_turns
+from trimcp.agent_tools.proto import described
 from trimcp.errors import LocalError
 from trimcp.framing.grpc import message_frame, next_field, read_varint, text_field, varint
 from trimcp.wire.codes import INVALID_REQUEST
@@ -274,7 +274,7 @@ _loads: Final = orjson.loads
 
 def _own_classes() -> tuple[Any, dict[str, str], dict[str, tuple[Any, Any]]]:
     """Return the messages' classes by name, the fields that are Struct or Value by their full names, and `METHODS`."""
-    file = descriptor_pb2.FileDescriptorProto.FromString(generated().DESCRIPTOR.serialized_pb)
+    file = descriptor_pb2.FileDescriptorProto.FromString(described())
     values: dict[str, str] = {}
     for message in file.message_type:
         for field in message.field:
@@ -297,12 +297,7 @@ def _own_classes() -> tuple[Any, dict[str, str], dict[str, tuple[Any, Any]]]:
     return SimpleNamespace(**classes), values, {name: (named[a], named[b]) for name, (a, b) in methods.items()}
 
 
-def generated() -> Any:
-    """Return the generated module, whose descriptors say what others see."""
-    return import_module("trimcp.agent_tools.proto.agent_tools_pb2")
-
-
-DESCRIPTORS: Final = (generated().DESCRIPTOR.serialized_pb, struct_pb2.DESCRIPTOR.serialized_pb)
+DESCRIPTORS: Final = (described(), struct_pb2.DESCRIPTOR.serialized_pb)
 """The file with the service, and the one that it imports, as others see them."""
 
 PB, _VALUES, METHODS = _own_classes()
