@@ -221,6 +221,20 @@ async def test_a_context_is_read_updated_and_watched(transport: str) -> None:
             await context.update({"a": 1})
 
 
+async def test_whoever_closed_the_channel_of_a_watch_goes_on_in_its_block(transport: str) -> None:
+    async with agent_at(transport) as (agent, _), agent.context("ctx-001") as context:
+        async with context.watch() as events:
+            assert (await events.receive()).kind == "state"
+            await events.aclose()
+            with pytest.raises(trio.ClosedResourceError):
+                await events.receive()
+            for number in range(3):  # whose events nobody takes
+                await context.update({"number": number})
+            async with context.watch() as others:  # what was told before it has arrived
+                assert (await others.receive()).version == 3
+        assert (await context.read()).version == 3
+
+
 async def test_a_context_of_somebody_else_does_not_exist(transport: str) -> None:
     async with (
         site(transport) as found,

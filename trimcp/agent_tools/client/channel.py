@@ -111,7 +111,7 @@ class ChannelWire:
         return wire.answer_in(await self._answer(message, self._new_id(message), _PendingMessage()), message)
 
     @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
+    async def watching(self, context_id: str) -> AsyncIterator[wire.Events]:
         """See `AgentWire.watching`. A slow reader gets a state, asked for when it reads, in place of what it missed."""
         watch = WireWatch(self, context_id)
         watches = self._watches.setdefault(context_id, [])

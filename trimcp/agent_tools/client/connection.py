@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 import trio
 
-from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Progressed
+from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Events, Progressed
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, DeadlinePassed, NotAllowed, RequestCancelled, error_from
 from trimcp.channel import require_trio
@@ -299,7 +299,7 @@ class AgentConnection:
         assert isinstance(found, answer)
         return found
 
-    def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[messages.AgentMessage]]:
+    def watching(self, context_id: str) -> AbstractAsyncContextManager[Events]:
         """See `ContextHandle.watch`."""
         self._check()
         return self._wire.watching(context_id)
@@ -507,15 +507,15 @@ class ContextHandle:
 class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
     """The events of a context that is watched."""
 
-    _messages: trio.abc.ReceiveChannel[messages.AgentMessage]
+    _messages: Events
     _version: int = attrs.field(init=False, default=0)
-    _over: bool = attrs.field(init=False, default=False)
+    _end: Exception | None = attrs.field(init=False, default=None)
 
     async def receive(self) -> ContextEvent:
         """Wait for the next event; none follows "destroyed". Cancelling this loses nothing."""
-        if self._over:
+        if self._end is not None:
             await trio.lowlevel.checkpoint()
-            raise trio.EndOfChannel
+            raise self._end
         message = await self._messages.receive()
         if isinstance(message, messages.ContextState):
             self._version = message.version
@@ -523,8 +523,11 @@ class ContextEvents(trio.abc.ReceiveChannel[ContextEvent]):
         if isinstance(message, messages.ContextUpdate):
             self._version = self._version if message.version is None else message.version
             return ContextEvent("update", message.context_id, self._version, message.updates)
+        if isinstance(message, Exception):
+            self._end = message
+            raise message
         assert isinstance(message, messages.ContextDestroyed)
-        self._over = True
+        self._end = trio.EndOfChannel()
         return ContextEvent("destroyed", message.context_id or "", self._version, reason=message.reason)
 
     async def aclose(self) -> None:

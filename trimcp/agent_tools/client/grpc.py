@@ -8,14 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
 import orjson
-import trio
 
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.client.channel import open_channel_wire
@@ -23,7 +22,7 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.steps import at_once
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.grpc import GrpcDecoder, GrpcStatus, message_frame
-from trimcp.transports.grpc.calls import WINDOW, CallFailed, Http2Call
+from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.channel import GrpcChannel
 from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.grpc.http2 import Http2Client
@@ -94,16 +93,23 @@ class GrpcWire:
         answer = await self._connection.unary(path, request, self._metadata, max_message=self._max_message)
         return _decoded(cls, answer)
 
-    @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
-        """See `AgentWire.watching`. A slow reader makes the service wait, which then sends a state instead."""
-        request = PB.ContextWatch(context_id=context_id).SerializeToString()
+    def watching(self, context_id: str) -> AbstractAsyncContextManager[wire.Events]:
+        """See `AgentWire.watching`."""
+        return wire.watched(partial(self._watch, context_id))
+
+    async def _watch(self, context_id: str, keep: wire.Keep) -> None:
+        """Read a context's events until the service ends them. Raises why it did not, or why they cannot be read."""
+        request, decoder = PB.ContextWatch(context_id=context_id).SerializeToString(), GrpcDecoder(self._max_message)
         try:
             async with self._connection.call(f"{SERVICE}WatchContext", self._metadata) as call:
                 await call.send(message_frame(request), end=True)
-                watch = GrpcWatch(self, call, GrpcDecoder(self._max_message))
-                await watch.begin()
-                yield watch
+                while (payload := await call.next_message(decoder)) is not None:
+                    event = _decoded(PB.ContextEvent, payload)
+                    name = event.WhichOneof("event")
+                    if name is None:
+                        raise InvalidReply("the service sent an event of another kind")
+                    cls = messages.MESSAGES[f"context_{name}"]
+                    await keep(wire.event_in(_tagged(cls, getattr(event, name)), cls))
         except CallFailed as failure:
             raise self.error(failure) from failure
 
@@ -158,47 +164,6 @@ def _tagged(cls: type[messages.AgentMessage], message: Any) -> dict[str, Any]:
         return {"type": cls.type, **at_once(protobuf.members_of(message, protobuf.MemberCount()))}
     except errors.MalformedMessage as error:
         raise InvalidReply(f"the service's answer is malformed: {error.message}") from None
-
-
-@attrs.define(eq=False, repr=False)
-class GrpcWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
-    """The events of one context. What is not received makes the service wait."""
-
-    _wire: GrpcWire
-    _call: Http2Call
-    _decoder: GrpcDecoder
-    _first: messages.AgentMessage | None = attrs.field(init=False, default=None)
-
-    async def begin(self) -> None:
-        """Wait for the first event, which shows that the context can be watched."""
-        self._first = await self._next()
-
-    async def receive(self) -> messages.AgentMessage:
-        """Wait for the next event. Cancelling this loses nothing."""
-        await trio.lowlevel.checkpoint()
-        first, self._first = self._first, None
-        if first is not None:
-            return first
-        try:
-            return await self._next()
-        except CallFailed as failure:
-            raise self._wire.error(failure) from failure
-
-    async def _next(self) -> messages.AgentMessage:
-        payload = await self._call.next_message(self._decoder)
-        if payload is None:
-            raise ConnectionLost("the service ended the watch")
-        event = _decoded(PB.ContextEvent, payload)
-        name = event.WhichOneof("event")
-        if name is None:
-            raise InvalidReply("the service sent an event of another kind")
-        cls = messages.MESSAGES[f"context_{name}"]
-        return wire.event_in(_tagged(cls, getattr(event, name)), cls)
-
-    async def aclose(self) -> None:
-        """Receive no more, and end the watch at the service."""
-        self._call.cancel()
-        await trio.lowlevel.checkpoint()
 
 
 # A provider's stream

@@ -7,7 +7,8 @@ at the service.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -19,7 +20,6 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.http import MERGE_PATCH, form_of
 from trimcp.errors import AuthorizationError, ConnectionLost, InvalidReply, LocalError
 from trimcp.framing.sse import Event
-from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.slotted import evolved
 from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.exchanges import EVENT_STREAM, JSON_TEXT, Http, NotAuthorized, OpenReply, TooLarge
@@ -84,16 +84,9 @@ class HttpWire:
 
         return await self._exchange(_sent(message), read)
 
-    @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
-        """See `AgentWire.watching`. A slow reader makes the service wait, which then sends a state instead."""
-        keep, events = trio.open_memory_channel[messages.AgentMessage](0)
-        watched = HttpWatch(events)
-        async with open_service_nursery() as nursery:
-            refused = await nursery.start(self._watch, context_id, keep, watched)
-            if refused is not None:
-                raise refused
-            yield watched
+    def watching(self, context_id: str) -> AbstractAsyncContextManager[wire.Events]:
+        """See `AgentWire.watching`."""
+        return wire.watched(partial(self._watch, context_id))
 
     async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
         """Raise: HTTP has no stream on which a service could ask."""
@@ -189,39 +182,23 @@ class HttpWire:
             return answers[0]
         raise ExchangeBroken("the service ended the stream without an answer") if broken is None else broken
 
-    async def _watch(
-        self,
-        context_id: str,
-        keep: trio.MemorySendChannel[messages.AgentMessage],
-        watched: HttpWatch,
-        task_status: trio.TaskStatus[Exception | None],
-    ) -> None:
-        """Read a context's events; tell the starter why they cannot be read, or None, once it is known."""
+    async def _watch(self, context_id: str, keep: wire.Keep) -> None:
+        """Read a context's events until the service ends them. Raises why it did not, or why they cannot be read."""
         sent = _sent(messages.ContextWatch(context_id=context_id))
         sent.headers["accept"] = EVENT_STREAM
-        opened = False
 
         async def receive(event: Event) -> None:
             if event.data or event.oversize:
-                await keep.send(wire.event_in(self._event(event), *messages.EVENTS))
+                await keep(wire.event_in(self._event(event), *messages.EVENTS))
 
         async def read(reply: OpenReply) -> None:
-            nonlocal opened
             if reply.status >= 300 or reply.content_type != EVENT_STREAM:
                 raise wire.failure_in(await self._value(reply))
-            opened = True
-            task_status.started(None)
             broken = await read_events(reply, Cursor(), self._sizes, receive)
-            watched.failure = ConnectionLost("the service ended the watch") if broken is None else _lost(broken)
+            if broken is not None:
+                raise _lost(broken)
 
-        try:
-            await self._exchange(sent, read)
-        except (errors.AgentToolsError, InvalidReply, ConnectionLost, AuthorizationError) as error:
-            if not opened:
-                task_status.started(error)
-            watched.failure = error
-        finally:
-            keep.close()
+        await self._exchange(sent, read)
 
     def _event(self, event: Event) -> Any:
         if event.oversize is not None:
@@ -230,27 +207,6 @@ class HttpWire:
             return messages.read_value(event.data)
         except errors.MalformedMessage as error:
             raise InvalidReply(f"the service sent an event that cannot be read: {error.message}") from None
-
-
-@attrs.define(eq=False)
-class HttpWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
-    """The events of one context. Nothing is read ahead but one event."""
-
-    _events: trio.MemoryReceiveChannel[messages.AgentMessage]
-    failure: Exception | None = attrs.field(init=False, default=None)  # raised after the last event
-
-    async def receive(self) -> messages.AgentMessage:
-        """Wait for the next event. Cancelling this loses nothing."""
-        try:
-            return await self._events.receive()
-        except trio.EndOfChannel:
-            if self.failure is not None:
-                raise self.failure from None
-            raise
-
-    async def aclose(self) -> None:
-        """Receive no more; the block around it ends the watch."""
-        await self._events.aclose()
 
 
 def _sent(message: messages.AgentMessage) -> _Sent:

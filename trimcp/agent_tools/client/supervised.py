@@ -14,7 +14,7 @@ import attrs
 import trio
 
 from trimcp.agent_tools.client.connection import MAX_ROUNDS, AgentConnection, OnInput, opened_wire, target_of
-from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Begin, NotSent, Progressed, Registered
+from trimcp.agent_tools.client.wire import AgentTarget, AgentWire, Begin, Events, NotSent, Progressed, Registered
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import AgentToolsError, Draining, ProviderGone, TooMuch, error_from
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
@@ -189,7 +189,7 @@ class SupervisedWire:
         return await self._asked(lambda wire: wire.ask(message), again=isinstance(message, _REPEATED))
 
     @asynccontextmanager
-    async def watching(self, context_id: str) -> AsyncIterator[trio.abc.ReceiveChannel[messages.AgentMessage]]:
+    async def watching(self, context_id: str) -> AsyncIterator[Events]:
         async with (await self._connected()).watching(context_id) as events:
             yield events
 

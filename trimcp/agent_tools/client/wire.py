@@ -7,8 +7,8 @@ A wire sends messages and returns their answers as messages. Queues, contexts an
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
@@ -18,8 +18,9 @@ import trio
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
 from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
-from trimcp.errors import ConnectionLost, InvalidReply, LocalError
+from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.support.bounds import checked
+from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
 
 if TYPE_CHECKING:
@@ -42,6 +43,13 @@ It returns what is called with each request of the service, and its bytes; that 
 
 Registered: TypeAlias = Callable[[messages.ToolsRegistered], object]
 """Called with what the service made of an offer. It never waits."""
+
+
+Events: TypeAlias = "trio.abc.ReceiveChannel[messages.AgentMessage | Exception]"
+"""Events of a watched context. A wire raises why there are no more, or gives it in place of an event, as the last."""
+
+Keep: TypeAlias = Callable[[messages.AgentMessage], Awaitable[None]]
+"""Gives an event to whoever watches, and waits until it is taken."""
 
 
 class NotSent(ConnectionLost):
@@ -75,7 +83,7 @@ class AgentWire(Protocol):
         """
         ...
 
-    def watching(self, context_id: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[messages.AgentMessage]]:
+    def watching(self, context_id: str) -> AbstractAsyncContextManager[Events]:
         """Watch a context: a `ContextState` first, then `ContextUpdate`, or `ContextState` in place of several updates.
 
         Nothing is received after `ContextDestroyed`. A slow reader makes the service wait, or gets a state in place
@@ -93,6 +101,41 @@ class AgentWire(Protocol):
     async def wait_lost(self) -> None:
         """Wait until the connection is lost; for ever if each request has a connection of its own."""
         ...
+
+
+@asynccontextmanager
+async def watched(read: Callable[[Keep], Awaitable[None]]) -> AsyncIterator[Events]:
+    """Yield the events that `read` reads in a task, once the first is there; it raises why there is none, or no more.
+
+    One event is read ahead. So a slow reader makes the service wait, which then sends a state instead.
+    """
+    events_in, events = trio.open_memory_channel[messages.AgentMessage | Exception](0)
+
+    async def run(task_status: trio.TaskStatus[None]) -> None:
+        begun = False
+
+        async def keep(event: messages.AgentMessage | Exception) -> None:
+            nonlocal begun
+            if not begun:
+                begun = True
+                task_status.started()
+            await events_in.send(event)
+
+        end: Exception = ConnectionLost("the service ended the watch")
+        try:
+            try:
+                await read(keep)
+            except McpError as error:
+                if not begun:
+                    raise
+                end = error
+            await keep(end)
+        except trio.BrokenResourceError:
+            pass  # the reader closed the channel
+
+    async with open_service_nursery() as nursery:
+        await nursery.start(run)
+        yield events
 
 
 def _check_url(instance: object, attribute: Any, url: str) -> None:
