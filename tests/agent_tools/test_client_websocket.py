@@ -22,12 +22,11 @@ from trimcp.agent_tools.messages.messages import (
     ContextState,
     ContextUpdate,
     ProvideTools,
-    ToolCancel,
     ToolRequest,
     ToolResponse,
     encode_message,
 )
-from trimcp.channel import Kind, Outgoing, Sink
+from trimcp.channel import Incoming, Kind, Outgoing, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError
 
 
@@ -315,13 +314,13 @@ async def test_a_provider_gets_requests_and_answers_them(monkeypatch: pytest.Mon
             assert (asked["type"], asked["tools"]) == ("provide_tools", [{"name": "x"}])
             await peer.answer(asked, "tools_registered", tools=[{"name": "p.x"}])
 
-        asked: list[ToolRequest | ToolCancel] = []
+        asked: list[Any] = []
         tools: list[dict[str, Any]] = []
         sinks: list[Sink] = []
 
-        def begin(out: Sink) -> Callable[[ToolRequest | ToolCancel, int], None]:
+        def begin(out: Sink) -> Callable[[Incoming], None]:
             sinks.append(out)
-            return lambda message, size: asked.append(message)
+            return lambda incoming: asked.append(incoming.message)
 
         async def provide(offered: list[dict[str, Any]]) -> None:
             await wire.provide(ProvideTools(tools=offered), begin, lambda answer: tools.extend(answer.tools))
@@ -342,12 +341,10 @@ async def test_a_provider_gets_requests_and_answers_them(monkeypatch: pytest.Mon
             await provide([])
         await peer.say({"type": "tool_request", "tool_name": "x", "request_id": "1", "arguments": {}})
         await peer.say({"type": "tool_cancel", "request_id": "1"})
-        await peer.say({"type": "tool_request", "request_id": "bad"})
         await wait_all_tasks_blocked()
-        assert [(type(each), each.request_id) for each in asked] == [(ToolRequest, "1"), (ToolCancel, "1")]
+        assert [(each["type"], each["request_id"]) for each in asked] == [("tool_request", "1"), ("tool_cancel", "1")]
         sinks[0].post(Outgoing(encode_message(ToolResponse(request_id="1", status="success", result=1)), Kind.REPLY))
-        heard = [await peer.hear(), await peer.hear()]
-        assert {each["type"] for each in heard} == {"tool_response", "error"}
+        assert (await peer.hear())["type"] == "tool_response"
         await peer.raw.stream.aclose()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,8 +23,8 @@ from trimcp.agent_tools.catalog.entries import Implemented
 from trimcp.agent_tools.client import supervised
 from trimcp.agent_tools.client.connection import opened_wire
 from trimcp.agent_tools.client.wire import AgentTarget, Begin, Registered
-from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
-from trimcp.channel import Outgoing, Sink
+from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered, as_json
+from trimcp.channel import Incoming, Outgoing, Sink
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.restarts import Restarts
 
@@ -248,7 +249,10 @@ class FakeStream(Sink):
         self.posted.append(outgoing.data)
 
     def say(self, message: ToolRequest | ToolCancel) -> None:
-        self._receive(message, 100)
+        self.say_object(as_json(message))
+
+    def say_object(self, value: Any) -> None:
+        self._receive(Incoming(value, 100))
 
     def answers(self) -> list[bytes]:
         answers, self.posted = self.posted, []
@@ -326,6 +330,29 @@ async def test_calls_run_side_by_side_and_are_answered(fake: FakeService) -> Non
         (answer,) = stream.answers()
         assert b'"cancelled"' in answer
         assert b"enough" in answer
+        nursery.cancel_scope.cancel()
+
+
+async def test_requests_of_a_faulty_service_are_refused_and_reach_nothing_of_the_provider(fake: FakeService) -> None:
+    """It makes no contexts there, asks no questions, and what cannot be read is answered."""
+    async with trio.open_nursery() as nursery:
+        provided = Provided()
+        await nursery.start(lambda task_status: agent_tools.provide("ws://x", provided.tools, task_status=task_status))
+        (stream,) = fake.streams
+        for wrong in ({"tool_name": 7}, {"arguments": []}, {"timeout": -1}, {"request_id": 7}):
+            stream.say_object({**as_json(request("add", "bad", a=1, b=2)), **wrong})
+        answers = [json.loads(answer) for answer in stream.answers()]
+        assert [(each["error"]["code"], each.get("request_id")) for each in answers] == [
+            *[("malformed", "bad")] * 3,
+            ("malformed", None),
+        ]
+        stream.say_object({**as_json(request("add", "1", a=1, b=2)), "context_id": "theirs", "version": "1"})
+        with trio.fail_after(PATIENCE):
+            await until(lambda: bool(stream.posted))
+        assert json.loads(stream.answers()[0])["result"] == 3
+        stream.say_object({"type": "tool_cancel", "request_id": "1", "context_id": "theirs"})
+        await wait_all_tasks_blocked()
+        assert stream.answers() == []
         nursery.cancel_scope.cancel()
 
 

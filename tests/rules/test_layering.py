@@ -141,7 +141,7 @@ AGENT_ROOMS = {
     "bindings": {"messages", "callers", "contexts", "catalog", "answering", "service"},
     "serving": {"messages", "callers", "contexts", "catalog", "service", "bindings"},
     "client": {"messages"},
-    "providing": {"messages", "callers", "contexts", "catalog", "service", "client"},
+    "providing": {"messages", "callers", "contexts", "catalog", "service", "bindings", "client"},
 }
 """The rooms of `agent_tools` with what of it each may import beside itself."""
 

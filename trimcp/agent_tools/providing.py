@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import attrs
 import trio
 
+from trimcp.agent_tools.bindings.websocket import AgentStream
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import Implemented
@@ -23,11 +24,10 @@ from trimcp.agent_tools.client.supervised import PASSING, RESTARTS, keep_open
 from trimcp.agent_tools.client.wire import AgentTarget, AgentWire
 from trimcp.agent_tools.contexts.state import ContextLimits
 from trimcp.agent_tools.contexts.table import ContextTable
-from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
-from trimcp.agent_tools.messages.errors import AgentToolsError, NameTaken
-from trimcp.agent_tools.messages.messages import ProvideTools, ToolCancel, ToolRequest, ToolsRegistered
-from trimcp.agent_tools.service import AgentCall, AgentRun
-from trimcp.channel import Kind, Outgoing, Sink
+from trimcp.agent_tools.messages.errors import NameTaken
+from trimcp.agent_tools.messages.messages import ProvideTools, ToolsRegistered
+from trimcp.agent_tools.service import AgentRun
+from trimcp.channel import Incoming, Sink
 from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits
@@ -36,7 +36,6 @@ from trimcp.store.contexts import MemoryContexts
 from trimcp.support.bounds import check_number
 from trimcp.support.cleaning import one_line
 from trimcp.support.restarts import RestartCount, Restarts
-from trimcp.support.slotted import evolved
 
 Tools: TypeAlias = Server[Any] | Iterable[Callable[..., Any] | Implemented]
 """A server whose tools are provided, or functions: plain, or with options in an `Implemented`."""
@@ -124,13 +123,14 @@ class ToolProvision:
 
     async def use(self, wire: AgentWire, begun: Callable[[], None]) -> None:
         """Offer the tools over a connection until it is lost, and cancel the calls that are then under way."""
-        calls: ProviderCalls | None = None
+        pushed: Pushed | None = None
         why = "the provider has stopped"
 
-        def begin(out: Sink) -> Callable[[ToolRequest | ToolCancel, int], None]:
-            nonlocal calls
-            calls = ProviderCalls(self._run, out)
-            return calls.receive
+        def begin(out: Sink) -> Callable[[Incoming], None]:
+            nonlocal pushed
+            pushed = self._run.server.open(out)
+            stream = AgentStream(self._run, AgentCaller(), pushed.session, transport="provider")
+            return lambda incoming: stream.receive(_without_context(incoming))
 
         def registered(answer: ToolsRegistered) -> None:
             begun()
@@ -143,8 +143,8 @@ class ToolProvision:
             why = str(error)
             raise
         finally:
-            if calls is not None:
-                calls.end(why)
+            if pushed is not None:
+                pushed.disconnect(why)
 
     def may_pass(self, error: McpError) -> bool:
         """Whether it may go better over the next connection."""
@@ -162,42 +162,8 @@ class ToolProvision:
             self._task_status.started(tools)
 
 
-@attrs.define(eq=False)
-class ProviderCalls:
-    """The calls of one connection that are under way."""
-
-    _run: AgentRun
-    _out: Sink
-    _pushed: Pushed = attrs.field(init=False)
-    _caller: AgentCaller = attrs.field(init=False, factory=AgentCaller)
-
-    def __attrs_post_init__(self) -> None:
-        self._pushed = self._run.server.open(self._out)
-        self._pushed.require_envelope()
-
-    def receive(self, message: ToolRequest | ToolCancel, size: int) -> None:
-        """Start a call, or cancel one unless it is over; one that cannot be started is answered."""
-        run, session = self._run, self._pushed.session
-        if isinstance(message, ToolCancel):
-            call = run.call_of(self._caller, None, message.request_id, session)
-            if call is not None:
-                call.cancel(message.reason or "cancelled by the service")
-            return
-        # Nobody at the service could answer a tool's questions.
-        request = evolved(message, context_id=None, statuses=None)
-        translate = progress_of if request.progress is True else None
-        of = (request, self._caller, None, self._out, self._answered)
-        try:
-            run.start_call(*of, session=session, size=size, translate=translate, transport="provider")
-        except AgentToolsError as error:
-            self._post(CallAnswer(error=error), request)
-
-    def end(self, why: str) -> None:
-        """Cancel what is under way."""
-        self._pushed.disconnect(why)
-
-    def _answered(self, call: AgentCall, answer: CallAnswer) -> None:
-        self._post(answer, call.request)
-
-    def _post(self, answer: CallAnswer, request: ToolRequest) -> None:
-        self._out.post(Outgoing(answer.encode(request), Kind.REPLY))
+def _without_context(incoming: Incoming) -> Incoming:
+    """Return a request without what is the service's own: its contexts, and that somebody there answers questions."""
+    value: Any = incoming.message
+    left: Any = {name: member for name, member in value.items() if name not in ("context_id", "statuses")}
+    return Incoming(left, incoming.size)

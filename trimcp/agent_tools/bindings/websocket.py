@@ -180,6 +180,7 @@ class AgentStream:
     run: AgentRun
     caller: AgentCaller
     session: Session
+    transport: str = "websocket"  # its name in records
     _unread: deque[Incoming] = attrs.field(init=False, factory=deque)
     _weighed: int = attrs.field(init=False, default=0)  # messages that were unread when they were last weighed,
     _weight: int = attrs.field(init=False, default=0)  # and their memory
@@ -223,7 +224,7 @@ class AgentStream:
     def _carry_out(self) -> None:
         unread, session = self._unread, self.session
         while unread and not (self._busy or session.paused or session.closed.is_set()):
-            self._receive(unread.popleft())
+            self.receive(unread.popleft())
         if unread or self._weighed or session.paused:
             self._count_unread()
 
@@ -249,7 +250,7 @@ class AgentStream:
 
     # Messages
 
-    def _receive(self, incoming: Incoming) -> None:
+    def receive(self, incoming: Incoming) -> None:
         """Carry out a message, or begin to. Never raises because of what a peer sent."""
         value: Any = incoming.message
         try:
@@ -289,7 +290,7 @@ class AgentStream:
                 headers=received.headers,
                 size=received.size,
                 translate=progress_of if request.progress is True else None,
-                transport="websocket",
+                transport=self.transport,
             )
 
     def watch(self, message: messages.ContextWatch, context: ContextActor, received: Incoming) -> None:

@@ -18,7 +18,7 @@ import trio
 
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.messages import errors, messages
-from trimcp.channel import Kind, MessageChannel, Outgoing
+from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.session.queues import Outbox
 from trimcp.session.scopes import cancellation_text
@@ -82,7 +82,7 @@ class ChannelWire:
     _asked: dict[str, _PendingMessage] = attrs.field(init=False, factory=dict)
     _watches: dict[str, list[WireWatch]] = attrs.field(init=False, factory=dict)
     # takes requests for the tools that are provided
-    _provided: Callable[[Any, int], object] | None = attrs.field(init=False, default=None)
+    _provided: Callable[[Incoming], object] | None = attrs.field(init=False, default=None)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
 
     # The AgentWire
@@ -197,7 +197,7 @@ class ChannelWire:
                 while self._outbox.full_of_replies():  # the service asks more than it reads answers
                     await self._outbox.room()
                 for incoming in await self._channel.receive():
-                    self._receive(incoming.message, incoming.size)
+                    self._receive(incoming)
         except (trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError):
             self.lose(self._channel.close_reason() or "the service is gone")
         except McpError as error:
@@ -216,26 +216,32 @@ class ChannelWire:
         for watch in [each for watches in self._watches.values() for each in watches]:
             watch.end(ConnectionLost(why))
 
-    def _receive(self, value: Any, size: int) -> None:
+    def _receive(self, incoming: Incoming) -> None:
         """Give a message to who waits for it.
 
         Raises InvalidReply if it is too large to be read, or no JSON: nobody knows whose answer it is.
         """
+        value: Any = incoming.message
         if type(value) is not dict:
             raise InvalidReply(value.message if isinstance(value, Malformed) else "a message is a JSON object")
         kind, id = value.get("type"), value.get("request_id")
         asked = self._asked.get(id) if type(id) is str else None
         if kind in (messages.ToolRequest.type, messages.ToolCancel.type):
-            self._receive_request(value, size)
+            if self._provided is not None:
+                self._provided(incoming)
+            elif kind == messages.ToolRequest.type and type(id) is str:
+                gone = errors.ProviderGone("nobody provides tools on this connection").body()
+                self.post(messages.ToolResponse(request_id=id, status="error", error=gone))
         elif kind == messages.ToolProgress.type:
             self._receive_progress(value, asked)
         elif asked is not None and not asked.resolved.is_set():
             asked.resolve(value)
             if asked.watch is not None and kind == messages.ContextState.type:
-                self._receive_event(value, size, [asked.watch])
+                self._receive_event(value, incoming.size, [asked.watch])
         elif kind in (messages.ContextState.type, messages.ContextUpdate.type, messages.ContextDestroyed.type):
             context = value.get("context_id")
-            self._receive_event(value, size, self._watches.get(context, []) if type(context) is str else [])
+            watches = self._watches.get(context, []) if type(context) is str else []
+            self._receive_event(value, incoming.size, watches)
         elif kind == messages.ErrorMessage.type:
             _log.warning(
                 "the service reports an error: %s", one_line(str(errors.error_from(value.get("error"))), _LONGEST)
@@ -258,21 +264,6 @@ class ChannelWire:
             return
         for watch in watches:
             watch.put(event, size)
-
-    def _receive_request(self, value: dict[str, Any], size: int) -> None:
-        """Begin a request for the tools that are provided; one that cannot be read is answered."""
-        try:
-            message: Any = wire.event_in(value, messages.ToolRequest, messages.ToolCancel)
-        except InvalidReply as error:
-            id = value.get("request_id")
-            refused = errors.MalformedMessage(str(error)).body()
-            self.post(messages.ErrorMessage(request_id=id if type(id) is str and id else None, error=refused))
-            return
-        if self._provided is not None:
-            self._provided(message, size)
-        elif isinstance(message, messages.ToolRequest):
-            gone = errors.ProviderGone("nobody provides tools on this connection").body()
-            self.post(messages.ToolResponse(request_id=message.request_id, status="error", error=gone))
 
 
 @attrs.define(eq=False, repr=False)

@@ -17,7 +17,7 @@ import trio
 
 from trimcp.agent_tools.messages import messages
 from trimcp.agent_tools.messages.errors import MalformedMessage, error_from
-from trimcp.channel import CLIENT_MAX_MESSAGE, Sink
+from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, Sink
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.support.bounds import checked
 from trimcp.support.nurseries import open_service_nursery
@@ -36,10 +36,10 @@ Progressed: TypeAlias = Callable[[messages.ToolProgress], object]
 """Called with the progress of a call. It never waits."""
 
 
-Begin: TypeAlias = Callable[[Sink], Callable[[messages.ToolRequest | messages.ToolCancel, int], object]]
+Begin: TypeAlias = Callable[[Sink], Callable[[Incoming], object]]
 """Gets what takes `tool_response` and `tool_progress` messages, as JSON text; after the end they are dropped.
 
-It returns what is called with each request of the service, and its bytes; that never waits."""
+It returns what is called with each `tool_request` and `tool_cancel` of the service, a JSON object; that never waits."""
 
 Registered: TypeAlias = Callable[[messages.ToolsRegistered], object]
 """Called with what the service made of an offer. It never waits."""
