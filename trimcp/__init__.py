@@ -37,6 +37,7 @@ _NAMES = {
     "trimcp.schema.hints": "Arg",
     "trimcp.schema.forms": "Answer Form form=form_for",
     "trimcp.security": "security=.",
+    "trimcp.server.caching": "ResultCache",
     "trimcp.server.calling": "Elicit",
     "trimcp.server.logbridge": "LogBridge",
     "trimcp.server.media": "Audio Image",

@@ -64,6 +64,7 @@ from trimcp.schema.forms import Answer as Answer
 from trimcp.schema.forms import Form as Form
 from trimcp.schema.forms import form_for as form
 from trimcp.schema.hints import Arg as Arg
+from trimcp.server.caching import ResultCache as ResultCache
 from trimcp.server.calling import Elicit as Elicit
 from trimcp.server.logbridge import LogBridge as LogBridge
 from trimcp.server.media import Audio as Audio
@@ -189,6 +190,7 @@ __all__ = [
     "ResourceNotFound",
     "ResourceUpdated",
     "ResourcesChanged",
+    "ResultCache",
     "Revision",
     "Running",
     "Server",

@@ -22,7 +22,8 @@ _NAMES = {
     "trimcp.agent_tools.catalog.catalog": "Catalog Registered",
     "trimcp.agent_tools.catalog.entries": "Implemented Provider",
     "trimcp.agent_tools.messages.messages": "AgentMessage ContextDestroyed ContextState ContextUpdate ToolProgress",
-    "trimcp.agent_tools.messages.manifests": "Manifest ManifestBounds version_key",
+    "trimcp.agent_tools.messages.manifests": "Manifest ManifestBounds",
+    "trimcp.wire.tool_versions": "version_key",
     "trimcp.agent_tools.catalog.rules": "RegistrationRules",
     "trimcp.agent_tools.messages.errors": "AgentToolsError ContextGone DeadlinePassed Draining ERRORS_BY_CODE "
     "InvalidArguments MalformedMessage NameTaken NotAllowed NothingHere ProviderGone RequestCancelled RequestUnderWay "

@@ -44,7 +44,6 @@ from trimcp.agent_tools.messages.errors import UnknownTool as UnknownTool
 from trimcp.agent_tools.messages.errors import VersionConflict as VersionConflict
 from trimcp.agent_tools.messages.manifests import Manifest as Manifest
 from trimcp.agent_tools.messages.manifests import ManifestBounds as ManifestBounds
-from trimcp.agent_tools.messages.manifests import version_key as version_key
 from trimcp.agent_tools.messages.messages import AgentMessage as AgentMessage
 from trimcp.agent_tools.messages.messages import ContextDestroyed as ContextDestroyed
 from trimcp.agent_tools.messages.messages import ContextState as ContextState
@@ -63,6 +62,7 @@ from trimcp.store.contexts import KeptContext as KeptContext
 from trimcp.store.contexts import MemoryContexts as MemoryContexts
 from trimcp.store.contexts_sqlite import SqliteContexts as SqliteContexts
 from trimcp.store.redis.contexts import RedisContexts as RedisContexts
+from trimcp.wire.tool_versions import version_key as version_key
 
 __all__ = [
     "ActorContext",

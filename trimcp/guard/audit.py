@@ -202,12 +202,12 @@ class Audit:
             record["client_version"] = harmless(admission.peer.version)
         if (more := getattr(job.origin, "audited", None)) is not None:  # another protocol's call
             record.update((name, harmless(value)) for name, value in more.items())
-        self._add_target(record, request.raw)
+        self._add_target(record, request.raw, job.target)
         self._add_outcome(record, job, reply)
         return record
 
-    def _add_target(self, record: dict[str, Any], raw: Mapping[str, Any]) -> None:
-        target = next((raw[key] for key in _TARGETS if key in raw), None)
+    def _add_target(self, record: dict[str, Any], raw: Mapping[str, Any], called: str | None) -> None:
+        target = called or next((raw[key] for key in _TARGETS if key in raw), None)
         if isinstance(target, Mapping):  # the reference of a completion
             target = target.get("name", target.get("uri"))
         if isinstance(target, str):

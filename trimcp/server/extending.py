@@ -1,4 +1,4 @@
-"""What a server offers by extensions of the protocol: methods of its own, pages of apps, skills."""
+"""What some servers offer: methods, pages and tasks of extensions, skills; tools in versions, switched or found."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from trimcp.errors import LocalError
 from trimcp.server.calling import at_users_line
 from trimcp.server.offering import Offering
 from trimcp.server.options import check_method
-from trimcp.support.bounds import check_callable
+from trimcp.support.bounds import check_callable, check_members, check_number
 from trimcp.wire.capabilities import APP_TYPE, APPS, SKILLS, TASKS
 from trimcp.wire.given import given_meta
 from trimcp.wire.methods import METHODS
+from trimcp.wire.tool_versions import version_in
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from trimcp.extensions.apps import AppSources
     from trimcp.server.apps import AppPermission
+    from trimcp.server.registry import Registry
     from trimcp.server.resources import ResourceOptions
     from trimcp.server.running import Running
     from trimcp.server.skills import ServedSkills
     from trimcp.server.tasks import ServedTasks
+    from trimcp.server.tool_choice import OwnVersions, ToolSwitches
+    from trimcp.server.tools import ToolEntry, ToolOptions
+    from trimcp.session.context import Context
     from trimcp.session.facts import Beside
     from trimcp.store.tasks import TaskStore
 
@@ -32,12 +37,17 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 class Extending(Offering):
-    """What a server offers by extensions. What is not used is neither loaded nor declared."""
+    """What some servers offer, by extensions of the protocol for example. What is not used is not even loaded.
+
+    It has more than 300 lines because each way to offer something is a documented method of a user's one server.
+    """
 
     parts: list[Callable[[Running], AbstractAsyncContextManager[object]]]
     beside: list[Callable[[], Iterable[Beside]]]
     _skills: ServedSkills | None = None
     _tasks: ServedTasks | None = None
+    _switches: ToolSwitches | None = None
+    _versions: OwnVersions | None = None
 
     def method(self, name: str) -> Callable[[FunctionT], FunctionT]:
         """Serve a request method of an extension: `async def function(ctx, params)`; both params and result are JSON.
@@ -191,7 +201,7 @@ class Extending(Offering):
             served = self._tasks = ServedTasks()
             for verb in ("get", "update", "cancel"):
                 self.foreign[f"tasks/{verb}"] = getattr(served, verb)
-            self.parts.append(served.while_running)
+            self.parts.insert(0, served.while_running)  # so that what else is around calls is around it
             self.beside.append(served.beside)
             self.extend(TASKS)
         return served
@@ -201,3 +211,132 @@ class Extending(Offering):
         if getattr(entry, "task", None) is not None:
             self._served_tasks()
         super().prepare_for(entry)
+
+    # Which tools a client finds
+
+    def disable_tools(self, *names: str, tags: Iterable[str] = (), client: Context[Any] | None = None) -> None:
+        """Hide tools: they are not listed, and do not exist for who calls them. Running calls continue.
+
+        Call it in Trio's thread, also while the server runs: clients are notified. The last call that fits a tool
+        decides, and what was said for a client comes before what was said for everyone. Tools that are added later and
+        have one of the tags are hidden, too.
+
+        Args:
+            names: of tools; `NAME@VERSION` is one version.
+            tags: hides the tools that have one of them.
+            client: the context of a request: only for its session. Where each request stands alone (HTTP since
+                2026-07-28), for its principal, in this process.
+
+        Raises:
+            KeyError: there is no such tool.
+            TypeError: neither names nor tags are given.
+            LocalError: the request of `client` belongs to no session and has no principal.
+        """
+        self._turn(False, names, tags, client)
+
+    def enable_tools(self, *names: str, tags: Iterable[str] = (), client: Context[Any] | None = None) -> None:
+        """Show tools again, or for one client what is hidden from the others. Arguments, errors: `disable_tools`."""
+        self._turn(True, names, tags, client)
+
+    def _turn(self, on: bool, names: Iterable[str], tags: Iterable[str], client: Context[Any] | None) -> None:
+        tags = check_members("tags", tags, str, "texts, such as ['admin']")
+        if self._switches is None:
+            from trimcp.server.tool_choice import ToolSwitches  # few servers need it
+
+            self._switches = ToolSwitches(self.tools)
+        whose = self._switches.turn(on, names, tags, client)
+        with self.tools.together(whose):
+            found = list(self.tools.items())
+            controlled = {id(entry) for name, entry, _ in found if self._switches.control(name, entry)}
+            for name, entry, _ in found:
+                if id(entry) in controlled:
+                    self.put_tool(name, entry)
+            self.tools.altered(live=self._live)
+        self._declare()
+
+    @at_users_line
+    def search_tools(
+        self, *, listed: Iterable[str] = (), most: int = 8, search: str = "search_tools", call: str = "call_tool"
+    ) -> None:
+        """List two tools in place of all: one finds tools by words, the other calls what was found.
+
+        For a server with so many tools that their list would fill a model's context. Tools are ranked by their names,
+        titles and descriptions (BM25); a client finds those that it would see in the list. All of them can be called
+        by their own names, too; a call through `call_tool` passes middleware, filters, quotas and the audit as a call
+        of that tool.
+
+        Args:
+            listed: names of tools that stay in the list.
+            most: the most tools that one search returns.
+            search: the name of the tool that finds.
+            call: the name of the tool that calls.
+
+        Raises:
+            LocalError: the server runs, or there is a tool of one of these names.
+        """
+        from trimcp.server.tool_search import ToolSearch  # few servers need it
+
+        if self._live:
+            raise LocalError("a search for tools cannot be added while the server runs")
+        check_number("most", most, whole=True)
+        stay = check_members("listed", listed, str, "names of tools")
+        finding = ToolSearch(self.tools, most, search, call)
+        self.add_tool(finding.search, **finding.search_options)
+        self.add_tool(finding.call, **finding.call_options)
+        self.tools.list_only(frozenset((search, call, *stay)))
+        self.parts.append(finding.while_running)
+
+    def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
+        """As `Offering` does, and keep its results if its options say so."""
+        super().guard_tool(entry, options)
+        cache = options.get("cache")
+        if cache is not None:
+            from trimcp.server.caching import cached  # few servers need it
+
+            entry.prepared = cached(entry.listed, entry.prepared, entry.make_result, cache)
+
+    def put_tool(self, name: str, entry: ToolEntry, *, listed: bool = True) -> None:
+        """As `Offering` does, for tools that may be switched."""
+        if self._switches is not None:
+            self._switches.control(name, entry)
+        super().put_tool(name, entry, listed=listed)
+
+    def add_entry(self, registry: Registry[Any], name: str, entry: Any, listed: bool = True) -> None:
+        """As `Offering` does, for tools that may be switched and have versions."""
+        if registry is not self.tools:
+            super().add_entry(registry, name, entry, listed)
+            return
+        if self._switches is not None:
+            self._switches.control(name, entry)
+        plain = entry.listed.name
+        if version_in(entry.listed.meta) is None or (plain in registry and plain not in (self._versions or ())):
+            super().add_entry(registry, name, entry, listed)
+            return
+        if self._versions is None:
+            from trimcp.server.tool_choice import OwnVersions  # few servers need it
+
+            self._versions = OwnVersions(self.tools)
+        with registry.together():
+            for key in self._versions.keys(entry):
+                if key == plain and plain in registry:
+                    super().put_tool(key, entry)
+                else:
+                    super().add_entry(registry, key, entry, key == plain)
+        entry.turns = f"{plain}@{version_in(entry.listed.meta)}"
+        self._versions.note(entry)
+
+    def remove_tool(self, name: str) -> None:
+        """Stop offering a tool, in all its versions, or one version as `NAME@VERSION`; running calls continue.
+
+        Raises KeyError for an unknown name.
+        """
+        found = None if self._versions is None else self._versions.forget(name)
+        if found is None:
+            super().remove_tool(name)
+            return
+        keys, newest = found
+        with self.tools.together():
+            for key in keys:
+                super().remove_tool(key)
+            if newest is not None and self.tools.get(newest.listed.name) is not newest:
+                super().put_tool(newest.listed.name, newest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from trimcp.errors import LocalError
@@ -41,9 +42,10 @@ def include(server: Extending, other: Extending, *, live: bool, own: Mapping[str
         for key in keys:
             if key in mine:
                 raise LocalError(f"{server.profile.info.name} and {name} both have a {kind} named {key!r}")
+    copies: dict[int, Any] = {}  # each server decides for itself who sees an entry
     for entries, theirs in registries:
         for key, entry, listed in theirs.items():
-            server.add_entry(entries, key, entry, listed)
+            server.add_entry(entries, key, copies.setdefault(id(entry), copy(entry)), listed)
     for completer in other.completers.values():
         server.needs.add(completer.prepared.needs, live=live)
     server.completers.update(other.completers)

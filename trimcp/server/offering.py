@@ -194,7 +194,7 @@ class Offering:
             self.tools.replace(name, entry, live=self._live, **_seen_by(entry))
             self._declare()
         else:
-            self.add_entry(self.tools, name, entry, listed)
+            Offering.add_entry(self, self.tools, name, entry, listed)
 
     @at_users_line
     def add_command(self, name: str, command: Sequence[str], /, **options: Unpack[CommandOptions]) -> None:

@@ -91,6 +91,19 @@ def check_scopes(name: str, value: Any) -> tuple[str, ...]:
     return () if value is None else check_members(name, value, str, "scopes, such as ['read']")
 
 
+def check_tags(name: str, value: Any) -> tuple[str, ...]:
+    """Return tags. Raises TypeError unless they are several texts."""
+    return () if value is None else check_members(name, value, str, "texts, such as ['admin']")
+
+
+def check_version(name: str, value: Any) -> str | None:
+    """Return the version of a tool. Raises TypeError, ValueError: it is none."""
+    if value is None or (isinstance(value, str) and 0 < len(value) <= 64 and value.isprintable() and "@" not in value):
+        return value
+    error = ValueError if isinstance(value, str) else TypeError
+    raise error(f"{name} is a text of at most 64 characters without @, such as '2.1', not {value!r:.60}")
+
+
 def check_quota(name: str, value: Any) -> Any:
     """Return a quota as given. Raises TypeError for anything else."""
     check_instance(name, value, Quota, "trimcp.Quota")
@@ -118,6 +131,8 @@ _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     "meta": given_meta,
     "quota": check_quota,
     "scopes": check_scopes,
+    "tags": check_tags,
+    "version": check_version,
     **dict.fromkeys(("input_schema", "output_schema"), check_schema),
     "structured": check_truth,
     "confirm": partial(check_truth, optional=True),

@@ -48,19 +48,20 @@ Listener: TypeAlias = Callable[[Change | str], object]
 
 @slotted
 class Bus:
-    """Calls every listener for every change."""
+    """Calls every listener for every change, or those of one client for a change that concerns it alone."""
 
-    _listeners: dict[Listener, None] = attrs.field(init=False, factory=dict)
+    _listeners: dict[Listener, Hashable] = attrs.field(init=False, factory=dict)  # with their clients
 
-    def attach(self, listener: Listener) -> None:
-        self._listeners[listener] = None
+    def attach(self, listener: Listener, client: Hashable = None) -> None:
+        self._listeners[listener] = client
 
     def detach(self, listener: Listener) -> None:
         self._listeners.pop(listener, None)
 
-    def publish(self, change: Change | str) -> None:
-        for listener in list(self._listeners):
-            listener(change)
+    def publish(self, change: Change | str, client: Hashable = None) -> None:
+        for listener, whose in list(self._listeners.items()):
+            if client is None or whose == client:
+                listener(change)
 
 
 @slotted
@@ -79,6 +80,7 @@ class Registry(Generic[EntryT]):
     _late: bool = attrs.field(init=False, default=False)  # there was a change inside of them
     _needed: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict)  # scopes, of entries that need any
     _hiding: dict[str, Hides] = attrs.field(init=False, factory=dict)  # of entries that some do not see
+    _only: frozenset[str] | None = attrs.field(init=False, default=None)  # the pages have no others
     _pages: dict[Hashable, Encoded] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -143,6 +145,10 @@ class Registry(Generic[EntryT]):
         if name not in self._unlisted:
             self._changed(live)
 
+    def list_only(self, names: frozenset[str]) -> None:
+        """Put only these on the pages; others are found by their names. Before the server runs."""
+        self._only = names
+
     def remove(self, name: str, *, live: bool) -> None:
         """Remove an entry. Raises KeyError for an unknown name."""
         if name not in self._entries:
@@ -164,8 +170,11 @@ class Registry(Generic[EntryT]):
             self._hiding[name] = hides
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Notify of the changes inside the block once, at its end. The block must not wait."""
+    def together(self, client: Hashable = None) -> Iterator[None]:
+        """Notify of the changes inside the block once, at its end; one client, if they concern that alone.
+
+        The block must not wait.
+        """
         self._held += 1
         try:
             yield
@@ -173,7 +182,11 @@ class Registry(Generic[EntryT]):
             self._held -= 1
             if self._late and not self._held:
                 self._late = False
-                self.bus.publish(self.change)
+                self.bus.publish(self.change, client)
+
+    def altered(self, *, live: bool) -> None:
+        """Have clients list again: who sees an entry has changed."""
+        self._changed(live)
 
     def _changed(self, live: bool) -> None:
         self._pages.clear()
@@ -231,7 +244,9 @@ class Registry(Generic[EntryT]):
         names = [
             name
             for name in self._entries
-            if name not in left_out and (rights is None or self._needed.get(name, rights) <= rights)
+            if name not in left_out
+            and (rights is None or self._needed.get(name, rights) <= rights)
+            and (self._only is None or name in self._only)
         ]
         try:
             after = None if cursor is None else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()

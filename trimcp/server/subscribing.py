@@ -17,7 +17,7 @@ from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ErrorReply
 from trimcp.protocol.states import Inbound
 from trimcp.server.registry import Change
-from trimcp.session.context import Context
+from trimcp.session.context import Context, client_key
 from trimcp.session.job import Job
 from trimcp.session.queues import Changes
 from trimcp.session.session import Session
@@ -105,7 +105,7 @@ class Subscribers:
         if lists != self._lists:
             self._lists = lists
         listener = self._listeners[session] = _LegacyListener(session, self._lists)
-        self.server.changes.attach(listener.tell)
+        self.server.changes.attach(listener.tell, session)
 
     def detach(self, session: Session) -> None:
         listener = self._listeners.pop(session, None)
@@ -186,7 +186,7 @@ class Subscribers:
             ids = await self.tasks.watchable(ctx, ids)
             self.tasks.watched.update(ids)
         watch = Watch(frozenset([*lists, *honoured, *map(task_change, ids)]))
-        self.server.changes.attach(watch.note)
+        self.server.changes.attach(watch.note, client_key(ctx))
         try:
             agreed = SubscriptionFilter(
                 **{change.member: True for change in lists},

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import attrs
@@ -29,10 +29,12 @@ from trimcp.wire.codes import HEADER_MISMATCH, INVALID_PARAMS, TIMED_OUT
 from trimcp.wire.content import TextContent
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.jsonrpc import Unencodable, encode
+from trimcp.wire.tool_versions import META_TAGS, META_VERSION
 from trimcp.wire.tools import CallToolParams, CallToolResult, Tool, ToolAnnotations, failed_call
 
 if TYPE_CHECKING:
     from trimcp.guard.permission import Confirmation, Permission
+    from trimcp.server.caching import ResultCache
     from trimcp.server.pools import Pools
     from trimcp.server.task_rule import TaskMode, TaskRule
     from trimcp.store.tasks import Restart
@@ -54,6 +56,8 @@ _FINISHED: Final = (CallToolResult, InputRequiredResult)
 
 class ToolOptions(ListedOptions, total=False):
     """The options of a tool, each with a default, beside those of `ListedOptions`.
+
+    It has more than 20 fields because each is an option of one decorator.
 
     Attributes:
         annotations: hints on its behaviour: a `ToolAnnotations`, or a dict such as `{"readOnlyHint": True}`.
@@ -89,6 +93,11 @@ class ToolOptions(ListedOptions, total=False):
         task_after: with `task="allowed"`, the seconds within which its result is the answer; by default 1.
         restart: what becomes of a task whose server ends: "fail" tells that it may be half done, "resume" begins it
             again with its last checkpoint (`ctx.task.saved`), "again" begins it anew.
+        tags: words by which tools are switched together (`Server.disable_tools`); listed in `_meta`.
+        version: such as "2.1"; listed in `_meta`. Of several tools of one name, each with its version, the newest is
+            listed and called by that name, and each as `NAME@VERSION`.
+        cache: keeps results and answers equal calls with them, for a tool whose annotations say that it is idempotent
+            or only reads.
     """
 
     annotations: ToolAnnotations | Mapping[str, Any] | None
@@ -111,6 +120,9 @@ class ToolOptions(ListedOptions, total=False):
     task: TaskMode
     task_after: float | None
     restart: Restart
+    tags: Iterable[str]
+    version: str | None
+    cache: ResultCache | None
 
 
 @attrs.define(eq=False, repr=False)
@@ -317,6 +329,9 @@ def tool_entry(function: Callable[..., Any], options: ToolOptions) -> ToolEntry:
         from trimcp.server.apps import app_link  # few servers need it
 
         checked["meta"] = {**(checked.get("meta") or {}), "ui": app_link(page, visibility)}
+    chosen = {META_TAGS: list(options.get("tags") or ()), META_VERSION: options.get("version")}
+    if any(chosen.values()):
+        checked["meta"] = {**(checked.get("meta") or {}), **{key: one for key, one in chosen.items() if one}}
     task: TaskRule | None = None
     if not options.keys().isdisjoint(("task", "task_after", "restart")):
         from trimcp.server.task_rule import task_rule  # few servers need it

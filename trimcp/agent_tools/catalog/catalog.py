@@ -23,13 +23,14 @@ from trimcp.agent_tools.catalog.entries import EntryMaker, Implemented, Provider
 from trimcp.agent_tools.catalog.rules import Approval, RegistrationRules, Verdict
 from trimcp.agent_tools.catalog.table import LONGEST_VERSION, Candidate, ToolTable
 from trimcp.agent_tools.messages import errors
-from trimcp.agent_tools.messages.manifests import Manifest, version_key
+from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.budget import WorkTurns
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry
 from trimcp.support.cleaning import harmless
+from trimcp.wire.tool_versions import version_key
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 

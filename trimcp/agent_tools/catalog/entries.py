@@ -29,12 +29,10 @@ from trimcp.support.slotted import evolved
 from trimcp.wire.capabilities import ClientCapabilities
 from trimcp.wire.codes import FORBIDDEN, INTERNAL_ERROR, OVERLOADED, TIMED_OUT
 from trimcp.wire.revisions import LATEST
+from trimcp.wire.tool_versions import META_VERSION, version_in
 
 if TYPE_CHECKING:
     from trimcp.agent_tools.catalog.callbacks import CallbackTarget
-
-VERSION: Final = "version"
-"""The key of a tool's `_meta` under which its version stands; a tool without it has version "1"."""
 
 Progress: TypeAlias = Callable[[float, float | None, str | None], None]
 """Called with the progress of a call, its last value if known, and one line for a person. Never waits."""
@@ -77,7 +75,7 @@ class EntryTemplate:
             name=manifest.name,
             description=manifest.description or entry.listed.description,
             input_schema=dict(manifest.parameters),
-            meta={**(self.options.get("meta") or {}), VERSION: manifest.version},
+            meta={**(self.options.get("meta") or {}), META_VERSION: manifest.version},
         )
         first = manifest.validator
         return attrs.evolve(
@@ -135,10 +133,8 @@ def _schema_of(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def version_of(entry: ToolEntry) -> str:
-    """Return the version of a tool."""
-    meta = entry.listed.meta
-    found = None if meta is None else meta.get(VERSION)
-    return found if isinstance(found, str) and found else _FIRST
+    """Return the version of a tool, "1" if it says none."""
+    return version_in(entry.listed.meta) or _FIRST
 
 
 def shown(entry: ToolEntry, principal: Principal | None) -> bool:

@@ -13,8 +13,9 @@ import attrs
 
 from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.messages.errors import NotAllowed
-from trimcp.agent_tools.messages.manifests import Manifest, ManifestBounds, VersionKey, version_key
+from trimcp.agent_tools.messages.manifests import Manifest, ManifestBounds
 from trimcp.support.bounds import checked
+from trimcp.wire.tool_versions import VersionKey, version_key
 
 if TYPE_CHECKING:
     from trimcp.agent_tools.catalog.callbacks import Callbacks

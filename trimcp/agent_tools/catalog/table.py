@@ -13,10 +13,11 @@ from trimcp.agent_tools.callers import AgentCaller, Owner
 from trimcp.agent_tools.catalog.entries import Provider, shown, version_of
 from trimcp.agent_tools.catalog.rules import RegistrationRules
 from trimcp.agent_tools.messages.errors import NameTaken, ProviderGone, TooMuch
-from trimcp.agent_tools.messages.manifests import Manifest, VersionKey, version_key
+from trimcp.agent_tools.messages.manifests import Manifest
 from trimcp.principal import Principal
 from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry
+from trimcp.wire.tool_versions import VersionKey, version_key
 
 LONGEST_VERSION: Final = 64
 """Characters of a version that are looked at."""
@@ -98,8 +99,10 @@ class ToolTable:
             offered = None if place is None else place.offered
             return next((key for key, each in family.keys.items() if each is offered), None)
         entry = self._server.tools.get(name)
-        same = entry is not None and _known_key(version_of(entry)) == _known_key(version[:LONGEST_VERSION])
-        return name if same else None
+        if entry is not None and _known_key(version_of(entry)) == _known_key(version[:LONGEST_VERSION]):
+            return name
+        older = f"{name}@{version}"
+        return older if older in self._server.tools else None
 
     def versions_of(self, entry: ToolEntry, principal: Principal | None) -> Iterator[Manifest]:
         """Yield the manifests of a tool's versions that a principal sees, the newest first."""

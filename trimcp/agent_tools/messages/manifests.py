@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import attrs
 import orjson
@@ -33,9 +33,6 @@ _LONGEST_URL: Final = 2_048
 # An object tree takes about twenty times its text, and lists of tools are kept encoded for each revision and each set
 # of scopes.
 _PER_BYTE: Final = 64
-
-VersionKey: TypeAlias = tuple[Any, ...]
-"""Versions in their order: those with equal keys are the same version."""
 
 
 @attrs.frozen(field_transformer=checked())
@@ -133,26 +130,6 @@ class Manifest:
         if self.callback is not None:
             facts["callback"] = self.callback
         return facts
-
-
-def version_key(version: str) -> VersionKey:
-    """Return by what versions are ordered: dotted numbers by number, texts before numbers.
-
-    "2" and "2.0" are one version, "1.10" is newer than "1.9", and "2.0-rc.1" is older than "2.0".
-    """
-    numbers, _, before = version.partition("-")
-    parts = [_part(text) for text in numbers.split(".")]
-    while len(parts) > 1 and parts[-1] == _ZERO:
-        parts.pop()
-    release = (0, tuple(_part(text) for text in before.split("."))) if before else (1, ())
-    return tuple(parts), release
-
-
-def _part(text: str) -> tuple[int, int, str]:
-    return (1, int(text), "") if text.isdecimal() else (0, 0, text)
-
-
-_ZERO: Final = _part("0")
 
 
 def _canonical(value: Any) -> bytes:
