@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -238,3 +239,37 @@ async def test_agents_find_the_versions_of_own_tools(autojump_clock: Any) -> Non
     assert agents.catalog.find("add", "1.2")[0] == "add@1.2"
     assert agents.catalog.find("add", "1.10")[0] == "add"
     assert agents.catalog.find("add")[0] == "add"
+
+
+# Over HTTP since 2026-07-28 each request stands alone
+
+
+async def test_where_requests_stand_alone_a_principal_switches_for_itself() -> None:
+    server = files()
+    server.disable_tools(tags=["admin"])
+    people = {"1" * 40: trimcp.Principal("ada"), "2" * 40: trimcp.Principal("bob")}
+    settings = trimcp.HttpSettings(authenticate=trimcp.bearer_tokens(people))
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(trimcp.serve_http, server, port=0, settings=settings))
+        ada, bob = (trimcp.http(url, headers={"Authorization": f"Bearer {token}"}) for token in people)
+        async with trimcp.Client("c").connect(ada) as session, session.listen(tools=True) as changes:
+            await session.call_tool("unlock")
+            assert await changes.receive() == trimcp.ToolsChanged()
+            assert await names(session) == ALL
+            async with trimcp.Client("c").connect(bob) as other:
+                assert await names(other) == ["read", "unlock", "lock"]
+        async with trimcp.Client("c").connect(ada) as session:
+            assert (await session.call_tool("delete")).text == "deleted"
+        nursery.cancel_scope.cancel()
+
+
+async def test_without_a_session_and_a_principal_nothing_is_switched(caplog: pytest.LogCaptureFixture) -> None:
+    server = files()
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(trimcp.serve_http, server, port=0))
+        async with trimcp.Client("c").connect(trimcp.http(url)) as session:
+            with pytest.raises(RemoteError, match="internal error"):
+                await session.call_tool("lock")
+            assert await names(session) == ALL
+        nursery.cancel_scope.cancel()
+    assert "neither a session nor a principal" in caplog.text
