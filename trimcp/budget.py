@@ -46,29 +46,50 @@ _TURNS: Final = 16  # at most so many turns of the event loop between two large 
 
 
 _READS: Final = 8  # reads of messages larger than one read, in one turn of the event loop
+_RESULTS: Final = 1024 * 1024  # bytes of large results that are encoded in one turn of the event loop
 
 
-class ReadTurns:
-    """Lets only a few reads of large messages happen per turn of the event loop, so that other tasks wait for few."""
+class TurnBound:
+    """A bound on how much of one kind of work is done per turn of the event loop, so that other tasks wait for little.
 
-    __slots__ = ("_left", "_readers")
+    Work that takes more than is left is done all the same; what comes after it waits for the next turn.
+    """
 
-    def __init__(self) -> None:
-        self._left = _READS
-        self._readers = trio.lowlevel.ParkingLot()
+    __slots__ = ("_at_once", "_lot", "_most", "left")
 
-    async def wait(self) -> None:
-        """Wait before reading more of a large message."""
-        while not self._left:
-            await self._readers.park()
-        self._left -= 1
-        if not self._left:
+    def __init__(self, most: int, at_once: int = 1) -> None:
+        self._most = most
+        self._at_once = at_once  # tasks that may go on in each turn, of those that wait
+        self._lot = trio.lowlevel.ParkingLot()
+        self.left: int = most  # in this turn. At 0 or less, the next work calls `wait` first.
+
+    def take(self, amount: int) -> None:
+        """Note that so much is done in this turn."""
+        self.left -= amount
+        if self.left <= 0:
+            trio.lowlevel.current_trio_token().run_sync_soon(self._refill, idempotent=True)
+
+    async def wait(self, amount: int = 0) -> None:
+        """Wait until something is left, and take so much."""
+        while self.left <= 0:
+            await self._lot.park()
+        self.left -= amount
+        if self._lot or self.left <= 0:
             trio.lowlevel.current_trio_token().run_sync_soon(self._refill, idempotent=True)
 
     def _refill(self) -> None:
-        """Allow the next reads, in the next turn of the event loop."""
-        self._left = _READS
-        self._readers.unpark(count=_READS)
+        self.left = self._most
+        self._lot.unpark(count=self._at_once)
+
+
+def reads_per_turn() -> TurnBound:
+    """Return the bound on further reads of messages that are larger than one read: `wait(1)` before each."""
+    return TurnBound(_READS, _READS)
+
+
+def results_per_turn() -> TurnBound:
+    """Return the bound on bytes of large results that are encoded."""
+    return TurnBound(_RESULTS)
 
 
 class Evictable(Protocol):
@@ -113,7 +134,7 @@ class Budget:
         self._began = 0.0  # when the last large message began to be parsed, on Trio's clock
         self._next_turn = -math.inf  # when the next large message may be parsed
         self._turn = trio.Lock()
-        self.reads: ReadTurns = ReadTurns()  # to wait at before each further read of a large message
+        self.reads: TurnBound = reads_per_turn()
         self._holdings = 0
         self._fewer, self._more = -1, 1  # numbers of holdings at which the step changes
         self._owners: dict[str, _OwnerAccount] = {}

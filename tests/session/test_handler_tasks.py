@@ -13,6 +13,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from tests.session.support import Pair, linked
 from trimcp.errors import RemoteError
+from trimcp.protocol.connection import Connection
 from trimcp.session.job import CancelReason
 from trimcp.session.limits import Limits
 from trimcp.wire.codes import INTERNAL_ERROR
@@ -276,6 +277,71 @@ async def test_many_jobs_in_a_row_leave_the_loop_its_turns() -> None:
         running = False
     # Within a turn tasks run in any order, so that two hands may have stood between two counts.
     assert max(told.count(turn) for turn in set(told)) <= 2 * 256
+
+
+@pytest.fixture
+def results_of_turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many large results were encoded in each turn of the event loop, from its use on."""
+    turns: list[int] = [0]
+    encode = Connection.encode_result
+
+    class Turns(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            turns.append(0)
+
+    def counted(connection: Connection, request: Any, result: Any) -> bytes:
+        if turns == [0]:
+            trio.lowlevel.add_instrument(Turns())
+        reply = encode(connection, request, result)
+        turns[-1] += len(reply) > 1_000_000
+        return reply
+
+    monkeypatch.setattr(Connection, "encode_result", counted)
+    return turns
+
+
+async def test_large_results_of_handlers_that_end_together_take_a_turn_each(results_of_turns: list[int]) -> None:
+    inside = 0
+    everybody = trio.Event()
+
+    async def meet(ctx: Any) -> str:
+        nonlocal inside
+        inside += 1
+        if inside == 20:
+            everybody.set()
+        await everybody.wait()
+        return "x" * 1_100_000
+
+    async with linked({"meet": meet}, limits=Limits(max_running=40, eof_grace=0)) as pair:
+        assert len(await call_all(pair, "meet", 20)) == 20
+    assert sum(results_of_turns) == 20
+    assert max(results_of_turns) == 1
+
+
+async def test_tasks_whose_jobs_are_cancelled_together_take_no_large_jobs_together(
+    autojump_clock: Any, results_of_turns: list[int]
+) -> None:
+    async def wait(ctx: Any) -> str:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    async def large(ctx: Any) -> str:
+        return "x" * 1_100_000
+
+    limits = Limits(max_running=20, eof_grace=0)
+    async with linked({"wait": wait, "large": large}, limits=limits) as pair, trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(pair.call, "wait")
+        await wait_all_tasks_blocked()
+        nursery.start_soon(call_all, pair, "large", 20)
+        await wait_all_tasks_blocked()
+        for job in list(pair.server.jobs):
+            if job.started:
+                job.cancel(CancelReason.PEER)
+        await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert sum(results_of_turns) == 20
+    assert max(results_of_turns) == 1
 
 
 async def test_a_crash_that_ends_the_session_lets_what_waits_end_too(autojump_clock: Any) -> None:

@@ -18,7 +18,7 @@ import attrs
 import orjson
 import trio
 
-from trimcp.budget import MemoryCharge
+from trimcp.budget import LARGE, MemoryCharge, TurnBound
 from trimcp.channel import Kind, LaneCounts, Origin, Outgoing, Sink
 from trimcp.errors import ConnectionLost, ErrorReply
 from trimcp.protocol.connection import Connection
@@ -148,6 +148,12 @@ class Endpoint(Protocol[SessionT_contra]):
         """Forget the session: it has ended."""
 
 
+class _Tasks(Protocol):
+    """The part of `jobs.HandlerTasks` that one job needs."""
+
+    results: TurnBound
+
+
 class _Slots(Protocol):
     """The part of `jobs.Jobs` that one job needs."""
 
@@ -157,6 +163,8 @@ class _Slots(Protocol):
     bytes_unread: int
     refused: int
 
+    @property
+    def tasks(self) -> _Tasks | None: ...
     def too_much_unread(self, amount: MemoryCharge) -> bool: ...
     async def until_read(self, job: Job) -> None: ...
     async def wait_for_reader(self, job: Job) -> None: ...
@@ -320,6 +328,10 @@ class Job:
             result = await session.endpoint.handle(session, self)
             if self.extras is not None and self.extras.work is not None:
                 await self.extras.work.join()
+            tasks = session.jobs.tasks
+            assert tasks is not None
+            if tasks.results.left <= 0:
+                await tasks.results.wait()
             self._take_result(result)
             del result  # so that it is not kept while its reply waits
             if self.sink.full:
@@ -432,6 +444,8 @@ class Job:
         elif session.on_finished is not None and getattr(result, "is_error", False) is True:
             self.with_extras().failed = True
         self.reply = reply
+        if size >= LARGE and session.jobs.tasks is not None:
+            session.jobs.tasks.results.take(size)
 
     def drop_result(self) -> bytes:
         """Replace a result by an error, because too many results before it are still unread.

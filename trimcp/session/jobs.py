@@ -15,7 +15,7 @@ from typing import Final
 import attrs
 import trio
 
-from trimcp.budget import LARGE, STEP, MemoryCharge
+from trimcp.budget import STEP, MemoryCharge, TurnBound, results_per_turn
 from trimcp.session.job import CancelReason, Job
 from trimcp.session.limits import Limits
 from trimcp.session.queues import LazyParkingLot, Mailbox
@@ -27,7 +27,6 @@ from trimcp.wire.jsonrpc import RequestId
 _RUNNING: Final = 4096  # bytes that a running request takes beside its text: its records, and a task once it waits
 # Jobs that one task runs in a row before it leaves the rest to the next one, so that other tasks run in between.
 # With fewer, a flood would be read much faster than it is processed, and would wait as tasks instead of bytes.
-# A job with a large result counts as this many, because making it takes as long as many small ones.
 _TURN: Final = 256
 
 
@@ -47,6 +46,8 @@ class HandlerTasks:
     _idle: WaitingTasks = attrs.field(init=False, factory=WaitingTasks)  # one task at most
     _coming: bool = attrs.field(init=False, default=False)
     _context: contextvars.Context = attrs.field(init=False, factory=contextvars.copy_context)
+    # bounds the large results of a turn of the event loop, whether their handlers have waited or not
+    results: TurnBound = attrs.field(init=False, factory=results_per_turn)
 
     def run_soon(self, job: Job) -> None:
         """Have a worker task run a job, from the next turn of the event loop on. Never blocks."""
@@ -67,6 +68,7 @@ class HandlerTasks:
         """Run jobs while any are queued, then wait for more, unless another task waits already."""
         me = trio.lowlevel.current_task()
         context = contextvars.copy_context()
+        self._coming = False  # here, not in each scope: others may be coming when this task has unwound
         while await self._work_in_scope(me, context):
             pass
 
@@ -78,10 +80,11 @@ class HandlerTasks:
         try:
             with trio.CancelScope() as scope:
                 around = innermost_scope(me)
-                self._coming = False
                 while not scope.cancel_called:
-                    if not self._jobs or taken >= _TURN:
+                    if not self._jobs or taken >= _TURN or self.results.left <= 0:
                         taken = 0
+                        if self._jobs and not self._coming:
+                            self._call()
                         if self._idle.tasks:
                             return False
                         me.name = "waiting for a job"
@@ -101,9 +104,8 @@ class HandlerTasks:
                     ended.end()
                     if _changed(context):
                         return False
-                    reply = ended.reply
-                    taken = _TURN if reply is not None and len(reply) >= LARGE else taken + 1
-                    del ended, reply  # so that the memory of a request is not kept until the next one
+                    taken += 1
+                    del ended  # so that the memory of a request is not kept until the next one
         except BaseException:  # an outer scope was cancelled, or worse; the running job still has to be ended
             if not left_open:  # Trio has noticed it, too
                 if job is not None:

@@ -36,7 +36,7 @@ from tests.transports.http.hypercorn_support import (
 )
 from tests.transports.http.test_hypercorn import Identity, identity
 from tests.transports.websocket_support import turns_of
-from trimcp.budget import ReadTurns
+from trimcp.budget import reads_per_turn
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.errors import LocalError
 from trimcp.transports.http.asgi import guards
@@ -705,9 +705,9 @@ async def test_of_many_who_send_much_a_few_are_looked_at_in_each_turn(guarded: b
 
 
 async def test_what_was_read_and_waits_for_its_turn_is_not_lost() -> None:
-    turns = ReadTurns()
+    turns = reads_per_turn()
     for _ in range(8):
-        await turns.wait()
+        await turns.wait(1)
     stream = guards._GuardedStream(Uploads(), 1, turns)
     with trio.CancelScope() as scope:
         scope.cancel()
@@ -718,7 +718,7 @@ async def test_what_was_read_and_waits_for_its_turn_is_not_lost() -> None:
         nursery.cancel_scope.cancel()
     async with trio.open_nursery() as nursery:
         for _ in range(8):
-            await turns.wait()
+            await turns.wait(1)
         nursery.start_soon(trio.lowlevel.checkpoint)
     found = [(await stream.receive_some(guards.PIECE))[:2] for _ in range(2)]
     assert found == [b"1\0", b"2\0"]

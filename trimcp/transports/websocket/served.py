@@ -273,7 +273,7 @@ class ServedWebSocket:
             while not (holding.may_grow or session.closed) and holding.when_it_may_grow(self._unpark):
                 signs.wait_for_room()
                 await self._park()
-            await holding.budget.reads.wait()
+            await holding.budget.reads.wait(1)
             if session.closed:
                 return None
         signs.begin_read()

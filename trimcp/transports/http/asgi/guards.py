@@ -39,7 +39,7 @@ from hypercorn.trio.task_group import _handle as handle_app
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import EventWrapper, TrioSingleTask
 
-from trimcp.budget import NOWHERE_KNOWN, MemoryAccount, ReadTurns, owner_of
+from trimcp.budget import NOWHERE_KNOWN, MemoryAccount, TurnBound, owner_of, reads_per_turn
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single
@@ -77,7 +77,7 @@ class GuardedConfig(Config):
         # `connections`, `shares`: the open connections, and their number by owner
         self.connections: set[_GuardedStream] = set()
         self.shares: Shares[_GuardedStream] = Shares(2)
-        self.reads: ReadTurns = ReadTurns()  # at which those that send something large wait for their turn
+        self.reads: TurnBound = reads_per_turn()  # at which those that send something large wait for their turn
 
     @property
     def ssl_enabled(self) -> bool:
@@ -362,7 +362,7 @@ class _GuardedStream:
 
     _stream: Any
     _progress: PeerProgress = attrs.field(converter=PeerProgress)  # from its seconds
-    _reads: ReadTurns = attrs.field(factory=ReadTurns)
+    _reads: TurnBound = attrs.field(factory=reads_per_turn)
     owner: str = NOWHERE_KNOWN  # whose share of all connections it counts into
     server: Any = None  # Hypercorn's object for the connection
     _kept: bytes | bytearray = attrs.field(init=False, default=b"")  # was read, and waits for its turn
@@ -381,7 +381,7 @@ class _GuardedStream:
         data = self._kept or await self._stream.receive_some(max_bytes)
         if len(data) >= _MUCH and "turns" not in _off:
             self._kept = data
-            await self._reads.wait()
+            await self._reads.wait(1)
             self._kept = b""
         return data
 

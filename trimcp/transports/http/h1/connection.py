@@ -324,7 +324,7 @@ class H1Connection:
                             del body
                             raise RequestRefused(503, "too much is being received; try again later")
                     if size >= _READ_SIZE:
-                        await holding.budget.reads.wait()
+                        await holding.budget.reads.wait(1)
                     if not await self._more():
                         return None
                 data = parser.next_data()

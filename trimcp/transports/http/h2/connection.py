@@ -195,7 +195,7 @@ class H2Connection:
                 self._drop("left")
         else:
             if self._is_receiving_much:
-                await self.holding.budget.reads.wait()
+                await self.holding.budget.reads.wait(1)
             data = await self._wire.read(_READ_SIZE, self._offer)
             if self._looked:
                 self._looked = False
