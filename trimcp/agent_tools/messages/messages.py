@@ -7,7 +7,7 @@ A class declares its members once: what `read_message` checks, what the publishe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Final, TypeVar, dataclass_transform
 
 import attrs
@@ -33,6 +33,7 @@ class MemberRule:
 
     types: tuple[type, ...]  # the Python types of its JSON value
     schema: Mapping[str, Any]  # its JSON Schema
+    wanted: str  # what it must be, for an error's text
     required: bool = False  # whether the message is malformed without it
     longest: int = 0  # characters of the longest text; 0 for no bound. A bounded text is not empty.
     positive: bool = False  # whether a number must be greater than 0
@@ -56,47 +57,46 @@ class MemberRule:
         return not self.choices or value in self.choices
 
 
-def _member(rule: MemberRule) -> Any:
-    return attrs.field(metadata={"rule": rule}) if rule.required else attrs.field(default=None, metadata={"rule": rule})
+_KINDS: Final[Mapping[str, tuple[tuple[type, ...], Mapping[str, Any]]]] = {
+    "a text": ((str,), {"type": "string"}),
+    "an object": ((dict,), {"type": "object"}),
+    "an array": ((list,), {"type": "array", "items": {"type": "object"}}),
+    "a number": ((int, float), {"type": "number"}),
+    "an integer": ((int,), {"type": "integer"}),
+    "a truth value": ((bool,), {"type": "boolean"}),
+    "any value": (_ANY, {}),
+}
 
 
-def _text(about: str, *, required: bool = False, longest: int = MAX_ID, choices: tuple[str, ...] = ()) -> Any:
-    schema: dict[str, Any] = {"type": "string", "minLength": 1, "maxLength": longest, "description": about}
+def _member(
+    kind: str,
+    about: str,
+    *,
+    required: bool = False,
+    longest: int = 0,
+    positive: bool = False,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    types, schema = _KINDS[kind]
+    wanted = kind
     if choices:
-        schema = {"enum": list(choices), "description": about}
-    return _member(MemberRule((str,), schema, required, longest, choices=choices))
+        schema, wanted = {"enum": list(choices)}, " or ".join(f"`{choice}`" for choice in choices)
+    elif longest:
+        schema, wanted = {**schema, "minLength": 1, "maxLength": longest}, f"{kind} of 1 to {longest} characters"
+    elif positive:
+        schema, wanted = {**schema, "exclusiveMinimum": 0}, f"{kind} greater than 0"
+    rule = MemberRule(types, {**schema, "description": about}, wanted, required, longest, positive, choices)
+    return attrs.field(metadata={"rule": rule}) if required else attrs.field(default=None, metadata={"rule": rule})
 
 
-def _object(about: str, *, required: bool = False) -> Any:
-    return _member(MemberRule((dict,), {"type": "object", "description": about}, required))
-
-
-def _objects(about: str, *, required: bool = False) -> Any:
-    schema = {"type": "array", "items": {"type": "object"}, "description": about}
-    return _member(MemberRule((list,), schema, required))
-
-
-def _number(about: str, *, required: bool = False, positive: bool = False) -> Any:
-    schema: dict[str, Any] = {"type": "number", "description": about}
-    if positive:
-        schema["exclusiveMinimum"] = 0
-    return _member(MemberRule((int, float), schema, required, positive=positive))
-
-
-def _integer(about: str, *, required: bool = False) -> Any:
-    return _member(MemberRule((int,), {"type": "integer", "description": about}, required))
-
-
-def _flag(about: str) -> Any:
-    return _member(MemberRule((bool,), {"type": "boolean", "description": about}))
-
-
-def _value(about: str) -> Any:
-    return _member(MemberRule(_ANY, {"description": about}))
-
-
-def _context(*, required: bool = True) -> Any:
-    return _text("the context's id", required=required)
+_text: Final = partial(_member, "a text", longest=MAX_ID)
+_object: Final = partial(_member, "an object")
+_objects: Final = partial(_member, "an array")
+_number: Final = partial(_member, "a number")
+_integer: Final = partial(_member, "an integer")
+_flag: Final = partial(_member, "a truth value")
+_value: Final = partial(_member, "any value")
+_context: Final = partial(_text, "the context's id", required=True)
 
 
 MESSAGES: Final[dict[str, type[AgentMessage]]] = {}
@@ -369,7 +369,7 @@ def read_as(cls: type[MessageT], value: dict[str, Any], *, strict: bool = False)
             kind, longest, rule = found
             usual = type(given) is kind and (not longest or 0 < len(given) <= longest)  # type: ignore[arg-type]  # a text then
             if not usual and not rule.fits(given):
-                raise MalformedMessage(f"{cls.type}: `{name}` must be {_wanted(rule)}")
+                raise MalformedMessage(f"{cls.type}: `{name}` must be {rule.wanted}")
             members[name] = given
         elif strict and name != "type":
             raise MalformedMessage(f"{cls.type}: unknown member `{name[:MAX_ID]}`")
@@ -377,24 +377,6 @@ def read_as(cls: type[MessageT], value: dict[str, Any], *, strict: bool = False)
         if name not in members:
             raise MalformedMessage(f"{cls.type}: `{name}` is missing")
     return cls(**members)
-
-
-def _wanted(rule: MemberRule) -> str:
-    if rule.choices:
-        return " or ".join(f"`{choice}`" for choice in rule.choices)
-    if rule.longest:
-        return f"a text of 1 to {rule.longest} characters"
-    if rule.positive:
-        return "a number greater than 0"
-    kinds = {
-        str: "a text",
-        dict: "an object",
-        list: "an array",
-        int: "an integer",
-        float: "a number",
-        bool: "a truth value",
-    }
-    return kinds.get(rule.types[-1], "true or false")
 
 
 def as_json(message: AgentMessage) -> dict[str, Any]:
