@@ -18,6 +18,7 @@ from tests.agent_tools.world import WEATHER, World, call_of, conforms, events_of
 from tests.transports.http.face import Answer, Visitor, visiting
 from trimcp.agent_tools import AgentTools
 from trimcp.agent_tools.contexts.state import ContextLimits
+from trimcp.agent_tools.messages import messages
 from trimcp.errors import LocalError
 from trimcp.transports.http.interfaces import Head, HttpResponse, Upgrade
 from trimcp.wire.codes import FORBIDDEN
@@ -323,6 +324,39 @@ async def test_registering_without_a_token_is_for_this_machine_alone(header: str
 
 
 # Contexts
+
+
+@pytest.mark.parametrize("what", ["read", "watched"])
+async def test_large_contexts_that_are_read_together_take_several_turns(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    turns = [0]
+    encode = messages.encode_message
+
+    class Turns(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            turns.append(0)
+
+    def counted(message: messages.AgentMessage) -> bytes:
+        data = encode(message)
+        turns[-1] += len(data) > 200_000
+        return data
+
+    monkeypatch.setattr(messages, "encode_message", counted)
+    trio.lowlevel.add_instrument(Turns())
+    async with agents() as agent:
+        await agent.send("POST", "/contexts", {"context_id": "large", "state": {"text": "x" * 200_000}})
+        async with trio.open_nursery() as nursery:
+            for _ in range(40):
+                if what == "read":
+                    nursery.start_soon(agent.send, "GET", "/contexts/large")
+                else:
+                    nursery.start_soon(agent.begin, "GET", "/contexts/large/events")
+        await wait_all_tasks_blocked()
+        await agent.send("DELETE", "/contexts/large")
+        await wait_all_tasks_blocked()
+    assert sum(turns) == 40 + 1
+    assert max(turns) <= 6  # a MiB
 
 
 async def test_a_context_is_made_read_changed_and_ended() -> None:

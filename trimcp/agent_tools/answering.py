@@ -20,6 +20,7 @@ from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.contexts.state import Applied
 from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
+from trimcp.budget import LARGE, TurnBound
 from trimcp.session.agent_context import ContextEvent
 from trimcp.support.cleaning import harmless, log_crash
 from trimcp.support.nurseries import contained
@@ -63,6 +64,7 @@ class Answering:
 
     contexts: ContextTable
     catalog: Catalog
+    results: TurnBound  # bounds what large results are encoded in one turn of the event loop
 
     def receive(self, message: messages.AgentMessage, caller: AgentCaller) -> Found:
         """Carry a message out and return its answer, or what waits for it. Raises AgentToolsError."""
@@ -115,7 +117,23 @@ class Answering:
         return message_of(context.whole())
 
     def _read(self, message: messages.ContextRead, caller: AgentCaller) -> Found:
-        return self.in_context(message, caller, lambda message, context, _: message_of(context.whole()))
+        return self.in_context(message, caller, self.in_turn(_whole))
+
+    def in_turn(self, then: InContext) -> InContext:
+        """Return what does the same to a context, a large one in a turn of its own: its whole state is encoded."""
+
+        def then_in_turn(message: messages.AgentMessage, context: ContextActor, received: Any) -> Found:
+            if context.text_size < LARGE:
+                return then(message, context, received)
+            return Later(message, partial(self._after_others, then, message, context, received))
+
+        return then_in_turn
+
+    async def _after_others(
+        self, then: InContext, message: messages.AgentMessage, context: ContextActor, received: Any
+    ) -> Found:
+        await self.results.wait(context.text_size)
+        return then(message, context, received)
 
     def _update(self, message: messages.ContextUpdate, caller: AgentCaller) -> Found:
         # An update of a version that is there begins no context.
@@ -211,6 +229,10 @@ def _updated(message: messages.ContextUpdate, applied: Applied) -> messages.Cont
 
 async def _stored(message: messages.ContextUpdate, applied: Applied) -> Found:
     return _updated(message, await applied.stored())
+
+
+def _whole(message: messages.ContextRead, context: ContextActor, _: object) -> Found:
+    return message_of(context.whole())
 
 
 def _end(message: messages.ContextDestroy, context: ContextActor, _: object) -> Found:

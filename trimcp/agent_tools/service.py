@@ -93,7 +93,7 @@ class AgentRun:
 
     def __attrs_post_init__(self) -> None:
         self.calls = Places(self.max_calls, "call")
-        self.answers = Answering(self.contexts, self.catalog)
+        self.answers = Answering(self.contexts, self.catalog, self.server.handler_tasks.results)
 
     def caller(self, principal: Any, address: str | None, said: str | None = None, *, loopback: bool) -> AgentCaller:
         """Return who sends a request. Raises as `agent_of`; Unauthenticated if it is unknown and from afar."""
@@ -124,7 +124,7 @@ class AgentRun:
         if type(message) is messages.ToolRequest:
             return self.answers.in_context(message, caller, asker.call, received, make=True)
         if type(message) is messages.ContextWatch:
-            return self.answers.in_context(message, caller, asker.watch, received)
+            return self.answers.in_context(message, caller, self.answers.in_turn(asker.watch), received)
         return self.answers.receive(message, caller)
 
     def start_call(

@@ -96,16 +96,17 @@ class Running:
     provided: dict[Callable[..., Any], Any] = attrs.field(init=False, factory=dict)
     providing: dict[Session, trio.MemorySendChannel[Any]] = attrs.field(init=False, factory=dict)
     subscribers: Subscribers = attrs.field(init=False)
+    # runs the handlers of sessions that have no task of their own
+    handler_tasks: HandlerTasks = attrs.field(init=False)
     _drained: set[object] = attrs.field(init=False, factory=set)
     _spare: list[Pushed] = attrs.field(init=False, factory=list)
     _handlers: dict[str, Handler] = attrs.field(init=False)
     _noticed: Handler = attrs.field(init=False)
     _scope: Scope = attrs.field(init=False)
-    _handler_tasks: HandlerTasks = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         server, limits = self.server, self.server.limits
-        self._handler_tasks = HandlerTasks(self.nursery)
+        self.handler_tasks = HandlerTasks(self.nursery)
         self.max_message = limits.largest_into(Role.SERVER)
         self.pools = Pools(limits, server.max_threads, server.max_processes, self.nursery)
         self.subscribers = Subscribers(server)
@@ -319,7 +320,7 @@ class Running:
             return pushed
         from trimcp.session.push import Pushed  # loaded with the first such session, as below
 
-        pushed = Pushed(self.session(NOWHERE), self._handler_tasks, self._take_back)
+        pushed = Pushed(self.session(NOWHERE), self.handler_tasks, self._take_back)
         pushed.require_envelope()
         return self._opened_with(pushed, holding, via)
 
@@ -335,7 +336,7 @@ class Running:
         """Return a new session into which messages are pushed; `sink` takes the messages outside any request."""
         from trimcp.session.push import Pushed
 
-        return self._opened_with(Pushed(self.session(sink), self._handler_tasks), holding, via)
+        return self._opened_with(Pushed(self.session(sink), self.handler_tasks), holding, via)
 
     def _opened_with(self, pushed: Pushed, holding: MemoryAccount | None, via: object) -> Pushed:
         """Count a session's memory in `holding`, and drain it with `via`, see `drain`."""
@@ -353,7 +354,7 @@ class Running:
 
         session = self.session(WrittenOutbox(self.server.limits, writer))
         session.engine.legacy.reopens, session.transport.link = True, writer.link
-        opened = PushedConnection(session, self._handler_tasks)
+        opened = PushedConnection(session, self.handler_tasks)
         self._opened_with(opened, holding, via)
         return opened
 
