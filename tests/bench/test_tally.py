@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from trimcp.bench.tally import Tally
@@ -132,3 +134,58 @@ def test_the_mean_follows_what_answers_take() -> None:
     for _ in range(200):
         tally.right(3.0, 0.1)
     assert tally.mean == pytest.approx(3.0, rel=0.01)
+
+
+# Slices
+
+
+def test_a_slice_has_what_came_since_the_last_one_by_request() -> None:
+    tally = a_tally(10.0)
+    tally.right(0.1, 10.1, "echo")
+    tally.right(0.2, 10.2, "list")
+    tally.wrong("boom", "", 10.2)
+    tally.cut(10.25, cpu=0.5, rss=7)
+    tally.right(0.3, 10.3, "echo")
+    tally.cut(10.5)
+    first, second = tally.slices
+    assert (first.start, first.seconds, first.cpu, first.rss, first.errors) == (0.0, 0.25, 0.5, 7, {"boom": 1})
+    assert {label: times.count for label, times in first.times.items()} == {"echo": 1, "list": 1}
+    assert (second.start, second.whole.most, second.cpu) == (0.25, 0.3, None)
+    assert tally.requests["echo"].count == 2
+    tally.end(11.0)
+    tally.right(0.9, 11.5, "echo")
+    assert tally.requests["echo"].count == 3
+
+
+def test_however_long_it_takes_there_are_few_slices_and_nothing_is_lost() -> None:
+    tally = a_tally()
+    now = 0.0
+    while now < 100.0:
+        now += tally.slice_length
+        tally.right(0.1, now, "echo")
+        tally.cut(now, cpu=1.0)
+    assert 30 <= len(tally.slices) < 60
+    assert tally.slice_length == 2.0
+    assert sum(each.whole.count for each in tally.slices) == tally.calls
+    assert all(each.start + each.seconds == later.start for each, later in pairwise(tally.slices))
+
+
+def test_the_rest_at_the_end_is_no_slice_of_its_own() -> None:
+    tally = a_tally()
+    for now in (0.25, 0.5, 0.55):
+        tally.right(0.1, now, "echo")
+        tally.cut(now, lag=now)
+    assert [(each.seconds, each.whole.count, each.lag) for each in tally.slices] == [
+        (0.25, 1, 0.25),
+        (pytest.approx(0.3), 2, 0.55),
+    ]
+
+
+def test_requests_without_end_are_counted_together() -> None:
+    tally = a_tally()
+    for number in range(150):
+        tally.right(0.1, 0.1, f"tool{number}")
+    tally.cut(1.0)
+    assert len(tally.requests) == 101
+    assert tally.requests["others"].count == 50
+    assert len(tally.slices[0].times) == 101

@@ -1,17 +1,22 @@
-"""CPU time and memory of the server's processes, as the kernel counts them (Linux only)."""
+"""CPU time and memory of the server's processes, as the kernel counts them (Linux only); how fast the machine was."""
 
 from __future__ import annotations
 
+import os
+import platform
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import attrs
+import trio
 
 from trimcp.bench.report import Cost
+from trimcp.bench.tally import Tally
 from trimcp.support.descendants import with_descendants
 
 _PROC: Final = Path("/proc")
@@ -44,6 +49,14 @@ class ProcessTree:
                 found[pid] = cpu_seconds(pid)
         return found
 
+    def rss(self) -> int:
+        """Return the bytes of resident memory that all of them hold now."""
+        held = 0
+        for pid in self._known:
+            with suppress(OSError):
+                held += memory_of(pid)[0]
+        return held
+
     def cost(self, before: Mapping[int, float], after: Mapping[int, float]) -> Cost | None:
         """Return the CPU time between two results of `cpu`, and the memory held now; None without processes.
 
@@ -74,3 +87,65 @@ def memory_of(pid: int) -> tuple[int, int]:
         if name in ("VmRSS", "VmHWM"):
             found[name] = int(value.split()[0]) * 1024
     return found.get("VmRSS", 0), found.get("VmHWM", 0)
+
+
+_FIND_EVERY: Final = 2.0  # seconds between searches for new descendants
+_WORK: Final = tuple(range(2_000))
+
+
+@attrs.define(eq=False)
+class Cutter:
+    """Cuts a measurement into slices, each with what it cost."""
+
+    _tally: Tally
+    _processes: ProcessTree
+    _cpu: dict[int, float]  # the CPU seconds of the server's processes at the last cut
+    _own: float = attrs.field(init=False, factory=time.process_time)
+    _at: float = attrs.field(init=False, factory=trio.current_time)
+    _found: float = attrs.field(init=False, factory=trio.current_time)
+
+    async def run(self) -> None:
+        """Cut until cancelled."""
+        due = trio.current_time()
+        while True:
+            due += self._tally.slice_length
+            await trio.sleep_until(due)
+            now = trio.current_time()
+            if now - self._found > _FIND_EVERY:
+                self._found = now
+                self._processes.find()
+            self.cut(now, now - due)
+
+    def cut(self, now: float, lag: float = 0.0) -> None:
+        """End the slice that lasts."""
+        cpu, own = self._processes.cpu(), time.process_time()
+        spent = sum(max(seconds - self._cpu.get(pid, 0.0), 0.0) for pid, seconds in cpu.items())
+        began, began_cpu = time.perf_counter(), time.thread_time()
+        sum(_WORK)
+        work_cpu, work = time.thread_time() - began_cpu, time.perf_counter() - began
+        self._tally.cut(
+            now,
+            cpu=spent if cpu else None,
+            rss=self._processes.rss() if cpu else None,
+            busy=(own - self._own) / max(now - self._at, 1e-9),
+            lag=lag,
+            work_cpu=work_cpu,
+            work=work,
+        )
+        self._cpu, self._own, self._at = cpu, own, now
+
+
+def environment() -> dict[str, Any]:
+    """Return what a reader needs to know of this machine, and when it is."""
+    try:
+        own = version("trimcp")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {
+        "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "trimcp": own,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }

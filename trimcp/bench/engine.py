@@ -7,12 +7,12 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import trio
 
-from trimcp.bench.cost import ProcessTree
+from trimcp.bench.cost import Cutter, ProcessTree, environment
 from trimcp.bench.discovery import Found, Target, discover, name_of
 from trimcp.bench.mux import run_session
 from trimcp.bench.plan import Plan
@@ -128,6 +128,7 @@ class Measurement:
     _warm_until: float = attrs.field(init=False, default=0.0)
     _processes: ProcessTree = attrs.field(init=False)
     _cost: Cost | None = attrs.field(init=False, default=None)
+    _environment: dict[str, Any] = attrs.field(init=False, factory=environment)
 
     def __attrs_post_init__(self) -> None:
         self._processes = ProcessTree([self._load.plan.pids, self._load.pids])
@@ -187,8 +188,13 @@ class Measurement:
         self._began = self._mark()
         tally.begin(self._began.at)
         supply.allow(math.inf if plan.count is None else plan.count)
-        await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.done + plan.count)
+        cutter = Cutter(tally, self._processes, self._began.processes)
+        async with open_service_nursery() as cutting:
+            cutting.start_soon(cutter.run)
+            await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.done + plan.count)
+            cutting.cancel_scope.cancel()
         self._ended = self._mark()
+        cutter.cut(self._ended.at)
         supply.close(self._ended.at)
         tally.end(self._ended.at)
         self._processes.find()
@@ -295,4 +301,7 @@ class Measurement:
             cost=self._cost,
             generator=Generator(ended.cpu - began.cpu, ended.at - began.at, tally.answers),
             interrupted=self._interrupted,
+            requests=tally.requests,
+            slices=tally.slices,
+            environment=self._environment,
         )

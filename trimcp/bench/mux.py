@@ -165,7 +165,7 @@ class LoadCaller:
             return
         wrong = call.request.check(message, call.number)
         if wrong is None:
-            self.supply.tally.right(now - call.due, now)
+            self.supply.tally.right(now - call.due, now, call.request.label)
         else:
             self.supply.tally.wrong(*wrong, now)
         self._end(now)

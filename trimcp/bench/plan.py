@@ -233,6 +233,14 @@ class Plan:
         lists = {"mix": list(plan["mix"]), "pids": list(self.pids)}
         return {**plan, **lists, "under_way": self.places, "seconds": self.duration}
 
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Plan:
+        """Return the plan that `to_json` was called on. Raises LocalError: it is not valid."""
+        known = {field.name for field in attrs.fields(Plan)}
+        fields = {name: each for name, each in value.items() if name in known}
+        mix = tuple(MixEntry(**entry) for entry in fields.pop("mix"))
+        return Plan(**{**fields, "mix": mix, "pids": tuple(fields.pop("pids", ()))})
+
 
 CLIENT: Final = {"name": "trimcp-bench", "version": "1"}
 """The `clientInfo` of the load."""
@@ -264,6 +272,10 @@ class PreparedRequest:
     _headers_vary: bool = attrs.field(alias="headers_vary")
     _expect_varies: bool = attrs.field(alias="expect_varies")
     _member: str | None = attrs.field(alias="member")
+    label: str = attrs.field(init=False)  # the name its times are counted under
+
+    def __attrs_post_init__(self) -> None:
+        self.label = self.entry.label
 
     def render(self, id: int, number: int) -> bytes:
         """Return the request's text with its id and the call's number filled in."""

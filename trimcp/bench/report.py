@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any, Final, Literal
 
 import attrs
 
 from trimcp.bench.plan import Plan
+from trimcp.errors import LocalError
 
 _PER_FOLD: Final = 100  # buckets for each factor of e: one is 1 % wide
 _LEAST: Final = 1e-8
@@ -39,15 +41,33 @@ class Histogram:
         self._buckets.update([int(log(each) * _PER_FOLD + _ZERO) for each in times])
         self._extend(len(times), sum(times), least, most)
 
+    def merge(self, other: Histogram) -> None:
+        """Add all times of another histogram; nothing is lost by it."""
+        if other.count:
+            self._buckets.update(other._buckets)
+            self._extend(other.count, other.total, other.least, other.most)
+
     @staticmethod
     def merged(histograms: Iterable[Histogram]) -> Histogram:
         """Return the sum of histograms."""
         whole = Histogram()
         for each in histograms:
-            if each.count:
-                whole._buckets.update(each._buckets)
-                whole._extend(each.count, each.total, each.least, each.most)
+            whole.merge(each)
         return whole
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON values; bucket 2000 + n begins at exp(n / 100) seconds."""
+        buckets = [[index, self._buckets[index]] for index in sorted(self._buckets)]
+        return {"total": self.total, "min": self.least, "max": self.most, "buckets": buckets}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Histogram:
+        """Return what `to_json` was called on."""
+        made = Histogram()
+        made._buckets.update({int(index): int(count) for index, count in value["buckets"]})
+        if made._buckets:
+            made._extend(sum(made._buckets.values()), float(value["total"]), float(value["min"]), float(value["max"]))
+        return made
 
     def _extend(self, count: int, total: float, least: float, most: float) -> None:
         self.least = min(self.least, least) if self.count else least
@@ -177,6 +197,67 @@ class Second:
 
 
 @attrs.frozen
+class Slice:
+    """A stretch of the measurement: what was answered in it, and what it cost.
+
+    Slices say how much the figures vary within a measurement. At most 60 are kept: there each is two of the earlier.
+    """
+
+    start: float  # seconds from the beginning
+    seconds: float
+    times: Mapping[str, Histogram] = attrs.field(eq=False)  # of right answers, by request
+    errors: Mapping[str, int]  # failures, by kind
+    cpu: float | None = None  # CPU seconds of the server
+    rss: int | None = None  # bytes of the server's resident memory at its end
+    busy: float = 0.0  # the share of a core that the generator used
+    lag: float = 0.0  # how late the generator's event loop came to its end, in seconds
+    # `work_cpu`, `work`: CPU seconds and seconds that a fixed piece of work took: how fast and how free the machine was
+    work_cpu: float = 0.0
+    work: float = 0.0
+
+    @property
+    def whole(self) -> Histogram:
+        """The times of all requests."""
+        return Histogram.merged(self.times.values())
+
+    def joined(self, later: Slice) -> Slice:
+        """Return this slice and the next one as one."""
+        labels = dict.fromkeys([*self.times, *later.times])
+        times = {
+            each: Histogram.merged(one.times[each] for one in (self, later) if each in one.times) for each in labels
+        }
+        seconds = self.seconds + later.seconds
+        return Slice(
+            self.start,
+            seconds,
+            times,
+            Counter(self.errors) + Counter(later.errors),
+            None if self.cpu is None or later.cpu is None else self.cpu + later.cpu,
+            self.rss if later.rss is None else later.rss,
+            (self.busy * self.seconds + later.busy * later.seconds) / seconds if seconds else 0.0,
+            max(self.lag, later.lag),
+            min(self.work_cpu, later.work_cpu),
+            (self.work + later.work) / 2,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values, with all times."""
+        return {
+            **{name: getattr(self, name) for name in _OF_SLICE},
+            "times": {label: times.to_json() for label, times in self.times.items()},
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Slice:
+        """Return what `to_json` was called on."""
+        times = {label: Histogram.from_json(each) for label, each in value["times"].items()}
+        return Slice(**{**value, "times": times})
+
+
+_OF_SLICE: Final = ("start", "seconds", "errors", "cpu", "rss", "busy", "lag", "work_cpu", "work")
+
+
+@attrs.frozen
 class Snapshot:
     """The state during a measurement. Totals are so far, as in `Report`, unless they are about `seconds`."""
 
@@ -243,6 +324,9 @@ class Report:
     cost: Cost | None  # the resources of the server's processes; None if they cannot be read
     generator: Generator  # the resources of this process
     interrupted: bool = False  # whether it was ended early
+    requests: Mapping[str, Histogram] = attrs.field(factory=dict, eq=False)  # the times by request
+    slices: tuple[Slice, ...] = attrs.field(default=(), eq=False)  # what happened when
+    environment: Mapping[str, Any] = attrs.field(factory=dict, eq=False)  # the machine of the generator, and when
 
     @property
     def rough(self) -> bool:
@@ -283,6 +367,22 @@ class Report:
         return sum(each.count for each in self.errors.values())
 
     @property
+    def error_share(self) -> float:
+        """The share of failures in all answers, from 0 to 1."""
+        return self.failures / max(self.failures + self.calls, 1)
+
+    @property
+    def rss_growth(self) -> float | None:
+        """Bytes of memory that the server gains per second in the second half of the measurement; None if unknown.
+
+        It is the median slope between two moments, which single jumps do not move.
+        """
+        seen = [(each.start + each.seconds, each.rss) for each in self.slices if each.rss is not None]
+        seen = [(at, rss) for at, rss in seen if at >= self.seconds / 2]
+        slopes = [(b - a) / (till - at) for i, (at, a) in enumerate(seen) for till, b in seen[i + 1 :] if till > at]
+        return median(slopes) if slopes else None
+
+    @property
     def right(self) -> bool:
         """Whether there were answers and all were right. Calls cancelled as planned do not count."""
         return not self.errors and (self.calls > 0 or self.latency.count > 0 or self.cancelled + self.timed_out > 0)
@@ -292,6 +392,7 @@ class Report:
         latency = self.latency
         return {
             "format": FORMAT,
+            "parts": self.parts,
             "server": {"name": self.server_name, "version": self.server_version},
             "plan": self.plan.to_json(),
             **{name: getattr(self, name) for name in _PLAIN},
@@ -319,8 +420,60 @@ class Report:
                 "busy": self.generator.busy,
                 "saturated": self.generator.saturated,
                 "ceiling_per_second": self.generator.ceiling,
+                "answers": self.generator.answers,
+                "seconds": self.generator.seconds,
             },
+            "requests": {label: times.to_json() for label, times in self.requests.items()},
+            "slices": [each.to_json() for each in self.slices],
+            "environment": dict(self.environment),
         }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Report:
+        """Return the report that `to_json` was called on. Raises LocalError: it is none, or of another format."""
+        try:
+            if value["format"] != FORMAT:
+                raise LocalError(f"it has the format {value['format']!r:.20}, and this version reads {FORMAT}")
+            return _report_from(value)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise LocalError(f"it does not hold the figures of a measurement: {error!r:.100}") from None
+
+
+def _report_from(value: Mapping[str, Any]) -> Report:
+    latency, cost, generator = value["latency_ms"], value["cost"], value["generator"]
+    times = Histogram()
+    for edge, count in value["histogram"]:
+        times._buckets[round(math.log(edge / _MILLI) * _PER_FOLD) + _ZERO - 1] += int(count)
+    if count := sum(times._buckets.values()):
+        times._extend(count, latency["mean"] * count / _MILLI, latency["min"] / _MILLI, latency["max"] / _MILLI)
+    seconds = [
+        Second(each["second"], each["calls"], each["errors"], _seconds(each["p50"]), _seconds(each["p99"]))
+        for each in value["over_time"]
+    ]
+    return Report(
+        **{name: value[name] for name in _PLAIN if name not in ("per_second", "rough")},
+        parts=float(value.get("parts", value["calls"])),
+        server_name=value["server"]["name"],
+        server_version=value["server"]["version"],
+        plan=Plan.from_json(value["plan"]),
+        errors={kind: Failures(each["count"], each["example"]) for kind, each in value["errors"].items()},
+        latency=times,
+        over_time=tuple(seconds),
+        progress=value["progress"]["count"],
+        cost=cost and Cost(cost["cpu_seconds"], round(cost["rss_mib"] * _MEBI), round(cost["peak_rss_mib"] * _MEBI)),
+        generator=Generator(
+            generator["cpu_seconds"],
+            generator.get("seconds", value["seconds"]),
+            generator.get("answers", value["calls"]),
+        ),
+        requests={label: Histogram.from_json(each) for label, each in value.get("requests", {}).items()},
+        slices=tuple(map(Slice.from_json, value.get("slices", ()))),
+        environment=value.get("environment", {}),
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / _MILLI
 
 
 def _ms(seconds: float | None) -> float | None:

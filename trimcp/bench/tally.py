@@ -6,11 +6,12 @@ Sans-I/O: the caller passes the time.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from typing import Any, Final
 
 import attrs
 
-from trimcp.bench.report import Failures, Histogram, Second
+from trimcp.bench.report import Failures, Histogram, Second, Slice
 from trimcp.support.cleaning import one_line
 
 LATE: Final = 0.010
@@ -20,6 +21,10 @@ _KEPT: Final = 4096  # times kept before they are added to the histogram
 _KINDS: Final = 40
 _LONGEST: Final = 200
 _STEP: Final = 0.5
+_LABELS: Final = 100  # requests whose times are counted apart
+_OTHERS: Final = "others"
+_SLICES: Final = 60
+_SLICE: Final = 0.25
 
 
 @attrs.define(eq=False)
@@ -31,7 +36,8 @@ class Tally:
     It has more than 20 fields because each is counted by itself while calls end.
     """
 
-    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `latency`, `progress`: as in `Report`
+    # `calls`, `after`, `parts`, `errors`, `cancelled`, `timed_out`, `late`, `latency`, `requests`, `progress`: as in
+    # `Report`
     calls: int = 0
     failed: int = 0  # the sum of `errors`
     progress: int = 0
@@ -46,11 +52,17 @@ class Tally:
     parts: float = 0.0
     errors: dict[str, Failures] = attrs.field(factory=dict)
     latency: Histogram = attrs.field(factory=Histogram)
+    requests: dict[str, Histogram] = attrs.field(factory=dict)
     mean: float = 0.0
     """The exponentially weighted mean of recent answer times, in seconds; 0 before the first."""
     began: float = math.inf
     ended: float = math.inf
-    _times: list[float] = attrs.field(init=False, factory=list)
+    slice_length: float = attrs.field(init=False, default=_SLICE)  # seconds after which `cut` should be called again
+    _slices: list[Slice] = attrs.field(init=False, factory=list)
+    _slice: dict[str, Histogram] = attrs.field(init=False, factory=dict)
+    _slice_errors: Counter[str] = attrs.field(init=False, factory=Counter)
+    _cut_at: float = attrs.field(init=False, default=0.0)
+    _times: defaultdict[str, list[float]] = attrs.field(init=False, factory=lambda: defaultdict(list))
     _recent: Histogram = attrs.field(init=False, factory=Histogram)
     _recently_reported: int = attrs.field(init=False, default=0)
     _second: Histogram = attrs.field(init=False, factory=Histogram)
@@ -66,7 +78,7 @@ class Tally:
     def begin(self, now: float) -> None:
         """Count from now on."""
         self._recent, self._recently_reported = Histogram(), 0
-        self.began = now
+        self.began = self._cut_at = now
         self._next = now + 1.0
 
     def end(self, now: float) -> None:
@@ -84,14 +96,15 @@ class Tally:
 
     # Outcomes of calls
 
-    def right(self, seconds: float, now: float) -> None:
-        """Count a right answer, `seconds` after the call should have begun."""
+    def right(self, seconds: float, now: float, label: str = "") -> None:
+        """Count a right answer to the request of this label, `seconds` after the call should have begun."""
         self.mean += (seconds - self.mean) * (0.05 if self.mean else 1.0)
         if now < self.began:
             return
         begun = now - seconds
         if self.ended < math.inf:
             self.latency.add([seconds])
+            self._by_label(self.requests, label).add([seconds])
             self.after += 1
             if begun < self.ended:
                 self.parts += (self.ended - max(begun, self.began)) / seconds
@@ -101,7 +114,7 @@ class Tally:
         self.calls += 1
         self.parts += 1.0 if begun >= self.began else (now - self.began) / seconds
         self.answers += 1
-        times = self._times
+        times = self._times[label]
         times.append(seconds)
         if len(times) >= _KEPT:
             self._flush()
@@ -117,6 +130,8 @@ class Tally:
         kind = one_line(kind, 60)
         if kind not in self.errors and len(self.errors) >= _KINDS:
             kind = "other"
+        if self.counting:
+            self._slice_errors[kind] += 1
         if kind in self.errors:
             self.errors[kind].count += 1
         else:
@@ -137,7 +152,27 @@ class Tally:
         else:
             self.cancelled += 1
 
+    def cut(self, now: float, **figures: Any) -> None:
+        """End a slice, with the figures of `Slice` that others know; when there are many, make two into one each."""
+        self._catch_up(now)
+        self._flush()
+        if now <= self._cut_at:
+            return
+        start, seconds = self._cut_at - self.began, now - self._cut_at
+        self._slices.append(Slice(start, seconds, self._slice, dict(self._slice_errors), **figures))
+        self._slice, self._slice_errors, self._cut_at = {}, Counter(), now
+        if len(self._slices) >= 2 and seconds < self.slice_length / 2:  # the rest at the end is none of its own
+            self._slices[-2:] = [self._slices[-2].joined(self._slices[-1])]
+        if len(self._slices) >= _SLICES:
+            self._slices = [one.joined(other) for one, other in zip(*[iter(self._slices)] * 2, strict=True)]
+            self.slice_length *= 2
+
     # Reading the counts
+
+    @property
+    def slices(self) -> tuple[Slice, ...]:
+        """The slices that were cut."""
+        return tuple(self._slices)
 
     def take_recent(self, now: float) -> tuple[Histogram, int]:
         """Return the times of right answers and the number of notifications since the last call of this method."""
@@ -153,10 +188,20 @@ class Tally:
         return tuple(self._seconds)
 
     def _flush(self) -> None:
-        times, self._times = self._times, []
-        self._second.add(times)
-        self.latency.add(times)
-        self._recent.add(times)
+        for label, times in self._times.items():
+            if not times:
+                continue
+            fresh = Histogram()
+            fresh.add(times)
+            times.clear()
+            own = self._by_label(self.requests, label), self._by_label(self._slice, label)
+            for each in (self._second, self.latency, self._recent, *own):
+                each.merge(fresh)
+
+    def _by_label(self, table: dict[str, Histogram], label: str) -> Histogram:
+        if label not in table:
+            label = label if label in self.requests or len(self.requests) < _LABELS else _OTHERS
+        return table.setdefault(label, Histogram())
 
     def _catch_up(self, now: float) -> None:
         """Complete the seconds that have ended by now."""

@@ -25,6 +25,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is given up": ("cancel", "cancel_after", "timeout", "timeouts"),
     "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
     "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
+    "What it has to keep to": ("require", "baseline", "tolerance", "junit", "github"),
     "What is shown": ("json", "save", "plot", "trace", "quiet"),
 }
 """The sections of the help, and the options in each."""
@@ -77,6 +78,19 @@ class BenchOptions(ReachOptions):
     compare_pids: tuple[int, ...] = option(
         "--compare-pid", multiple=True, type=_PID, metavar="PID", help="--pid for the other."
     )
+    require: tuple[str, ...] = option(
+        multiple=True,
+        metavar="LIST",
+        help="Fail unless these hold, such as 'p99<50ms,errors<0.1%,echo:p50<5ms'. Again for more.",
+    )
+    baseline: tuple[str, ...] = option(
+        multiple=True, metavar="FILE", help="Fail if it is worse than what --save wrote to FILE. Again for more runs."
+    )
+    tolerance: float = option(
+        metavar="SHARE", type=click.FloatRange(0, 10), default=0.1, help="How much worse than the baseline is well."
+    )
+    junit: str | None = option(metavar="FILE", help="Write what was checked to FILE as JUnit's XML.")
+    github: bool = option(is_flag=True, help="Print what failed as annotations of a GitHub workflow.")
     json: bool = option(is_flag=True, help="Print the result as JSON; the table goes to standard error.")
     save: str | None = option(metavar="FILE", help="Write all figures to FILE as JSON.")
     plot: str | None = option(metavar="FILE", help="Draw them, as .svg or .png (needs trimcp[plot]).")
@@ -127,6 +141,8 @@ def check_options(options: BenchOptions) -> None:
         raise Failure("--params goes with --method")
     if options.expect is not None and options.script is not None:
         raise Failure("with --script each call says by itself what to expect")
+    if options.compare is not None and (options.require or options.baseline or options.junit or options.github):
+        raise Failure("--require, --baseline, --junit and --github judge one server, and --compare shows two")
     if options.compare is None and (options.compare_headers or options.compare_bearer or options.compare_pids):
         raise Failure("--compare-header, --compare-bearer and --compare-pid go with --compare")
 

@@ -16,7 +16,9 @@ import trio
 from trimcp.bench.discovery import Target, as_planned
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import Plan
+from trimcp.bench.regression import check_same_load
 from trimcp.bench.report import Report
+from trimcp.bench.requirements import Requirement
 from trimcp.cli.bench_options import (
     BENCH_SECTIONS,
     BenchOptions,
@@ -38,6 +40,7 @@ from trimcp.cli.bench_table import (
     three,
     what,
 )
+from trimcp.cli.bench_verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
 from trimcp.cli.conversation import Stop, own_version, signals, trace_to
 from trimcp.cli.exits import BENCH_EXIT_CODES, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
@@ -69,6 +72,9 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
     each of the --sessions; or with --rate at fixed times, and then a call's time counts from when it should have begun.
     Ctrl-C ends it and shows what was measured; a second one ends at once.
 
+    With --require and --baseline it is a test: it fails with an exit code of its own if the server does not keep to
+    what it should, or became slower than in an earlier measurement. The noise of both is taken into account.
+
     \b
     Examples:
       trimcp bench server.py --tool echo -a text='hello {n}' --expect 'hello {n}' --under-way 16
@@ -76,6 +82,8 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
       trimcp bench http://127.0.0.1:8000/mcp --method tools/list --sessions 100 --pid 4242 --plot load.svg
       trimcp bench server.py --script mix.toml --under-way 8 --cancel 0.1 --save figures.json
       trimcp bench server.py --tool echo -a text=x --compare 'node build/index.js' --plot both.png
+      trimcp bench server.py --script mix.toml --require 'p99<50ms,errors<0.1%,rate>2000' --junit bench.xml
+      trimcp bench server.py --script mix.toml --under-way 8 --baseline figures.json --github
     """
     sys.exit(_measure(target, options, load))
 
@@ -92,8 +100,10 @@ def _measure(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int
         plan = attrs.evolve(plan, mix=mix_of(options))
     if options.plot is not None:
         check_plot(options.plot)
-    if options.save is not None and not Path(options.save).absolute().parent.is_dir():
-        raise Failure(f"--save cannot write {options.save}: there is no such folder")
+    for name, file in {"--save": options.save, "--junit": options.junit}.items():
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise Failure(f"{name} cannot write {file}: there is no such folder")
+    requirements, baseline = read_requirements(options.require), read_reports(options.baseline, "--baseline")
     screen = Screen(options.quiet)
     servers = [_MeasuredServer.of(target, screen, options.headers, options.bearer)]
     if options.compare is not None:
@@ -101,7 +111,7 @@ def _measure(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int
     write = trace_to(options.trace, screen)
     for server in servers if write is not None else ():
         server.target = attrs.evolve(server.target, trace=write)
-    return trio.run(_Bench(screen, options, plan, servers).run)
+    return trio.run(_Bench(screen, options, plan, servers, requirements, baseline).run)
 
 
 @attrs.define(eq=False)
@@ -131,6 +141,8 @@ class _Bench:
     options: BenchOptions
     plan: Plan
     servers: Sequence[_MeasuredServer]
+    requirements: Sequence[Requirement] = ()
+    baseline: Sequence[Report] = ()
     _current: _MeasuredServer = attrs.field(init=False)  # the one that is measured, or asked
 
     def __attrs_post_init__(self) -> None:
@@ -151,14 +163,20 @@ class _Bench:
         measured = any(
             report.latency.count or report.failures or report.cancelled or report.timed_out for report in reports
         )
+        judgement = None
         if measured or (reports and stop.signal is None):
-            show_results(self.screen, self.options, [server.reports for server in self.servers])
+            whole = stop.signal is None and failure is None and len(self.servers) == 1
+            if whole:
+                judgement = Judgement.of(reports[0], self.requirements, self.baseline, self.options.tolerance)
+            show_results(self.screen, self.options, [server.reports for server in self.servers], judgement)
         if stop.signal is not None:
             if measured:
                 return stop.exit_code
             raise Failure("interrupted before anything was measured", stop.exit_code)
         if failure is not None:
             raise failure
+        if judgement is not None:
+            return judgement.exit_code
         return 0 if reports and all(report.right for report in reports) else _WRONG
 
     async def _measure_all(self, stop: Stop, view: MeasurementView) -> None:
@@ -168,6 +186,11 @@ class _Bench:
             if stop.signal is not None:
                 return
             plan = attrs.evolve(plan, mix=mix_of(self.options, schema))
+        for report in self.baseline:
+            try:
+                check_same_load(report.plan, plan)
+            except LocalError as error:
+                raise Failure(f"--baseline: {error}") from None
         turns = list(zip(self.servers, (plan, attrs.evolve(plan, pids=self.options.compare_pids)), strict=False))
         rounds = self.options.rounds if len(turns) > 1 else 1
         for number in range(rounds):
@@ -212,7 +235,9 @@ def _failure(error: McpError, target: Target) -> Failure:
 # Results
 
 
-def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[Report]]) -> None:
+def show_results(
+    screen: Screen, options: BenchOptions, done: Sequence[Sequence[Report]], judgement: Judgement | None = None
+) -> None:
     """Print the table of results, and write the requested files.
 
     Raises Failure: a file cannot be written; everything else was done before.
@@ -224,14 +249,23 @@ def show_results(screen: Screen, options: BenchOptions, done: Sequence[Sequence[
     reports = [report for rounds in done for report in rounds]
     if not (options.quiet and options.json):
         write = screen.complain if options.json else screen.show
-        tables = [describe_comparison(pairs)] if pairs else map(describe_report, reports)
+        tables = [describe_comparison(pairs)] if pairs else list(map(describe_report, reports))
+        if judgement is not None:
+            tables.append(judgement.lines())
         for text, style in (line for table in tables for line in table):
             write(text, style)
+    if judgement is not None and options.github:
+        for text in github_lines(f"trimcp bench: {headline(reports[0])}", judgement):
+            (screen.complain if options.json else screen.show)(text)
     try:
         if options.json or options.save is not None:
             paired = {id(report) for pair in pairs for report in pair}
             unpaired = [report for report in reports if id(report) not in paired]
-            _write_json(options, reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired))
+            value = reports[0].to_json() if len(done) == 1 else comparison_json(pairs, unpaired)
+            checks = {} if judgement is None else {"checks": judgement.to_json()}
+            _write_json(options, {**value, **checks})
+        if judgement is not None and options.junit is not None:
+            write_junit(options.junit, headline(reports[0]), reports[0], judgement)
     finally:
         if options.plot is not None:
             _draw(options.plot, reports[0], pairs)

@@ -40,12 +40,12 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield f"  {setting(report)}", "dim"
     yield "", ""
     later = f" in time and {report.after:,} later" if report.rough else ""
-    yield _row("calls", f"{report.calls:,} answered rightly{later}, {three(report.per_second)} per second"), ""
+    yield row("calls", f"{report.calls:,} answered rightly{later}, {three(report.per_second)} per second"), ""
     if report.rough:
-        yield _row("", f"ROUGH: {rough(report)}"), "yellow"
+        yield row("", f"ROUGH: {rough(report)}"), "yellow"
     yield from _errors(report)
     if report.cancelled or report.timed_out:
-        yield _row("given up", f"{report.cancelled:,} cancelled, {report.timed_out:,} timed out"), ""
+        yield row("given up", f"{report.cancelled:,} cancelled, {report.timed_out:,} timed out"), ""
     if report.plan.rate is not None:
         yield from _punctuality(report)
     yield "", ""
@@ -53,8 +53,8 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield "", ""
     if report.plan.progress or report.progress:
         rate = three(report.progress_per_second)
-        yield _row("progress", f"{report.progress:,} notifications, {rate} per second"), ""
-    yield _row("data", f"{_bytes(report.bytes_out, report)} sent, {_bytes(report.bytes_in, report)} received"), ""
+        yield row("progress", f"{report.progress:,} notifications, {rate} per second"), ""
+    yield row("data", f"{_bytes(report.bytes_out, report)} sent, {_bytes(report.bytes_in, report)} received"), ""
     yield _cost(report)
     yield from _generator(report)
 
@@ -112,50 +112,50 @@ def what_times_are(plan: Plan, rounds: int = 1) -> str:
 
 def _errors(report: Report) -> Iterator[Line]:
     if not report.errors:
-        yield _row("errors", "none" if report.right else "none, but no answer either"), "" if report.right else "red"
+        yield row("errors", "none" if report.right else "none, but no answer either"), "" if report.right else "red"
         return
     share = 100 * report.failures / (report.failures + report.calls)
-    yield _row("errors", f"{report.failures:,}, {share:.{0 if share >= 10 else 2}f} % of the calls"), "bold red"
+    yield row("errors", f"{report.failures:,}, {share:.{0 if share >= 10 else 2}f} % of the calls"), "bold red"
     for kind, failures in sorted(report.errors.items(), key=lambda item: -item[1].count):
         example = theirs(failures.example, _EXAMPLE)
-        yield _row("", f"{failures.count:,} {theirs(kind, 40)}" + (f": {example}" if example else "")), "red"
+        yield row("", f"{failures.count:,} {theirs(kind, 40)}" + (f": {example}" if example else "")), "red"
 
 
 def _punctuality(report: Report) -> Iterator[Line]:
     assert report.plan.rate is not None
     if report.late:
-        yield _row("late", f"{report.late:,} calls began more than 10 ms after their time, or not at all"), "yellow"
+        yield row("late", f"{report.late:,} calls began more than 10 ms after their time, or not at all"), "yellow"
     over = report.calls + report.failures + report.cancelled + report.timed_out
     rate = over / report.seconds if report.seconds else math.inf
     if rate < 0.95 * report.plan.rate and not report.interrupted:
         text = f"only {three(rate)} of {three(report.plan.rate)} calls per second were over in time"
-        yield _row("", text), "yellow"
+        yield row("", text), "yellow"
 
 
 def _latencies(report: Report) -> Iterator[Line]:
     latency = report.latency
     if not latency.count:
-        yield _row("time", "none, for there were no right answers"), "dim"
+        yield row("time", "none, for there were no right answers"), "dim"
         return
     values: dict[str, float | None] = {"min": latency.least, "mean": latency.mean}
     values |= {f"p{percent:g}": latency.percentile(percent) for percent in PERCENTILES}
     values["max"] = latency.most
-    yield _row("time", "".join(name.rjust(_COLUMN) for name in values)), "dim"
-    yield _row("", "".join(milliseconds(value).rjust(_COLUMN) for value in values.values())), ""
-    yield _row("", what_times_are(report.plan)), "dim"
+    yield row("time", "".join(name.rjust(_COLUMN) for name in values)), "dim"
+    yield row("", "".join(milliseconds(value).rjust(_COLUMN) for value in values.values())), ""
+    yield row("", what_times_are(report.plan)), "dim"
 
 
 def _cost(report: Report) -> Line:
     cost = report.cost
     if cost is None:
-        return _row("server", "CPU and memory unknown; name its process with --pid"), "dim"
+        return row("server", "CPU and memory unknown; name its process with --pid"), "dim"
     parts = []
     if report.cpu_per_call is not None:
         parts.append(f"{milliseconds(report.cpu_per_call)} of CPU per call")
     if report.seconds:
         parts.append(f"{100 * cost.cpu_seconds / report.seconds:.0f} % of a core")
     parts.append(f"{three(cost.rss / _MEBI)} MiB, {three(cost.peak_rss / _MEBI)} at most")
-    return _row("server", ", ".join(parts)), ""
+    return row("server", ", ".join(parts)), ""
 
 
 def _generator(report: Report) -> Iterator[Line]:
@@ -164,13 +164,14 @@ def _generator(report: Report) -> Iterator[Line]:
     if generator.ceiling is not None:
         text += f"; it could make about {three(float(f'{generator.ceiling:.2g}'))} such calls per second"
     if not generator.saturated:
-        yield _row("generator", text), ""
+        yield row("generator", text), ""
         return
-    yield _row("generator", text), "bold yellow"
-    yield _row("", "SATURATED: above 80 % these figures may show its limit and not the server's"), "bold yellow"
+    yield row("generator", text), "bold yellow"
+    yield row("", "SATURATED: above 80 % these figures may show its limit and not the server's"), "bold yellow"
 
 
-def _row(name: str, text: str) -> str:
+def row(name: str, text: str) -> str:
+    """Return a row of the table; "" continues the one before."""
     return f"  {name:<{_NAMES}}{text}".rstrip()
 
 

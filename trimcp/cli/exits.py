@@ -13,6 +13,7 @@ TOOL_ERROR: Final = 1
 USAGE: Final = 2
 NO_CONNECTION: Final = 3
 REMOTE_ERROR: Final = 4
+BROKEN: Final = 5
 TIMED_OUT: Final = 124  # as timeout(1)
 INTERRUPTED: Final = 130  # 128 + SIGINT, as in shells
 TERMINATED: Final = 143  # 128 + SIGTERM
@@ -57,6 +58,7 @@ Exit codes:
   2    the command line is wrong, or the file it names
   3    no connection to the server
   4    the server answered with an error before anything was measured
+  5    what --require says was not kept, or --baseline shows a regression
   130  interrupted by Ctrl-C (143: by SIGTERM); what was measured is printed
 """
 

@@ -1,0 +1,170 @@
+"""What `trimcp bench` has to say yes or no to: requirements, a baseline, right answers; as lines, for CI, as JUnit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+from xml.sax.saxutils import escape, quoteattr
+
+import attrs
+
+from trimcp.bench.regression import Change, Comparison, compare
+from trimcp.bench.report import Report
+from trimcp.bench.requirements import Requirement
+from trimcp.cli.bench_table import count_of, milliseconds, row, three
+from trimcp.cli.exits import BROKEN, TOOL_ERROR, Failure
+from trimcp.cli.text import Line, theirs
+from trimcp.errors import LocalError
+from trimcp.support.files import UnusableFile, read_text
+
+_WRONG: Final = TOOL_ERROR
+_ANSWERS: Final = "every answer is right"
+_NAMES: Final = {"cpu": "CPU per call", "rate": "calls per second", "errors": "errors"}
+
+
+@attrs.frozen
+class Check:
+    """One thing that was checked."""
+
+    name: str
+    passed: bool
+    text: str  # what was found
+
+
+def read_requirements(texts: Sequence[str]) -> tuple[Requirement, ...]:
+    """Return the requirements that were typed. Raises Failure: one is none."""
+    try:
+        return tuple(each for text in texts for each in Requirement.read(text))
+    except LocalError as error:
+        raise Failure(f"--require: {error}") from None
+
+
+def read_reports(files: Sequence[str], option: str) -> tuple[Report, ...]:
+    """Return the figures that earlier measurements saved. Raises Failure: a file cannot be read or holds others."""
+    reports = []
+    for file in files:
+        try:
+            value = json.loads(read_text(file, ""))
+        except UnusableFile as error:
+            raise Failure(f"{option}: {error}") from None
+        except (ValueError, RecursionError) as error:
+            raise Failure(f"{option}: {file} is no valid JSON: {error}") from None
+        if isinstance(value, dict) and "rounds" in value:
+            raise Failure(f"{option}: {file} holds a comparison of two servers, and not the figures of one")
+        try:
+            reports.append(Report.from_json(value))
+        except LocalError as error:
+            raise Failure(f"{option}: {file}: {error}") from None
+    return tuple(reports)
+
+
+@attrs.frozen
+class Judgement:
+    """All that was checked of a measurement."""
+
+    checks: tuple[Check, ...]
+    comparison: Comparison | None
+    tolerates_errors: bool  # whether a requirement says how many errors are allowed
+
+    @staticmethod
+    def of(
+        report: Report, requirements: Sequence[Requirement], baseline: Sequence[Report], tolerance: float
+    ) -> Judgement:
+        """Judge a report. Raises Failure: it cannot be compared with the baseline."""
+        failures = f"{report.failures:,} were not" if report.failures else ""
+        checks = [Check(_ANSWERS, report.right, failures or ("" if report.right else "there was none"))]
+        for each in requirements:
+            verdict = each.judge(report)
+            checks.append(Check(each.text, verdict.kept, verdict.words))
+        comparison = None
+        if baseline:
+            try:
+                comparison = compare(baseline, report, tolerance)
+            except LocalError as error:
+                raise Failure(f"--baseline: {error}") from None
+            changes = comparison.changes
+            checks += [Check(f"baseline: {_named(each)}", not each.worse, _changed(each)) for each in changes]
+        return Judgement(tuple(checks), comparison, any(each.about_errors for each in requirements))
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code that says it."""
+        failed = [each for each in self.checks if not each.passed]
+        if any(each.name == _ANSWERS for each in failed) and not self.tolerates_errors:
+            return _WRONG
+        return BROKEN if any(each.name != _ANSWERS for each in failed) else 0
+
+    def lines(self) -> Iterator[Line]:
+        """Yield it as lines below the table."""
+        required = [each for each in self.checks if each.name != _ANSWERS and not each.name.startswith("baseline: ")]
+        title = "required"
+        for each in required:
+            said = f"{each.name}: {'kept' if each.passed else 'BROKEN'}, {each.text}"
+            yield row(title, theirs(said)), "" if each.passed else "bold red"
+            title = ""
+        if self.comparison is None:
+            return
+        changes, worse = self.comparison.changes, self.comparison.worse
+        found = f"{len(worse)} WORSE" if worse else "none worse"
+        yield row("baseline", f"{count_of(len(changes), 'figure')} compared, {found}"), "bold red" if worse else ""
+        for change in changes:
+            if change.worse or not change.label:
+                said = f"{'WORSE: ' if change.worse else ''}{_named(change)}: {_changed(change)}"
+                yield row("", theirs(said)), "red" if change.worse else "dim"
+        for note in self.comparison.notes:
+            yield row("", theirs(note)), "yellow"
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return it as JSON values."""
+        return [attrs.asdict(each) for each in self.checks]
+
+
+def _named(change: Change) -> str:
+    name = _NAMES.get(change.figure, change.figure)
+    return f"{name} of {change.label}" if change.label else name
+
+
+def _changed(change: Change) -> str:
+    if change.figure == "errors":
+        return f"{100 * change.before:.2g} % before, {100 * change.after:.2g} % now"
+    show = three if change.figure == "rate" else milliseconds
+    text = f"{show(change.before)} before, {show(change.after)} now"
+    apart = ", what all requests share apart" if change.label else ""
+    judged = "" if change.judged else ", not judged"
+    return f"{text}: × {change.ratio:.2f} ({change.low:.2f} to {change.high:.2f}{apart}{judged})"
+
+
+def github_lines(title: str, judgement: Judgement) -> Iterator[str]:
+    """Yield what failed as annotations of a GitHub workflow, or one notice that nothing did."""
+    failed = [each for each in judgement.checks if not each.passed]
+    for each in failed:
+        yield f"::error title={_property(title)}::{_data(f'{each.name}: {each.text}')}"
+    if not failed:
+        yield f"::notice title={_property(title)}::{_data(f'all of {len(judgement.checks)} checks passed')}"
+
+
+def _data(text: str) -> str:
+    return theirs(text, 400).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def write_junit(file: str, title: str, report: Report, judgement: Judgement) -> None:
+    """Write what was checked as a suite of tests. Raises Failure: the file cannot be written."""
+    name = quoteattr(theirs(title, 400))
+    failed = sum(not each.passed for each in judgement.checks)
+    head = f'<testsuite name={name} tests="{len(judgement.checks)}" failures="{failed}" time="{report.seconds:.3f}">'
+    cases = []
+    for each in judgement.checks:
+        text = theirs(each.text, 400)
+        inner = f"<system-out>{escape(text)}</system-out>" if each.passed else f"<failure message={quoteattr(text)}/>"
+        cases.append(f"  <testcase classname={name} name={quoteattr(theirs(each.name, 400))}>{inner}</testcase>")
+    whole = ['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>", ""]
+    try:
+        Path(file).write_text("\n".join(whole), "utf-8")
+    except OSError as error:
+        raise Failure(f"cannot write {file}: {error.strerror}") from None
