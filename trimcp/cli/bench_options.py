@@ -46,7 +46,10 @@ or in TOML, as tables called [[mix]]"""
 
 @attrs.frozen(kw_only=True)
 class BenchOptions(ReachOptions):
-    """The options as typed, without those that are fields of `Plan`."""
+    """The options as typed, without those that are fields of `Plan`.
+
+    It has more than 20 fields because each is an option of one command.
+    """
 
     tool: str | None = option(metavar="NAME", help="The tool to call.")
     arguments: tuple[str, ...] = option(
