@@ -46,7 +46,7 @@ _SAME: Final = ("mix", "sessions", "under_way", "rate", "spacing", "think", "can
 
 
 @attrs.frozen
-class Change:
+class FigureChange:
     """How a figure changed."""
 
     figure: str  # such as "p50"
@@ -66,12 +66,12 @@ class Change:
 class Comparison:
     """A measurement beside earlier ones."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[FigureChange, ...]
     machine: float  # how many times as long a fixed piece of work took
     notes: tuple[str, ...]  # what could not be compared
 
     @property
-    def worse(self) -> tuple[Change, ...]:
+    def worse(self) -> tuple[FigureChange, ...]:
         """The regressions."""
         return tuple(each for each in self.changes if each.worse)
 
@@ -85,7 +85,7 @@ def compare(before: Sequence[Report], after: Report, tolerance: float = TOLERANC
         check_same_load(each.plan, after.plan)
         if each.transport != after.transport:
             raise LocalError(f"the baseline was measured over another transport, {each.transport}")
-    runs = [_Run(each) for each in (*before, after)]
+    runs = [_ComparedRun(each) for each in (*before, after)]
     short = [run for run in runs if len(run.slices) < _LEAST_SLICES]
     if short:
         raise LocalError(
@@ -97,15 +97,15 @@ def compare(before: Sequence[Report], after: Report, tolerance: float = TOLERANC
     free = now.free / median(run.free for run in earlier)
     another = max(abs(math.log(machine)), abs(math.log(free))) > _ANOTHER_MACHINE
     labels = [label for label in now.labels if all(label in run.labels for run in earlier)]
-    figures = [_Figure("p50", label, tolerance) for label in labels if len(labels) > 1]
-    figures += [_Figure("p99", label, _TAIL * tolerance) for label in labels if len(labels) > 1]
+    figures = [_ComparedFigure("p50", label, tolerance) for label in labels if len(labels) > 1]
+    figures += [_ComparedFigure("p99", label, _TAIL * tolerance) for label in labels if len(labels) > 1]
     several = len(earlier) >= _SEVERAL
-    figures.append(_Figure("p50", "", tolerance, not another))
-    figures.append(_Figure("p99", "", _TAIL * tolerance, several and not another))
+    figures.append(_ComparedFigure("p50", "", tolerance, not another))
+    figures.append(_ComparedFigure("p99", "", _TAIL * tolerance, several and not another))
     if after.plan.rate is None:
-        figures.append(_Figure("rate", "", tolerance, several and not another))
+        figures.append(_ComparedFigure("rate", "", tolerance, several and not another))
     if all(run.knows_cpu for run in runs):
-        figures.append(_Figure("cpu", "", tolerance, not another))
+        figures.append(_ComparedFigure("cpu", "", tolerance, not another))
     limit = NormalDist().inv_cdf(1 - _LEVEL / len(figures))
     found = [each.change(earlier, now, limit) for each in figures]
     notes = (
@@ -122,7 +122,7 @@ def compare(before: Sequence[Report], after: Report, tolerance: float = TOLERANC
     changes = [*found]
     errors, expected = after.error_share, max(each.error_share for each in before)
     if after.failures > 3 and errors > 2 * expected + 3 / max(after.calls, 1):
-        changes.append(Change("errors", "", expected, errors, math.inf, math.inf, math.inf, worse=True))
+        changes.append(FigureChange("errors", "", expected, errors, math.inf, math.inf, math.inf, worse=True))
     return Comparison(tuple(changes), machine, tuple(notes))
 
 
@@ -135,7 +135,7 @@ def check_same_load(before: Plan, after: Plan) -> None:
 
 
 @attrs.define(eq=False)
-class _Run:
+class _ComparedRun:
     """One measurement as it is compared."""
 
     report: Report
@@ -195,7 +195,7 @@ def _logs(times: Mapping[str, Histogram], figure: str) -> dict[str, float]:
 
 
 @attrs.frozen
-class _Figure:
+class _ComparedFigure:
     """A figure that measurements are compared by."""
 
     name: str
@@ -203,7 +203,7 @@ class _Figure:
     tolerance: float
     judged: bool = True
 
-    def change(self, earlier: Sequence[_Run], now: _Run, limit: float) -> Change:
+    def change(self, earlier: Sequence[_ComparedRun], now: _ComparedRun, limit: float) -> FigureChange:
         """Return how it changed; `limit` is the number of standard errors that chance may explain."""
         olds, errors = zip(*(self._read(run) for run in earlier), strict=True)
         new, error = self._read(now)
@@ -217,9 +217,9 @@ class _Figure:
         if self.label:
             before, after = (self._whole(runs) for runs in (earlier, [now]))
         low, high = math.exp(ratio - noise), math.exp(ratio + noise)
-        return Change(self.name, self.label, before, after, math.exp(ratio), low, high, worse, self.judged)
+        return FigureChange(self.name, self.label, before, after, math.exp(ratio), low, high, worse, self.judged)
 
-    def _read(self, run: _Run) -> tuple[float, float]:
+    def _read(self, run: _ComparedRun) -> tuple[float, float]:
         """Return the figure of a measurement, as a logarithm, and its standard error."""
         values = sorted(run.values(self.name, self.label))
         if self.name == "rate":
@@ -229,7 +229,7 @@ class _Figure:
         drawn = (_at(sorted(choose.choices(range(len(values)), k=len(values))), at) for _ in range(_RESAMPLES))
         return values[_at(range(len(values)), at)], pstdev(values[each] for each in drawn)
 
-    def _whole(self, runs: Sequence[_Run]) -> float:
+    def _whole(self, runs: Sequence[_ComparedRun]) -> float:
         """Return the percentile of this request as a table shows it."""
         percent = float(self.name[1:])
         return median(run.report.requests[self.label].percentile(percent) or 0.0 for run in runs)

@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 import attrs
 
-from trimcp.bench.regression import Change, Comparison, compare
+from trimcp.bench.regression import Comparison, FigureChange, compare
 from trimcp.bench.report import Report
 from trimcp.bench.requirements import Requirement
 from trimcp.cli.bench_table import count_of, milliseconds, row, three
@@ -121,12 +121,12 @@ class Judgement:
         return [attrs.asdict(each) for each in self.checks]
 
 
-def _named(change: Change) -> str:
+def _named(change: FigureChange) -> str:
     name = _NAMES.get(change.figure, change.figure)
     return f"{name} of {change.label}" if change.label else name
 
 
-def _changed(change: Change) -> str:
+def _changed(change: FigureChange) -> str:
     if change.figure == "errors":
         return f"{100 * change.before:.2g} % before, {100 * change.after:.2g} % now"
     show = three if change.figure == "rate" else milliseconds
