@@ -46,7 +46,7 @@ _TURNS: Final = 16  # at most so many turns of the event loop between two large 
 
 
 _READS: Final = 8  # reads of messages larger than one read, in one turn of the event loop
-_RESULTS: Final = 1024 * 1024  # bytes of large results that are encoded in one turn of the event loop
+_RESULTS: Final = 256 * 1024  # bytes of large results that are encoded in one turn of the event loop
 
 
 class TurnBound:
