@@ -1,11 +1,14 @@
 """A long job whose server may be killed: it goes on where it was, and ends once.
 
-    python examples/long_job.py serve 8000 jobs.db          # kill -9 it while a job runs, and start it again
+    python examples/long_job.py serve 8000 sqlite:///tmp/jobs.db    # kill -9 it while a job runs, and start it again
     python examples/long_job.py start http://127.0.0.1:8000/mcp 100
     python examples/long_job.py wait http://127.0.0.1:8000/mcp ID
 
-`start` prints an id by which `wait` finds the job again, from another process too. The server keeps jobs in a file,
-and its tool saves after each step how far it is.
+`start` prints an id by which `wait` finds the job again, from another process too. The server keeps jobs in a file or
+a Redis (redis://host), and its tool saves after each step how far it is. Others may do the work:
+
+    trimcp run examples/long_job.py --http --tasks sqlite:///tmp/jobs.db
+    trimcp worker examples/long_job.py --store sqlite:///tmp/jobs.db    # any number; kill -9 them, too
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import trio
 import trimcp
 
 server = trimcp.Server("long job")
+# A process that was killed cannot say so: its jobs are taken over when it has not been heard of for two seconds.
+server.tasks(lease=2, poll_interval=0.5)
 
 
 class Sum(TypedDict):
@@ -60,8 +65,7 @@ async def use(verb: str, url: str, what: str) -> None:
 if __name__ == "__main__":
     verb, *rest = sys.argv[1:]
     if verb == "serve":
-        # A process that was killed cannot say so: its jobs are taken over when it has not been heard of for so long.
-        server.tasks(trimcp.SqliteTasks(rest[1]), lease=2, poll_interval=0.5)
+        server.tasks(rest[1], lease=2, poll_interval=0.5)
         trimcp.run_http(server, port=int(rest[0]), ready=lambda urls: print("serving at", *urls, flush=True))
     else:
         trio.run(use, verb, rest[0], rest[1])

@@ -62,6 +62,7 @@ _NAMES = {
     "trimcp.store.shared": "SharedStore",
     "trimcp.store.redis.connection": "RedisLimits",
     "trimcp.store.redis.shared": "RedisStore",
+    "trimcp.store.redis.tasks": "RedisTasks",
     "trimcp.store.shared_sqlite": "SqliteStore",
     "trimcp.store.tasks": "TaskStore",
     "trimcp.store.tasks_sqlite": "SqliteTasks",

@@ -89,6 +89,7 @@ from trimcp.store.events import MemoryEvents as MemoryEvents
 from trimcp.store.events_sqlite import SqliteEvents as SqliteEvents
 from trimcp.store.redis.connection import RedisLimits as RedisLimits
 from trimcp.store.redis.shared import RedisStore as RedisStore
+from trimcp.store.redis.tasks import RedisTasks as RedisTasks
 from trimcp.store.shared import SharedStore as SharedStore
 from trimcp.store.shared_sqlite import SqliteStore as SqliteStore
 from trimcp.store.tasks import TaskStore as TaskStore
@@ -184,6 +185,7 @@ __all__ = [
     "REVISIONS",
     "RedisLimits",
     "RedisStore",
+    "RedisTasks",
     "Refused",
     "RemoteError",
     "ResourceLink",

@@ -6,7 +6,6 @@ import json
 import logging
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -583,9 +582,11 @@ def test_options_that_are_none() -> None:
     ):
         with pytest.raises((TypeError, ValueError)):
             server.add_tool(work, **options)
-    for settings in ({"store": "tasks.db"}, {"ttl": 0}, {"running": 1.5}, {"lease": -1}):
+    for settings in ({"store": 1}, {"ttl": 0}, {"running": 1.5}, {"lease": -1}, {"workers": True}):
         with pytest.raises((TypeError, ValueError)):
             server.tasks(**settings)
+    with pytest.raises(LocalError, match="named by a URL"):
+        server.tasks("tasks.db")
 
 
 async def test_tasks_begin_before_the_server_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -789,7 +790,9 @@ async def test_who_has_lost_a_task_to_another_process_stops(autojump_clock: trio
     async with connected(server, asking_client()) as session:
         ids = [(await call(session, "steps", more=more))["taskId"] for more in (True, False)]
         await trio.testing.wait_all_tasks_blocked()
-        taken = await store.claim("another", time.time() + 60, time.time() + 120)
+        store._leases.clear()
+        await store.renew("another", 60)
+        taken = await store.claim("another", 9)
         assert [task.checkpoint for task in taken] == [b"1", b"1"]
         go.set()
         with trio.fail_after(1):
@@ -820,7 +823,7 @@ async def test_another_process_passes_on_what_it_is_told(autojump_clock: trio.te
 @pytest.mark.parametrize("orderly", [False, True])
 async def test_a_task_whose_processes_always_crash_fails(orderly: bool, autojump_clock: trio.testing.MockClock) -> None:
     store, saw, id = TaskStore(), list[Any](), ""
-    for _ in range(6):
+    for _ in range(5):
         server = make_server(store=store)
 
         @server.tool(task="required", restart="again")
@@ -837,15 +840,14 @@ async def test_a_task_whose_processes_always_crash_fails(orderly: bool, autojump
                 if not orderly:
                     process.cancel()
                     await trio.sleep_forever()
-        for task in store._tasks.values():
-            task.lease = 0.0  # as it is some time after a crash
+        store._leases.clear()  # as it is some time after a crash
     async with connected(make_server(store=store), asking_client()) as session:
         state = await get(session, id)
     if orderly:
         assert "unknown tool" in state["statusMessage"]  # which this server has not; it was begun, then
     else:
         assert state["statusMessage"] == "5 processes have ended while they ran this task"
-    assert (state["status"], saw) == ("failed", [None] * 6)
+    assert (state["status"], saw) == ("failed", [None] * 5)
 
 
 async def test_a_store_that_fails_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from trimcp.cli.exits import EXIT_CODES, INTERRUPTED, Failure
 
 COMMANDS: Final = {
     "run": ("run", "Serve a file or module, here or by network."),
+    "worker": ("worker", "Carry out the tasks of a server."),
     "login": ("logins", "Log in to a server that wants an access token."),
     "logout": ("logins", "Forget the login to a server."),
     "whoami": ("logins", "Show which logins are kept."),

@@ -41,6 +41,15 @@ Exit codes:
   130  a second Ctrl-C ended it at once (143: SIGTERM)
 """
 
+WORKER_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    it was told to end (Ctrl-C, SIGTERM)
+  1    the server failed while it ran
+  2    the command line is wrong, or the server cannot be loaded, or the store cannot be used
+  130  a second Ctrl-C ended it at once (143: SIGTERM)
+"""
+
 TOP_EXIT_CODES: Final = """\
 \b
 Exit codes:

@@ -18,7 +18,7 @@ from typing import Any, Final
 import attrs
 
 from trimcp.cli.exits import Failure
-from trimcp.cli.options import RunOptions
+from trimcp.cli.options import ProcessOptions
 from trimcp.server.server import Server
 from trimcp.support.files import UnusableFile
 
@@ -27,6 +27,9 @@ ADMIN_GROUP: Final = "TRIMCP_ADMIN_GROUP"
 
 RELOADED: Final = "TRIMCP_RELOADED"
 """The environment variable that tells a server that another version of it may follow (`--reload`)."""
+
+NO_TASKS: Final = "{name} has no tool that runs as a task: @server.tool(task=...)"
+"""Said where a server cannot have any."""
 
 _USUAL = ("server", "mcp", "app")
 
@@ -182,8 +185,11 @@ def _others(module: ModuleType, place: str) -> str:
     return f"; it has {', '.join(names)}" if names else ""
 
 
-def load_to_run(name: str, options: RunOptions) -> Loaded:
-    """Return what a module has to serve, made ready as the options say. Raises Failure: it cannot be loaded."""
+def load_to_run(name: str, options: ProcessOptions, *, group: bool = False) -> Loaded:
+    """Return what a module has to serve, made ready as the options say. Raises Failure: it cannot be loaded.
+
+    `group`: it is looked at together with other processes.
+    """
     try:
         loaded = load_program(name)
     except Failure:
@@ -192,11 +198,11 @@ def load_to_run(name: str, options: RunOptions) -> Loaded:
         raise Failure(str(error)) from None
     except Exception as error:  # the user's module may raise anything
         raise Failure(f"{name} cannot be loaded, it fails by itself:\n{trace_of(error)}") from None
-    if options.admin is not None or (options.admin_http and options.workers > 1):  # the processes look at one another
+    if options.admin is not None or group:
         from trimcp.watch.admin import serve_admin
 
-        path, group = None if options.admin in (None, "-") else options.admin, os.environ.get(ADMIN_GROUP)
-        loaded.server.parts.append(lambda running: serve_admin(loaded.server, path, group=group))
+        path, name = None if options.admin in (None, "-") else options.admin, os.environ.get(ADMIN_GROUP, "")
+        loaded.server.parts.append(lambda running: serve_admin(loaded.server, path, group=name or None))
     if RELOADED in os.environ:
         loaded.server.dynamic = True  # another version may have other tools
         loaded.server.expect_tools()

@@ -58,7 +58,7 @@ class Subcommand(click.Command):
         at = args.index("--") if "--" in args else len(args)
         ours = [f"{arg}=-" if arg in ("--trace", "--admin") else arg for arg in args[:at]]
         rest = args[at:]
-        if ctx.command.name == "run":
+        if ctx.command.name in ("run", "worker"):
             return super().parse_args(ctx, ours + rest)
         if rest:
             ours = [shlex.join(rest[1:]), *ours]
@@ -195,7 +195,7 @@ class LoginOptions:
 # trimcp run
 
 RUN_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "How it runs": ("grace", "trace", "admin", "reload", "gc_threshold", "watchdog"),
+    "How it runs": ("grace", "trace", "admin", "tasks", "reload", "gc_threshold", "watchdog"),
     "Over a network": (
         *("http", "ws", "grpc", "agent_tools", "host", "port", "uds", "uds_mode", "path", "root", "software"),
         *("certfile", "keyfile", "workers", "store"),
@@ -223,11 +223,8 @@ def _permissions(text: str) -> int:
 
 
 @attrs.frozen(kw_only=True)
-class RunOptions:
-    """How a server is to be served.
-
-    It has more than 20 fields because each is an option of one command.
-    """
+class ProcessOptions:
+    """How a process works that has a server in it."""
 
     grace: float = option(
         metavar="SECONDS",
@@ -235,14 +232,8 @@ class RunOptions:
         type=click.FloatRange(0),
         help="Time that calls get when it is told to end.",
     )
-    trace: str | None = option(
-        metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked."
-    )
     admin: str | None = option(
         metavar="[=FILE]", help="Let `trimcp top` look at it, at a Unix socket: this user and root alone."
-    )
-    reload: bool = option(
-        is_flag=True, help="Start the server anew when a Python file beside it changes; needs watchfiles."
     )
     gc_threshold: int | None = option(
         metavar="N",
@@ -253,6 +244,24 @@ class RunOptions:
         metavar="SECONDS",
         type=POSITIVE,
         help="Log what everything waits for when the event loop stands still for so long, and name tools that hold it.",
+    )
+
+
+@attrs.frozen(kw_only=True)
+class RunOptions(ProcessOptions):
+    """How a server is to be served.
+
+    It has more than 20 fields because each is an option of one command.
+    """
+
+    trace: str | None = option(
+        metavar="[=FILE]", help="Write every message to standard error or FILE; secrets are masked."
+    )
+    reload: bool = option(
+        is_flag=True, help="Start the server anew when a Python file beside it changes; needs watchfiles."
+    )
+    tasks: str | None = option(
+        metavar="URL", help="Leave tasks to `trimcp worker`, and keep them there: sqlite:///path, redis://host."
     )
     http: bool = option(is_flag=True, help="Serve over HTTP instead of standard input and output.")
     ws: bool = option(is_flag=True, help="Serve over WebSocket alone.")

@@ -6,13 +6,12 @@ import io
 import os
 import shlex
 import sys
-from functools import partial
 from typing import Final
 
 import click
 
 from trimcp.cli.exits import RUN_EXIT_CODES, Failure, say
-from trimcp.cli.loading import load_to_run
+from trimcp.cli.loading import NO_TASKS, Loaded, load_to_run
 from trimcp.cli.options import RUN_SECTIONS, SERVER, WORDS, RunOptions, Subcommand, check_network, with_options
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError
@@ -47,6 +46,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
       trimcp run weather.py --http --reload
       trimcp run weather.py --http --port 0 --admin
       trimcp run weather.py --grpc --port 0
+      trimcp run long_job.py --http --tasks sqlite:///var/lib/jobs.db
       trimcp run agent_tools.py --agent-tools --port 8080
       trimcp run weather.py --http --uds /run/weather/mcp.sock --uds-mode 660 --allowed-host mcp.example
       trimcp run weather.py --http --host 0.0.0.0 --token-file tokens.txt --workers 4 --access-log
@@ -58,7 +58,17 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     sys.argv = [server, *arguments]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool
-    load = partial(load_to_run, server, options)
+
+    def load() -> Loaded:
+        # The processes look at one another.
+        loaded = load_to_run(server, options, group=options.admin_http and options.workers > 1)
+        try:
+            if options.tasks is not None and not loaded.server.move_tasks(options.tasks, workers=True):
+                raise Failure(NO_TASKS.format(name=server))
+        except LocalError as error:
+            raise Failure(str(error)) from None
+        return loaded
+
     if over_network:
         from trimcp.cli.serving import serve  # not needed on standard input and output
 

@@ -149,7 +149,7 @@ class Extending(Offering):
     @at_users_line
     def tasks(
         self,
-        store: TaskStore | None = None,
+        store: TaskStore | str | None = None,
         *,
         longest: float = 86_400.0,
         ttl: float = 3_600.0,
@@ -158,12 +158,13 @@ class Extending(Offering):
         most: int = 1_000,
         lease: float = 15.0,
         grace: float = 5.0,
+        workers: bool = False,
     ) -> None:
         """Say where tasks are kept, and how many (the extension "Tasks"). `@server.tool(task=...)` makes calls tasks.
 
         Args:
-            store: keeps them, such as `trimcp.SqliteTasks("tasks.db")`, with which they outlive the process; by default
-                the memory of the process.
+            store: keeps them, such as `trimcp.SqliteTasks("tasks.db")` or a URL (`sqlite:///path`, `redis://host`):
+                they outlive the process then; by default the memory of the process.
             longest: seconds that a task may take; then it fails.
             ttl: seconds for which its result is kept after its end.
             poll_interval: seconds that a client should wait between two looks at a task.
@@ -172,6 +173,7 @@ class Extending(Offering):
             lease: seconds after which another process may take over the tasks of one that has ended without a word.
             grace: seconds in which tasks may end when the server does. What is left begins again or fails at the next
                 start, as its tool wants (`restart`).
+            workers: leave all tasks to processes that run `trimcp worker` on the same store.
 
         Raises:
             TypeError, ValueError: an argument is none of these.
@@ -188,7 +190,17 @@ class Extending(Offering):
             most=most,
             lease=lease,
             grace=grace,
+            workers=workers,
         )
+
+    def move_tasks(self, store: TaskStore | str | None, **settings: Any) -> ServedTasks | None:
+        """Change where tasks are kept, and other settings, whatever the program says; None if no tool makes any.
+
+        Raises as `tasks` does.
+        """
+        if self._tasks is not None:
+            self._tasks.set(store=store, **settings)
+        return self._tasks
 
     def _served_tasks(self) -> ServedTasks:
         """Return the server's tasks; the first time, declare and serve them."""

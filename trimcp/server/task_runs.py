@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ from trimcp.extensions.tasks import NEEDED, declared, status_text
 from trimcp.principal import Principal
 from trimcp.protocol.request_state import Memory, request_digest
 from trimcp.server.running import Running
-from trimcp.server.subscribing import task_change
+from trimcp.server.subscribing import Watch, task_change
 from trimcp.session.context import Context
 from trimcp.session.limits import Quota
 from trimcp.session.push import Pushed
@@ -51,8 +52,6 @@ log: logging.Logger = logging.getLogger("trimcp.server")
 RECORD: Final = 4096
 """Bytes that a task takes beside its arguments."""
 _LARGEST: Final = 1024 * 1024  # bytes of a checkpoint
-_MOST_RUNS: Final = 5  # processes that may end while they run one task: it may be why they do
-_ENDED_BY_RESTART: Final = "the server ended while this task ran, and does not begin it again"
 _NUMBERS: Final = ("progress", "total", "message")
 
 
@@ -68,6 +67,7 @@ class TaskSettings:
     most: int = 1_000
     lease: float = 15.0
     grace: float = 5.0
+    workers: bool = False
 
 
 def require_tasks(ctx: Context[Any]) -> None:
@@ -89,6 +89,8 @@ class TaskRuns:
     turns: Turns = attrs.field(init=False)
     watched: Counter[str] = attrs.field(init=False, factory=Counter)
     draining: bool = attrs.field(init=False, default=False)
+    woken: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _seen: dict[str, float] = attrs.field(init=False, factory=dict)  # when tasks that others run changed, if watched
 
     def __attrs_post_init__(self) -> None:
         self.turns = Turns(Quota(running=self.served.running, waiting=MOST_WAITING), "tasks")
@@ -164,7 +166,10 @@ class TaskRuns:
         Raises ErrorReply: the client did not declare tasks.
         """
         require_tasks(ctx)
-        return [id for id in ids if id in self.tasks and await self._look(id, ctx.principal) is not None]
+        found = [task for id in ids if (task := await self._look(id, ctx.principal)) is not None]
+        for task in found:
+            self._seen.setdefault(task.id, task.updated)
+        return [task.id for task in found]
 
     async def notice(self, id: str, subscription: RequestId) -> tuple[str, dict[str, Any]] | None:
         """Return the notification of a task as it is now, or None if it is forgotten."""
@@ -179,70 +184,42 @@ class TaskRuns:
         if self.watched[task.id]:
             self.running.server.changes.publish(task_change(task.id))
 
-    # Leases
-
-    async def take_over(self) -> None:
-        """Claim tasks whose runner has ended, and do with each what its tool wants."""
-        now = time.time()
-        for kept in await self.store.claim(self.runner, now, now + self.served.lease):
-            if kept.id in self.tasks:
-                self.tasks.pop(kept.id).lose()
-            kept.runs += 1
-            principal = None if kept.principal is None else Principal(**kept.principal)
-            run = self.tasks[kept.id] = TaskRun(self, kept, principal)
-            run.charge.set(RECORD)
-            run.stored.set()
-            if kept.restart == "again":
-                kept.checkpoint = kept.memory = None
-                kept.questions, kept.answers, kept.status = {}, {}, "working"
-            elif kept.restart == "fail" and kept.status != "input_required":
-                run.fail(CANCELLED_BY_DRAIN, _ENDED_BY_RESTART, {"reason": "drain", "started": True})
-            if kept.runs > _MOST_RUNS:
-                run.fail(INTERNAL_ERROR, f"{_MOST_RUNS} processes have ended while they ran this task")
-            await self.store.save(kept)  # before its handler can end this one
-            self.nursery.start_soon(run.live)
-
-    async def keep_leases(self) -> None:
-        """Renew the leases of the tasks here, learn what others were told for them, and forget what is over."""
-        while True:
-            await trio.sleep(self.served.lease / 3)
-            try:
-                now = time.time()
-                for id, note in await self.store.renew(self.runner, now + self.served.lease):
-                    if (run := self.tasks.get(id)) is not None:
-                        await run.tell(note)
-                await self.take_over()
-                await self.store.forget((), now)
-                for run in [run for run in self.tasks.values() if run.kept.ended and run.kept.until < now]:
-                    run.leave()
-            except Exception as error:  # of a store: the next time it may be there again
-                log_crash(log, error, "the leases of tasks could not be renewed")
-
-    async def forget(self, id: str) -> None:
-        """Drop a task from the store, if that works; else its time ends it."""
+    async def settled(self, task: KeptTask) -> KeptTask:
+        """Wait until a task that another process runs has ended or asks, and return it."""
+        watch = Watch(frozenset({task_change(task.id)}))
+        self._seen.setdefault(task.id, task.updated)
+        self.watched[task.id] += 1
+        self.running.server.changes.attach(watch.note)
         try:
-            await self.store.forget([id], 0.0)
+            while task.status == "working":
+                await watch.noted.receive_all()
+                task = await self.store.load(task.id) or attrs.evolve(task, status="cancelled")
+        finally:
+            self.running.server.changes.detach(watch.note)
+            self.watched -= Counter([task.id])
+        return task
+
+    async def tell_watchers(self) -> None:
+        """Have subscribers told of the tasks that others run and have changed."""
+        self._seen = {id: at for id, at in self._seen.items() if self.watched[id] and id not in self.tasks}
+        for id, at in (await self.store.updated(list(self._seen))).items():
+            if self._seen[id] != at:
+                self._seen[id] = at
+                self.running.server.changes.publish(task_change(id))
+
+    async def forget(self, id: str, running: bool = False) -> None:
+        """Drop a task from the store, or cancel it if it may be `running`, if that works; else its time ends it."""
+        try:
+            if running:
+                await self.store.tell(id, {"cancelled": True})
+            else:
+                await self.store.forget([id], 0.0)
         except Exception as error:
             log_crash(log, error, "a task could not be forgotten")
 
-    # Its end
-
-    async def drain(self) -> None:
-        """Let tasks at work end for a while, then stop the rest, which another run may claim."""
-        self.draining = True
-        with trio.move_on_after(self.served.grace):
-            while working := [run for run in self.tasks.values() if run.at_work]:
-                await working[0].over.wait()
-        left = [run for run in self.tasks.values() if not run.kept.ended]
-        for run in left:
-            run.lose()
-        with trio.move_on_after(self.served.grace):
-            for run in left:
-                await run.over.wait()
-        for run in left:
-            run.kept.runs = 0  # an orderly end is not the task's doing
-            await self.store.save(run.kept)
-        await self.store.release([run.id for run in left], self.runner)
+    def wake(self) -> None:
+        """Look at the store soon: something may have changed."""
+        self.woken.set()
 
     def close(self) -> None:
         """Count their memory no more."""
@@ -274,10 +251,12 @@ class TaskRun(Sink):
     settled: trio.Event = attrs.field(init=False, factory=trio.Event)  # it has ended, or asks
     stored: trio.Event = attrs.field(init=False, factory=trio.Event)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # nothing runs for it any more
+    begun: bool = attrs.field(init=False, default=False)  # its handler has begun
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _pushed: Pushed | None = attrs.field(init=False, default=None)
     _replied: trio.Event = attrs.field(init=False, factory=trio.Event)
     _answered: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _saving: bool = attrs.field(init=False, default=False)  # its progress, soon
     _lost: bool = attrs.field(init=False, default=False)  # another run of a server may claim it, or has
 
     def __attrs_post_init__(self) -> None:
@@ -318,17 +297,19 @@ class TaskRun(Sink):
             self.over.set()
             if self._lost or self.runs.store.durable:
                 self.leave()
+            self.runs.wake()  # another may begin
 
     async def _carry_out(self) -> None:
         kept, turns = self.kept, self.runs.turns
-        while not kept.ended and not self._lost:
+        while not (kept.ended or self._lost or self._scope.cancel_called):
             if kept.questions:
                 self.settled.set()
                 await self.stored.wait()
                 await self._save()
                 if len(kept.answers) < len(kept.questions):
                     await self._answered.wait()
-                self._remember()
+                kept.remember()
+                self._answered = trio.Event()
                 await self._save()
             since = await turns.acquire(kept.owner)
             try:
@@ -336,17 +317,9 @@ class TaskRun(Sink):
             finally:
                 turns.give_back(since)
 
-    def _remember(self) -> None:
-        """Add what was answered to what the handler was answered before."""
-        kept = self.kept
-        assert kept.memory is not None
-        answers = {kept.used[key]: answer for key, answer in kept.answers.items()}
-        kept.memory = {**kept.memory, "answers": {**kept.memory["answers"], **answers}}
-        kept.questions, kept.answers, self._answered = {}, {}, trio.Event()
-
     async def _attempt(self) -> None:
         """Run the handler once, until it has returned or asks."""
-        kept, self._replied = self.kept, trio.Event()
+        kept, self._replied, self.begun = self.kept, trio.Event(), True
         params = dict(kept.params)
         if kept.memory is not None:
             sealer = self.runs.running.server.sealer
@@ -367,6 +340,15 @@ class TaskRun(Sink):
             self.lose()
         else:
             self.runs.changed(self.kept)
+
+    async def _save_progress(self) -> None:
+        """Let other processes see how far it is, as often as clients are to look."""
+        with trio.move_on_after(self.runs.served.poll_interval):
+            await self.over.wait()
+        self._saving = False
+        if not self.over.is_set() and not self.kept.ended and not self._lost:
+            with suppress(OSError):  # it is for show
+                await self._save()
 
     async def tell(self, note: Mapping[str, Any]) -> None:
         """Take answers to its questions, or a cancellation."""
@@ -502,6 +484,9 @@ class TaskRun(Sink):
             progress = orjson.loads(outgoing.data)["params"]
             self.kept.progress, self.kept.message, self.kept.updated = progress, status_text(progress), time.time()
             self.runs.changed(self.kept)
+            if self.runs.store.durable and self.stored.is_set() and not self._saving:
+                self._saving = True
+                self.runs.nursery.start_soon(self._save_progress)
             if self.foreground is not None:
                 self.foreground.report_progress_nowait(*(progress.get(key) for key in _NUMBERS))
 
@@ -548,9 +533,5 @@ class TaskRun(Sink):
         kept = self.kept
         memory = self.runs.running.server.sealer.open(asks["requestState"], **self._sealed_for)
         kept.memory = as_json(memory)
-        questions = {}
-        for key, question in asks["inputRequests"].items():
-            name = key if key not in kept.used else f"{key}#{len(kept.used)}"
-            kept.used[name] = key
-            questions[name] = question
-        kept.status, kept.questions, kept.updated = "input_required", questions, time.time()
+        kept.ask(asks["inputRequests"])
+        kept.updated = time.time()

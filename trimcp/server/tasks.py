@@ -19,12 +19,14 @@ from trimcp.protocol.bound_methods import foreign
 from trimcp.protocol.connection import Encoded
 from trimcp.server.calling import Handler, answer_all
 from trimcp.server.running import Running
+from trimcp.server.task_claims import TaskClaims
 from trimcp.server.task_rule import TaskRule
 from trimcp.server.task_runs import RECORD, TaskRun, TaskRuns, TaskSettings, as_json, require_tasks
 from trimcp.server.tools import ToolEntry
 from trimcp.session.asking import Questions
 from trimcp.session.context import Context
 from trimcp.session.facts import Beside
+from trimcp.store.naming import tasks_of
 from trimcp.store.tasks import KeptTask, TaskStore
 from trimcp.support.bounds import check_number
 from trimcp.support.nurseries import open_service_nursery
@@ -48,12 +50,19 @@ class ServedTasks(TaskSettings):
     def set(self, **given: Any) -> None:
         """Change settings. Raises TypeError and ValueError for what cannot be one."""
         store = given.pop("store", None)
+        if isinstance(store, str):
+            store = tasks_of(store)
         if store is not None and not isinstance(store, TaskStore):
-            raise TypeError(f"store is a trimcp.SqliteTasks(path) or another TaskStore, not {store!r:.60}")
+            raise TypeError(f"store is a URL, a trimcp.SqliteTasks(path) or another TaskStore, not {store!r:.60}")
+        self.workers = bool(given.pop("workers", self.workers))
         for name, value in given.items():
             check_number(name, value, whole=name in ("running", "most"), zero=name == "grace")
             setattr(self, name, value)
         self.store: TaskStore = store or self.store
+        if self.workers and not self.store.durable:
+            raise ValueError(
+                "workers=True wants a store that other processes see, such as sqlite:///path or redis://host"
+            )
 
     @asynccontextmanager
     async def while_running(self, running: Running) -> AsyncIterator[None]:
@@ -62,11 +71,13 @@ class ServedTasks(TaskSettings):
             runs = self.runs[running] = TaskRuns(self, running, nursery)
             running.around_calls(lambda inner: self._deciding(runs, inner))
             running.watch_tasks(runs)
-            await runs.take_over()
-            nursery.start_soon(runs.keep_leases)
+            claims = TaskClaims(runs)
+            await claims.look_around()
+            nursery.start_soon(claims.keep_up)
+            nursery.start_soon(claims.hear)
             try:
                 yield
-                await runs.drain()
+                await claims.drain()
             finally:
                 del self.runs[running]
                 runs.close()
@@ -156,7 +167,7 @@ class ServedTasks(TaskSettings):
 
     async def _begin(self, runs: TaskRuns, rule: TaskRule, ctx: Context[Any]) -> Any:
         """Begin a task, and return its result if that is soon there, else the task once it is kept."""
-        session, job = ctx.internals
+        _, job = ctx.internals
         owner = owner_of(ctx.principal, None if job.origin is None else job.origin.client)
         stored = await self.store.count(owner)
         # Counted after it: those that begin now are not stored yet.
@@ -175,9 +186,11 @@ class ServedTasks(TaskSettings):
             updated=now,
             until=now + self.longest + self.ttl,
             memory=as_json(questions.memory) if isinstance(questions, Questions) else None,
-            runner=runs.runner,
-            lease=now + self.lease,
+            runs=0 if self.workers else 1,
+            runner="" if self.workers else runs.runner,
         )
+        if self.workers:
+            return await self._leave(runs, rule, ctx, kept)
         run = TaskRun(runs, kept, ctx.principal, job.headers, None if job.origin is None else job.origin.client)
         if not run.account.fits(job.size + RECORD):
             run.account.refuse("tasks")
@@ -204,11 +217,29 @@ class ServedTasks(TaskSettings):
             run.abandon()
             runs.nursery.start_soon(runs.forget, run.id)
             raise
-        created = {key: value for key, value in runs.told(kept).items() if key not in _INSIDE}
-        raw = session.engine.modern.dump_result(
-            foreign("tasks/get"), {"resultType": RESULT_TASK, **created}, ctx.revision
-        )
-        return Encoded(encode(raw))
+        return _created(runs, ctx, kept)
+
+    async def _leave(self, runs: TaskRuns, rule: TaskRule, ctx: Context[Any], kept: KeptTask) -> Any:
+        """Leave a call to a worker, and return its result if that is soon there, else the task."""
+        await self.store.create(kept)
+        try:
+            with trio.move_on_after(rule.after):
+                kept = await runs.settled(kept)
+        except BaseException:  # mostly a cancellation: nobody will know of the task
+            runs.nursery.start_soon(runs.forget, kept.id, True)
+            raise
+        if not kept.ended:
+            return _created(runs, ctx, kept)
+        await runs.forget(kept.id)
+        return _answer(kept)
+
+
+def _created(runs: TaskRuns, ctx: Context[Any], kept: KeptTask) -> Encoded:
+    """Return the answer to a call that has become a task."""
+    session, _ = ctx.internals
+    created = {key: value for key, value in runs.told(kept).items() if key not in _INSIDE}
+    raw = session.engine.modern.dump_result(foreign("tasks/get"), {"resultType": RESULT_TASK, **created}, ctx.revision)
+    return Encoded(encode(raw))
 
 
 def _own_params(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from trimcp.errors import LocalError
 from trimcp.store.contexts import ContextStore
 from trimcp.store.shared import SharedStore
+from trimcp.store.tasks import TaskStore
 
 _REDIS = ("redis://", "rediss://", "unix://")
 
@@ -39,6 +41,17 @@ def contexts_of(named: ContextStore | str) -> ContextStore:
     from trimcp.store.contexts_sqlite import SqliteContexts
 
     return SqliteContexts(_path_of(named))
+
+
+def tasks_of(named: str) -> TaskStore:
+    """Return the store of tasks that a URL names; otherwise as `store_of`."""
+    if named.startswith(_REDIS):
+        from trimcp.store.redis.tasks import RedisTasks
+
+        return RedisTasks(named)
+    from trimcp.store.tasks_sqlite import SqliteTasks
+
+    return SqliteTasks(Path(_path_of(named)))
 
 
 def _path_of(named: str) -> str:

@@ -11,16 +11,16 @@ import math
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 import trio
 
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext, Owner
 from trimcp.store.redis.connection import RedisLimits, RedisScript
-from trimcp.store.redis.resp import NotOurs, Part, RedisRefusal
+from trimcp.store.redis.resp import NotOurs, Part, RedisRefusal, stored
 from trimcp.store.redis.streams import Entry, Redis, entries_of
-from trimcp.wire.jsonrpc import encode, parse_value
+from trimcp.wire.jsonrpc import encode
 
 _FORM: Final = 1
 _REMEMBERED: Final = 10_000  # changes
@@ -131,8 +131,6 @@ return id
     "allow-oom",
 )
 
-V = TypeVar("V")
-
 
 @attrs.define(eq=False)
 class RedisContexts(ContextStore):
@@ -233,14 +231,14 @@ class RedisContexts(ContextStore):
             return ()
         keys, values = list[str](), list[Part]()
         for member in due:
-            key = _key_of(_read(member, list))
+            key = _key_of(stored(member, list))
             keys += self._places(key)
             values += _names(key)
         names = [self._key(name) for name in ("changes", "owners", "due")]
         gone = await self._redis.commands.script(
             _EXPIRE, [*names, *keys], _REMEMBERED, self._redis.token, f"{now}", *values
         )
-        return [_key_of(_read(member, list)) for member in gone]
+        return [_key_of(stored(member, list)) for member in gone]
 
     # What others change. Redis alone knows: what it sends may be on its way when somebody has been answered already.
 
@@ -273,7 +271,7 @@ class RedisContexts(ContextStore):
             return None
         entries, stamps = entries_of(found), dict[ContextKey, int]()
         for id, fields in entries:
-            for name in _read(fields.get(b"contexts", b""), list):
+            for name in stored(fields.get(b"contexts", b""), list):
                 stamps[_key_of(name)] = _stamp_of(id)
         if entries:
             self._seen = entries[-1][0]
@@ -296,7 +294,7 @@ def _names(key: ContextKey) -> tuple[str, str, str]:
 
 
 def _owner_of(text: bytes) -> Owner:
-    match _read(text, list):
+    match stored(text, list):
         case [str(principal), str(agent)]:
             return principal, agent
     raise NotOurs("Redis has an owner that was not written so")
@@ -328,7 +326,7 @@ def _value_of(one: KeptContext) -> bytes:
 
 
 def _loaded(owner: Owner, id: str, stamp: int, value: bytes) -> KeptContext:
-    found = _read(value, dict)
+    found = stored(value, dict)
     form, times = found.get("form"), found.get("times")
     if type(form) is int and form > _FORM:
         raise NotOurs(f"a newer trimcp wrote the context (form {form}; this one knows {_FORM})")
@@ -341,10 +339,3 @@ def _loaded(owner: Owner, id: str, stamp: int, value: bytes) -> KeptContext:
 
 def _is_time(value: Any) -> bool:
     return type(value) in (int, float, type(None))
-
-
-def _read(text: bytes, kind: type[V]) -> V:
-    value = parse_value(text)
-    if not isinstance(value, kind):
-        raise NotOurs("Redis has text that was not written so")
-    return value

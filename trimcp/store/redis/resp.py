@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from trimcp.errors import LocalError
 from trimcp.support.cleaning import one_line
+from trimcp.wire.jsonrpc import parse_value
 
 Part: TypeAlias = str | bytes | int
+T = TypeVar("T")
 
 # Values that are stored are JSON or lines of events, so no line of theirs looks like this.
 _MANY: Final = re.compile(rb"\n[*%~>|][0-9]{7,}")
@@ -34,6 +36,14 @@ class RedisRefusal(LocalError, OSError):
 
 class NotOurs(OSError, ValueError):
     """A value was not written by this program, or by a newer one."""
+
+
+def stored(text: bytes, kind: type[T]) -> T:
+    """Return a value of this kind that was kept as JSON. Raises NotOurs: it was not."""
+    value = parse_value(text)
+    if not isinstance(value, kind):
+        raise NotOurs("Redis has text that was not written so")
+    return value
 
 
 class GarbledReply(ValueError):
