@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 import trimcp
 from trimcp.agent_tools import AgentCaller, AgentRun, AgentTools
-from trimcp.agent_tools.bindings.websocket import serve_agent
+from trimcp.agent_tools.bindings.websocket import AgentStream
 from trimcp.agent_tools.messages.messages import schemas
 from trimcp.channel import Incoming, MessageChannel, Outgoing
 from trimcp.server.running import Running
@@ -147,7 +148,7 @@ class World:
 
         async def serve() -> None:
             try:
-                await serve_agent(self.run, caller, channel)
+                await self.run.server.serve(channel, None, partial(AgentStream, self.run, caller))
             finally:
                 over.set()
 

@@ -22,7 +22,7 @@ from trimcp.server.pools import Pools
 from trimcp.server.registry import Registry
 from trimcp.server.subscribing import Subscribers, WatchedTasks
 from trimcp.session.context import CURRENT, Context
-from trimcp.session.drive import AnyChannel, drive
+from trimcp.session.drive import AnyChannel, Receiver, drive
 from trimcp.session.facts import SessionMemory
 from trimcp.session.job import CancelReason, Finished, Job
 from trimcp.session.jobs import HandlerTasks
@@ -364,14 +364,17 @@ class Running:
 
         return Keeper(self.server, self.subscribers)
 
-    async def serve(self, channel: AnyChannel, via: object = None) -> None:
+    async def serve(
+        self, channel: AnyChannel, via: object = None, receiver: Callable[[Session], Receiver] | None = None
+    ) -> None:
         """Serve one connection in this run until the peer closes it; then close the channel. Many may run at once.
 
         Cancelling it stops the connection's handlers and closes the channel. It is drained with `via`, see `drain`.
+        `receiver` returns what is given the messages in place of the session.
         """
         session = self.session()
         session.transport.via = via
-        await drive(session, channel)
+        await drive(session, channel, None if receiver is None else receiver(session))
 
     async def drain(self, grace: float, via: object = None) -> None:
         """Drain all sessions concurrently, as `Session.drain` does, and close them. Later ones refuse every request.

@@ -70,14 +70,14 @@ class AgentPort:
 
     async def serve(self, head: Head, caller: AgentCaller, channel: MessageChannel) -> None:
         """Serve a connection whose two directions go their own ways, until it ends or its caller's token expires."""
-        from trimcp.agent_tools.bindings.websocket import serve_agent
+        from trimcp.agent_tools.bindings.websocket import AgentStream
 
         channel.holding, channel.link = head.holding, head.link
         idle = MemoryCharge(head.holding)
         idle.set(_IDLE)
         try:
             with trio.CancelScope(deadline=trio.current_time() + max(0.0, head.until - time.time())) as scope:
-                await serve_agent(self.run, caller, channel, self.shared.sessions)
+                await self.run.server.serve(channel, self.shared.sessions, partial(AgentStream, self.run, caller))
         finally:
             idle.set(0)
         if scope.cancelled_caught:

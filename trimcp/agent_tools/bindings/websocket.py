@@ -28,9 +28,8 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.service import AgentCall, AgentRun
 from trimcp.budget import MemoryAccount, MemoryCharge
-from trimcp.channel import Incoming, Kind, MessageChannel, MessageWriter, Outgoing
+from trimcp.channel import Incoming, Kind, MessageWriter, Outgoing
 from trimcp.errors import ConnectionLost
-from trimcp.session.drive import drive
 from trimcp.session.push import PushedConnection
 from trimcp.session.queues import EACH, SMALL, weight
 from trimcp.session.scopes import guarded
@@ -157,20 +156,6 @@ def open_agent(
     opened = run.server.open_connected(writer, holding, via)
     opened.receiver = AgentStream(run, caller, opened.session)
     return opened
-
-
-async def serve_agent(run: AgentRun, caller: AgentCaller, channel: MessageChannel, via: object = None) -> None:
-    """Serve one connection, whose messages are JSON values, until the peer closes it; then close the channel.
-
-    `via` is the part of the program whose `drain` ends the connection.
-    """
-    session = run.server.session()
-    session.transport.via = via
-    stream = AgentStream(run, caller, session)
-    try:
-        await drive(session, channel, stream)
-    finally:
-        stream.lost(session.lost or ConnectionLost("the connection has ended"))
 
 
 @attrs.define(eq=False)
