@@ -33,6 +33,8 @@ _NAMES = {
     "trimcp.hidden": "hidden=.",
     "trimcp.net": "asgi_app grpc http http_application run_grpc run_http run_websocket serve_grpc serve_http "
     "serve_websocket websocket",
+    "trimcp.rest.serving": "openapi",
+    "trimcp.rest.operations": "ApiOperation",
     "trimcp.run": "in_process load_servers run_stdio serve_stdio stdio",
     "trimcp.schema.hints": "Arg",
     "trimcp.schema.forms": "Answer Form form=form_for",

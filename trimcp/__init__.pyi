@@ -55,6 +55,8 @@ from trimcp.net import websocket as websocket
 from trimcp.portal import asyncio as asyncio
 from trimcp.portal import blocking as blocking
 from trimcp.principal import Principal as Principal
+from trimcp.rest.operations import ApiOperation as ApiOperation
+from trimcp.rest.serving import openapi as openapi
 from trimcp.run import in_process as in_process
 from trimcp.run import load_servers as load_servers
 from trimcp.run import run_stdio as run_stdio
@@ -133,6 +135,7 @@ __all__ = [
     "AccessLog",
     "ActiveSkill",
     "Answer",
+    "ApiOperation",
     "Arg",
     "AskRefused",
     "Audio",
@@ -231,6 +234,7 @@ __all__ = [
     "in_process",
     "load_servers",
     "memory_channels",
+    "openapi",
     "read_servers",
     "run_grpc",
     "run_http",

@@ -44,6 +44,7 @@ _SERVER = _SESSION | {"guard", "watch", "workers", "server"}
 _ANYTHING = _SERVER | {
     "store",
     "agent_tools",
+    "rest",
     "auth",
     "portal",
     "worker_program",
@@ -93,6 +94,7 @@ LAYERS: dict[str, set[str]] = {
     "worker_program": _SERVER | {"worker_program"},
     "client": _SESSION | {"transports", "client"},
     "fleet": _SESSION | {"client", "fleet"},
+    "rest": _SERVER | {"transports", "rest"},
     "portal": _SESSION | {"client", "portal"},
     # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
     "run": _ANYTHING - {"testing", "bench", "cli"},

@@ -16,8 +16,9 @@ from trimcp.client.handlers import call_handler
 from trimcp.client.session import ClientSession
 from trimcp.client.tools import Listing
 from trimcp.errors import InvalidReply, LocalError
-from trimcp.extensions.frontmatter import read_frontmatter, require_yaml
+from trimcp.extensions.frontmatter import read_frontmatter
 from trimcp.extensions.skills import Skill, SkillFile, digest_of, entry_of, same_json
+from trimcp.extensions.yaml_values import require_yaml
 from trimcp.support.cleaning import in_quotes
 from trimcp.wire.capabilities import SKILLS
 from trimcp.wire.common import Unreadable
@@ -139,7 +140,7 @@ class ServerSkills:
             LocalError: it was not approved, it is dynamic, so that nothing could be verified, or the server has none.
             InvalidReply: what the server sent is not what it listed: the bytes, or what they say of the skill.
         """
-        require_yaml()
+        require_yaml("skills")
         if isinstance(skill, str):
             skill = await self.get(skill)
         manifest = next((file for file in skill.files if file.uri == skill.uri), None)

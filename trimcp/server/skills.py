@@ -19,8 +19,9 @@ import attrs
 import trio
 
 from trimcp.errors import ErrorReply, LocalError
-from trimcp.extensions.frontmatter import read_frontmatter, require_yaml
+from trimcp.extensions.frontmatter import read_frontmatter
 from trimcp.extensions.skills import MANIFEST, MOST_BYTES, MOST_FILES, Skill, SkillFile, check_entry, digest_of
+from trimcp.extensions.yaml_values import require_yaml
 from trimcp.session.context import Context
 from trimcp.support.cleaning import in_quotes, one_line
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS
@@ -240,7 +241,7 @@ class ServedSkills:
 
     def add(self, source: Any, prefix: str) -> None:
         """Serve what is in a folder, or files by their path. Raises as `Server.skills` does."""
-        require_yaml()
+        require_yaml("skills")
         texts = source.values() if isinstance(source, Mapping) else ()
         if not isinstance(source, str | os.PathLike | Mapping) or not all(
             isinstance(each, str | bytes) for each in texts

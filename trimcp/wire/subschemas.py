@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-_SINGLE: Final = frozenset(
+SINGLE: Final = frozenset(
     {
         "additionalItems",
         "additionalProperties",
@@ -21,8 +21,8 @@ _SINGLE: Final = frozenset(
         "unevaluatedProperties",
     }
 )
-_LISTS: Final = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
-_NAMED: Final = frozenset(
+LISTS: Final = frozenset({"allOf", "anyOf", "items", "oneOf", "prefixItems"})
+NAMED: Final = frozenset(
     {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 )
 
@@ -35,9 +35,9 @@ def subschemas(schema: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
     """
     for keyword, value in schema.items():
         if isinstance(value, dict):
-            if keyword in _NAMED:
+            if keyword in NAMED:
                 yield from ((keyword, name, each) for name, each in value.items() if isinstance(each, dict))
-            elif keyword in _SINGLE:
+            elif keyword in SINGLE:
                 yield keyword, "", value
-        elif keyword in _LISTS and isinstance(value, list):
+        elif keyword in LISTS and isinstance(value, list):
             yield from ((keyword, "", each) for each in value if isinstance(each, dict))
