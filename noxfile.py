@@ -173,6 +173,7 @@ def types(session: nox.Session) -> None:
         # Programs of users. Their directories are no packages, hence the flag.
         session.run("mypy", "--strict", "--explicit-package-bases", "tests/typing")
         session.run("python", "-m", "tests.docs.check_snippets")
+        session.run("python", "-m", "tests.cli.checked_project")
         session.run("pyright", "--pythonpath", str(Path(session.bin) / "python"))
         session.run("pyright", "--verifytypes", "trimcp", "--ignoreexternal")
 

@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "shell": ("shell", "Talk to a server, line by line."),
     "bench": ("bench_run", "Put load on a server and measure it."),
     "record": ("recording", "Write down what a client and a server say."),
+    "new": ("new", "Begin a project: a server, its tests, its deployment."),
     "install": ("hosts", "Write a server into a host's configuration."),
     "uninstall": ("hosts", "Take a server out of one."),
     "hosts": ("hosts", "Show what hosts have, and what is wrong with it."),

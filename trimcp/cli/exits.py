@@ -50,6 +50,13 @@ Exit codes:
   130  a second Ctrl-C ended it at once (143: SIGTERM)
 """
 
+NEW_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    it worked
+  2    the command line is wrong, or the files cannot be written
+"""
+
 TOP_EXIT_CODES: Final = """\
 \b
 Exit codes:
