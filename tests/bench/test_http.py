@@ -447,3 +447,20 @@ async def test_a_place_waits_for_its_turn_in_an_open_loop(steady_clock: trio.abc
     report, wrong = await of_wrong(lambda n, m: http(echoed(m)), count=30, rate=60.0, sessions=3, under_way=20)
     assert (report.calls, report.errors) == (30, {})
     assert wrong.connections <= 20  # warm ones are used again, not one after the other of sixty
+
+
+@pytest.mark.parametrize("revision", ERAS)
+@pytest.mark.parametrize("options", [{}, {"rate": 400.0}])
+async def test_sessions_that_end_after_some_calls_lose_none(revision: str, options: dict[str, Any]) -> None:
+    async with serving() as url:
+        plan = Plan(ECHO, count=200, under_way=4, sessions=3, session_calls=9, revision=revision, **options)
+        report = await measure(HttpServer(url), plan)
+    assert (report.calls, report.errors) == (200, {})
+
+
+async def test_sessions_follow_the_stages() -> None:
+    async with serving() as url:
+        plan = Plan(ECHO, stages="0:1,200ms:6,200ms:6,200ms:1", stages_of="sessions", revision=ERAS[1])
+        report = await measure(HttpServer(url), plan)
+    assert report.errors == {}
+    assert report.calls > 20

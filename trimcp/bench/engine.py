@@ -17,7 +17,8 @@ from trimcp.bench.discovery import Found, Target, discover, name_of
 from trimcp.bench.mux import run_session
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Cost, Generator, Report, Snapshot, WireName
-from trimcp.bench.supply import Load, Supply
+from trimcp.bench.stages import Stages
+from trimcp.bench.supply import Load, Seat, Supply
 from trimcp.bench.tally import Tally
 from trimcp.errors import LocalError
 from trimcp.support.nurseries import open_service_nursery
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _OPENING: Final = 64  # sessions at a time
 _IMPATIENT: Final = 1.0
+_VARIED: Final = 0.05  # seconds between changes of the number of sessions
 
 
 async def measure(
@@ -125,6 +127,8 @@ class Measurement:
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
     _closing: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _sessions: int = attrs.field(init=False, default=0)
+    _seats: list[Seat] = attrs.field(init=False, factory=list)
+    _sessions_nursery: trio.Nursery = attrs.field(init=False)
     _warm_until: float = attrs.field(init=False, default=0.0)
     _processes: ProcessTree = attrs.field(init=False)
     _cost: Cost | None = attrs.field(init=False, default=None)
@@ -138,10 +142,10 @@ class Measurement:
         load = self._load
         async with trio.open_nursery() as serving:
             serving.start_soon(self._watch_stop)
-            if load.plan.rate is not None:
+            if load.plan.paced:
                 serving.start_soon(load.supply.pace)
             async with trio.open_nursery() as sessions:
-                self._closing = sessions.cancel_scope
+                self._closing, self._sessions_nursery = sessions.cancel_scope, sessions
                 await self._open(sessions)
                 self._processes.find()
                 serving.start_soon(self._tick)
@@ -161,17 +165,42 @@ class Measurement:
             async with limit:
                 await sessions.start(self._session)
 
+        if self._load.plan.stages_of == "sessions":
+            return
         self._sessions = self._load.plan.sessions
         async with trio.open_nursery() as opening:
             for _ in range(self._sessions):
                 opening.start_soon(open_one)
 
-    async def _session(self, *, task_status: trio.TaskStatus[None]) -> None:
+    async def _session(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run a session, and those that come after it where each makes a few calls only."""
+        calls = self._load.plan.session_calls
+        seat = Seat(math.inf if calls is None else calls)
+        self._seats.append(seat)
         try:
-            await self._run_session(self._load, task_status=task_status)
+            while True:
+                await self._run_session(self._load, seat=seat, task_status=task_status)
+                task_status = trio.TASK_STATUS_IGNORED
+                if calls is None or seat.left > 0 or seat not in self._seats or self._load.supply.over:
+                    return  # no more are wanted, or the connection was lost too often
+                self._seats[self._seats.index(seat)] = seat = Seat(calls)
         finally:
+            if seat in self._seats:
+                self._seats.remove(seat)
             self._sessions -= 1
             self._changed.set()
+
+    async def _vary(self, sessions: trio.Nursery, course: Stages) -> None:
+        """Open and end sessions as the stages say, until cancelled."""
+        began = trio.current_time()
+        while True:
+            wanted = round(course.level(trio.current_time() - began))
+            while len(self._seats) > wanted:
+                self._seats.pop().leave()
+            for _ in range(wanted - len(self._seats)):
+                self._sessions += 1
+                sessions.start_soon(self._session)
+            await trio.sleep(_VARIED)
 
     async def _conduct(self) -> None:
         """Warm up, then measure."""
@@ -191,6 +220,8 @@ class Measurement:
         cutter = Cutter(tally, self._processes, self._began.processes)
         async with open_service_nursery() as cutting:
             cutting.start_soon(cutter.run)
+            if plan.course is not None and not plan.paced:
+                cutting.start_soon(self._vary, self._sessions_nursery, plan.course)
             await self._until(plan.duration or math.inf, math.inf if plan.count is None else supply.done + plan.count)
             cutting.cancel_scope.cancel()
         self._ended = self._mark()
@@ -207,7 +238,8 @@ class Measurement:
         deadline = trio.current_time() + seconds
         silence = math.inf if done == math.inf else plan.patience + (plan.timeout or 0.0)
         supply.milestone = done
-        while self._sessions and supply.done < done and not self._stop.is_set():
+        varied = plan.stages_of == "sessions"
+        while (self._sessions or varied) and supply.done < done and not self._stop.is_set():
             before, waited = supply.done, supply.under_way
             self._changed = trio.Event()
             with trio.move_on_at(min(deadline, trio.current_time() + silence)) as scope:
@@ -275,6 +307,10 @@ class Measurement:
     def report(self, target: str, found: Found) -> Report:
         """Return the report."""
         load, tally = self._load, self._load.tally
+        cost, spent = self._cost, [each.cpu for each in tally.slices if each.cpu is not None]
+        if cost is None and spent:  # its processes have ended with the last sessions
+            held = [each.rss or 0 for each in tally.slices]
+            cost = Cost(sum(spent), held[-1], max(held))
         nothing = _Mark(0.0, 0.0, 0, 0, {})
         began, ended = self._began or nothing, self._ended or self._began or nothing
         return Report(
@@ -298,7 +334,7 @@ class Measurement:
             latency=tally.latency,
             over_time=tally.over_time,
             progress=tally.progress,
-            cost=self._cost,
+            cost=cost,
             generator=Generator(ended.cpu - began.cpu, ended.at - began.at, tally.answers),
             interrupted=self._interrupted,
             requests=tally.requests,

@@ -19,7 +19,7 @@ import trio
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller
 from trimcp.bench.plan import cancellation
-from trimcp.bench.supply import INITIALIZED, Load, LoadCall
+from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
 from trimcp.transports.http.client.engine import ExchangeBroken
@@ -35,10 +35,17 @@ _MOST_NOTICES: Final = 1_000
 
 
 async def run_http_session(
-    load: Load, site: LoadSite, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    load: Load,
+    site: LoadSite,
+    seat: Seat | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run one session to the end of the measurement. Calls `started` once it is open, or failed to open once."""
-    session = _LoadSession(load, site)
+    """Run one session until its seat is left or the measurement ends.
+
+    It calls `started` once the session is open, or failed to open once.
+    """
+    session = _LoadSession(load, site, seat or Seat())
     attempt = 0
     while True:
         try:
@@ -54,7 +61,7 @@ async def run_http_session(
     connections = [LoadConnection(session.site, load) for _ in range(load.plan.places)]
     load.open += 1
     try:
-        if load.plan.rate is None:  # connecting is not measured; an open loop uses as few connections as it can
+        if not load.plan.paced:  # connecting is not measured; an open loop uses as few connections as it can
             with suppress(McpError):  # the calls then count the failure
                 for connection in connections:
                     await connection.ready()
@@ -77,6 +84,7 @@ class _LoadSession:
 
     load: Load
     site: LoadSite
+    seat: Seat
     head: bytes = attrs.field(init=False, default=b"")  # the head of each POST of a call, without its last lines
     id: int = attrs.field(init=False, default=0)  # the id of the last request
     nursery: trio.Nursery = attrs.field(init=False)  # runs the tasks that send notifications
@@ -90,6 +98,7 @@ class _LoadSession:
 
     def __attrs_post_init__(self) -> None:
         self._side = LoadConnection(self.site, self.load)
+        self.seat.on_leave = self._wake_all
 
     # The session at the server
 
@@ -185,6 +194,11 @@ class _LoadSession:
         self._wait()
         await event.wait()
 
+    def _wake_all(self) -> None:
+        idle, self._idle = self._idle, []
+        for event in idle:
+            event.set()
+
     def _wait(self) -> None:
         if not self._is_waiting and self._idle:
             self._is_waiting = True
@@ -192,10 +206,10 @@ class _LoadSession:
 
     def _woken(self) -> None:
         self._is_waiting = False
-        if self.load.plan.rate is None or self.load.supply.over:
-            idle, self._idle = self._idle, []
-            for event in idle:
-                event.set()
+        if self.seat.left <= 0:
+            self.load.supply.pass_on()
+        if not self.load.plan.paced or self.load.supply.over or self.seat.left <= 0:
+            self._wake_all()
         elif self._idle:
             self._idle.pop().set()  # the slot used last has the connection most likely still open
             self._wait()
@@ -233,9 +247,10 @@ class _CallSlot:
         failures = 0
         try:
             while True:
-                call = supply.take(trio.current_time())
+                call = supply.take(trio.current_time(), self._session.seat)
                 if call is None:
-                    if supply.over:
+                    if supply.over or self._session.seat.left <= 0:
+                        self._session.seat.leave()  # the others wait for calls that will not be theirs
                         return
                     await self._session.parked()
                     continue

@@ -17,7 +17,7 @@ import orjson
 import trio
 
 from trimcp.bench.plan import cancellation
-from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Supply
+from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat, Supply
 from trimcp.bench.tally import Tally
 from trimcp.errors import McpError
 from trimcp.wire.codes import METHOD_NOT_FOUND
@@ -53,6 +53,7 @@ class LoadCaller:
     wake: Callable[[], object] = lambda: None
     # the result of `initialize`, once received; an error's text if it was refused
     greeting: dict[str, Any] | str | None = None
+    seat: Seat = attrs.field(factory=Seat)  # how many calls it makes
     _free: int = attrs.field(init=False)
     _id: int = attrs.field(init=False, default=0)
     _pending: dict[int, LoadCall] = attrs.field(init=False, factory=dict)
@@ -82,7 +83,7 @@ class LoadCaller:
             self._expire(now, messages)
         supply, pending = self.supply, self._pending
         while self._free:
-            call = supply.take(now)
+            call = supply.take(now, self.seat)
             if call is None:
                 self._wait()
                 break
@@ -101,12 +102,14 @@ class LoadCaller:
 
     def _wait(self) -> None:
         """Register a free place with the supply; it also wakes when no more calls begin."""
-        if not self._is_waiting and not self.supply.over:
+        if not self._is_waiting and not self.supply.over and self.seat.left > 0:
             self._is_waiting = True
             self.supply.wait(self._woken)
 
     def _woken(self) -> None:
         self._is_waiting = False
+        if self.seat.left <= 0:
+            self.supply.pass_on()
         self.wake()
 
     def _expire(self, now: float, messages: list[bytes]) -> None:
@@ -255,13 +258,18 @@ Opener: TypeAlias = Callable[[Load, LoadCaller], AbstractAsyncContextManager[Loa
 
 
 async def run_session(
-    load: Load, opener: Opener, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    load: Load,
+    opener: Opener,
+    seat: Seat | None = None,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run one session to the end of the measurement; if it breaks, open it again, at most `Plan.reopen` times.
+    """Run one session until its seat is left or the measurement ends; if it breaks, open it again, at most
+    `Plan.reopen` times.
 
     It calls `started` once the session can be used, or the first attempt to open it has failed.
     """
-    caller = LoadCaller(load.supply, load.plan.places, load.plan.think)
+    caller = LoadCaller(load.supply, load.plan.places, load.plan.think, seat=seat or Seat())
     started = trio.Event()
 
     def usable() -> None:
@@ -309,7 +317,7 @@ class _Conversation:
     async def run(self, usable: Callable[[], object]) -> tuple[str, str | None]:
         """Make calls until none are left or the connection ends; return the kind of the end and its reason."""
         load, caller = self._load, self._caller
-        caller.wake = self._kick
+        caller.wake = caller.seat.on_leave = self._kick
         try:
             async with trio.open_nursery() as nursery:
                 self._scope = nursery.cancel_scope
@@ -394,7 +402,7 @@ class _Conversation:
         due = caller.due()
         if due < self._timer.deadline:
             self._timer.deadline = due
-        if self._load.supply.over and caller.idle:
+        if caller.idle and (self._load.supply.over or caller.seat.left <= 0):
             self._scope.cancel()
 
 

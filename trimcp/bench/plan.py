@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import attrs
 
+from trimcp.bench.stages import Stages
 from trimcp.errors import LocalError
 from trimcp.framing.headers import Mirror, decode_value, param_headers, request_headers
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, RESULT_COMPLETE
@@ -74,6 +75,12 @@ _SHARE: Final = NumberCheck(0, 1)
 def _text(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and not isinstance(value, str):
         raise LocalError(f"{attribute.name} must be a text, not {value!r:.60}")
+
+
+def _stages(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    _text(instance, attribute, value)
+    if value is not None:
+        Stages.read(value)  # raises LocalError
 
 
 def _jsonable(instance: object, attribute: attrs.Attribute[Any], value: Any) -> None:
@@ -158,6 +165,20 @@ class Plan:
     """Calls per second, in all sessions together. A call's time counts from when it should have begun."""
     spacing: Literal["constant", "poisson"] = _choice("constant", "poisson", help="How --rate spaces them.")
     """At equal intervals, or at random ones (a Poisson process), as from many independent users."""
+    stages: str | None = attrs.field(
+        default=None,
+        kw_only=True,
+        validator=_stages,
+        metadata={
+            "help": "A load that changes: 0:10,30s:200,2m:200,10s:0 (time to get there : level).",
+            "metavar": "LIST",
+        },
+    )
+    """How the load changes, as `Stages.read` reads it; it says how long the measurement takes."""
+    stages_of: Literal["calls", "sessions"] = _choice(
+        "calls", "sessions", help="What the levels of --stages are: calls that begin a second, or sessions."
+    )
+    session_calls: int | None = _number(None, _COUNT, "End a session after so many calls, and open another (churn).")
     backlog: int = _number(10_000, _COUNT)
     """The most calls of the open loop that wait for a free place; further ones are not begun and count as errors."""
     think: float = _number(0.0, NumberCheck(), "Time between an answer and the next.", "SECONDS")
@@ -201,10 +222,16 @@ class Plan:
             raise LocalError("measure either for --seconds or a --count of calls")
         if self.warm_up and self.warm_up_count:
             raise LocalError("say either for how many seconds to warm up or with how many calls")
-        if self.rate is not None and self.think:
+        if self.paced and self.think:
             raise LocalError("calls that begin at a fixed rate leave no time to think")
-        if self.rate is None and self.spacing != "constant":
+        if not self.paced and self.spacing != "constant":
             raise LocalError("--spacing goes with --rate")
+        if self.stages is not None and (self.rate, self.seconds, self.count) != (None, None, None):
+            raise LocalError("--stages says how much and for how long; leave out --rate, --seconds and --count")
+        if self.stages is not None and (self.warm_up or self.warm_up_count):
+            raise LocalError("--stages is measured from its first stage on: make that the warm-up")
+        if self.stages is None and self.stages_of != "calls":
+            raise LocalError("--stages-of says what the levels of --stages are")
         if self.cancel_after is not None and not self.cancel:
             raise LocalError("--cancel-after goes with --cancel, the share of calls to cancel")
         if self.timeout is None and self.timeouts < 1:
@@ -214,8 +241,27 @@ class Plan:
             raise LocalError(f"there is no revision {self.revision!r:.60}; trimcp speaks {names}")
 
     @property
+    def course(self) -> Stages | None:
+        """The stages; None for a load that does not change."""
+        return None if self.stages is None else Stages.read(self.stages)
+
+    @property
+    def paced(self) -> bool:
+        """Whether calls begin at times fixed beforehand (an open loop)."""
+        return self.rate is not None or (self.stages is not None and self.stages_of == "calls")
+
+    @property
+    def mean_rate(self) -> float | None:
+        """Calls per second that an open loop begins on the average; None for a closed loop."""
+        if self.rate is not None or self.course is None or not self.paced:
+            return self.rate
+        return self.course.total(self.course.seconds) / self.course.seconds
+
+    @property
     def duration(self) -> float | None:
         """Seconds to measure, or None if the number of calls is given."""
+        if self.course is not None:
+            return self.course.seconds
         if self.count is not None:
             return None
         return _USUAL_SECONDS if self.seconds is None else self.seconds
@@ -225,13 +271,14 @@ class Plan:
         """The most concurrent calls in each session."""
         if self.under_way is not None:
             return self.under_way
-        return 1 if self.rate is None else max(1, math.ceil(_OPEN_LOOP / self.sessions))
+        return 1 if not self.paced else max(1, math.ceil(_OPEN_LOOP / self.sessions))
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values, under the names of the attributes."""
         plan = attrs.asdict(self)
         lists = {"mix": list(plan["mix"]), "pids": list(self.pids)}
-        return {**plan, **lists, "under_way": self.places, "seconds": self.duration}
+        seconds = None if self.stages is not None else self.duration
+        return {**plan, **lists, "under_way": self.places, "seconds": seconds}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Plan:

@@ -42,7 +42,10 @@ _BETTER: Final = 0.2  # the part of the slices that are better than the one comp
 _TAIL: Final = 2.5  # the tolerance of p99 is so many times as large
 _ANOTHER_MACHINE: Final = 0.15  # the difference of the piece of work from which it was another machine
 _SEVERAL: Final = 3
-_SAME: Final = ("mix", "sessions", "under_way", "rate", "spacing", "think", "cancel", "timeout", "progress", "reply")
+_SAME: Final = (
+    *("mix", "sessions", "session_calls", "under_way", "rate", "spacing", "stages", "stages_of"),
+    *("think", "cancel", "timeout", "progress", "reply"),
+)
 
 
 @attrs.frozen
@@ -102,7 +105,7 @@ def compare(before: Sequence[Report], after: Report, tolerance: float = TOLERANC
     several = len(earlier) >= _SEVERAL
     figures.append(_ComparedFigure("p50", "", tolerance, not another))
     figures.append(_ComparedFigure("p99", "", _TAIL * tolerance, several and not another))
-    if after.plan.rate is None:
+    if not after.plan.paced:
         figures.append(_ComparedFigure("rate", "", tolerance, several and not another))
     if all(run.knows_cpu for run in runs):
         figures.append(_ComparedFigure("cpu", "", tolerance, not another))

@@ -333,7 +333,7 @@ class Report:
         """Whether fewer than ten sequential calls fit in `seconds`, so that the rate is an estimate."""
         if self.plan.count is not None:
             return False  # nothing is cut off
-        if self.plan.rate is not None:
+        if self.plan.paced:
             return not self.calls and self.after > 0
         return (self.latency.mean or 0.0) * _ENOUGH > self.seconds
 

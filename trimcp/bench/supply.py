@@ -17,6 +17,7 @@ import attrs
 import trio
 
 from trimcp.bench.plan import CLIENT, Plan, PreparedRequest
+from trimcp.bench.stages import Stages
 from trimcp.bench.tally import LATE, Tally
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.jsonrpc import encode_request
@@ -38,6 +39,19 @@ class LoadCall:
     due: float  # when it should have begun; its time counts from here
     give_up: float = math.inf  # seconds after which it is abandoned
     timeout: bool = False  # whether it is abandoned for its timeout, not for a planned cancellation
+
+
+@attrs.define(eq=False)
+class Seat:
+    """The place of one session in a load: how many calls it may begin before it ends."""
+
+    left: float = math.inf  # calls that it may still begin
+    on_leave: Callable[[], object] = lambda: None  # called when it is to leave; must not raise
+
+    def leave(self) -> None:
+        """Let the session end without another call."""
+        self.left = 0
+        self.on_leave()
 
 
 @attrs.define(eq=False)
@@ -69,7 +83,7 @@ class Supply:
         self._random = random.Random(self.plan.seed)
         self._weights = list(accumulate(request.entry.weight for request in self.requests))
         self._only = self.requests[0] if len(self.requests) == 1 else None
-        self._paced = self.plan.rate is not None
+        self._paced = self.plan.paced
         self._gives_up = bool(self.plan.cancel) or self.plan.timeout is not None
 
     # Called by the measurement
@@ -95,23 +109,29 @@ class Supply:
 
     async def pace(self) -> None:
         """Make the calls of an open loop available at their times, until `close`."""
+        course = self.plan.course or Stages.constant(self.plan.rate or 1.0)
         while not self.over:
             await self._allowed.wait()
-            due = trio.current_time()
+            began = due = trio.current_time()
+            begun = 0.0
             while self._left > 0:
                 now = trio.current_time()
                 while due <= now and self._left > 0:
                     self._left -= 1
                     # The delay of the timer is not the server's.
                     self._arrive(now if now - due < _GRAIN else due, now)
-                    due += self._interval()
+                    # Between two calls of a Poisson process lies one call in the mean, whatever the rate is then.
+                    begun += 1.0 if self.plan.spacing == "constant" else self._random.expovariate(1.0)
+                    due = began + course.after(begun)
                 await trio.sleep_until(due)
             self._allowed = trio.Event()
 
     # Called by connections
 
-    def take(self, now: float) -> LoadCall | None:
-        """Return a call to begin now. If None, call `wait`, unless `over` is true."""
+    def take(self, now: float, seat: Seat | None = None) -> LoadCall | None:
+        """Return a call to begin now. If None, call `wait`, unless `over` is true or the seat is left."""
+        if seat is not None and seat.left <= 0:
+            return None
         if self._paced:
             if not self._backlog:
                 return None
@@ -123,6 +143,8 @@ class Supply:
                 return None
             self._left -= 1
             due = now
+        if seat is not None:
+            seat.left -= 1
         self.under_way += 1
         self._number += 1
         request = self._only or self._random.choices(self.requests, cum_weights=self._weights)[0]
@@ -160,11 +182,6 @@ class Supply:
             call.give_up = part if plan.cancel_after is None else plan.cancel_after
         elif plan.timeout is not None and self._random.random() < plan.timeouts:
             call.give_up, call.timeout = plan.timeout, True
-
-    def _interval(self) -> float:
-        assert self.plan.rate is not None
-        mean = 1 / self.plan.rate
-        return mean if self.plan.spacing == "constant" else self._random.expovariate(1 / mean)
 
     def _arrive(self, due: float, now: float) -> None:
         if len(self._backlog) >= self.plan.backlog:

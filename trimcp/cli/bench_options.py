@@ -20,7 +20,9 @@ from trimcp.support.files import UnusableFile, read_text
 
 BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
-    "How much at a time": ("sessions", "under_way", "rate", "spacing", "think"),
+    "How much at a time": (
+        *("sessions", "session_calls", "under_way", "rate", "spacing", "think", "stages", "stages_of", "find_limit"),
+    ),
     "For how long": ("seconds", "count", "warm_up"),
     "What is given up": ("cancel", "cancel_after", "timeout", "timeouts"),
     "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
@@ -63,7 +65,7 @@ class BenchOptions(ReachOptions):
     params: str | None = option(metavar="JSON", help="Its parameters, an object.")
     script: str | None = option(metavar="FILE", help="Mix the calls that a .json or .toml file lists.")
     warm_up: str | None = option(
-        metavar="AMOUNT", help="Seconds (2), or calls (100x), before.  [default: 1, with --count 0]"
+        metavar="AMOUNT", help="Seconds (2), or calls (100x), before.  [default: 1, with --count or --stages 0]"
     )
     pids: tuple[int, ...] = option(
         "--pid",
@@ -80,6 +82,9 @@ class BenchOptions(ReachOptions):
     compare_bearer: str | None = option(metavar="SOURCE", repr=False, help="--bearer for the other.")
     compare_pids: tuple[int, ...] = option(
         "--compare-pid", multiple=True, type=_PID, metavar="PID", help="--pid for the other."
+    )
+    find_limit: bool = option(
+        is_flag=True, help="Raise the rate until --require breaks, and tell the highest that held."
     )
     require: tuple[str, ...] = option(
         multiple=True,
@@ -146,6 +151,10 @@ def check_options(options: BenchOptions) -> None:
         raise Failure("with --script each call says by itself what to expect")
     if options.compare is not None and (options.require or options.baseline or options.junit or options.github):
         raise Failure("--require, --baseline, --junit and --github judge one server, and --compare shows two")
+    if options.find_limit and not options.require:
+        raise Failure("--find-limit needs --require to say what has to hold, such as 'p99<50ms,errors<0.1%'")
+    if options.find_limit and (options.compare is not None or options.baseline or options.junit or options.plot):
+        raise Failure("--find-limit measures many times; it goes without --compare, --baseline, --junit and --plot")
     if options.compare is None and (options.compare_headers or options.compare_bearer or options.compare_pids):
         raise Failure("--compare-header, --compare-bearer and --compare-pid go with --compare")
 
@@ -156,7 +165,9 @@ def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
     seconds = load["seconds"]
     if seconds is None and not counted and options.compare is not None:
         seconds = _SECONDS_EACH_ROUND
-    warm_up, warm_up_count = _warm_up(options.warm_up, counted)
+    if seconds is None and options.find_limit:
+        seconds = _SECONDS_EACH_ROUND
+    warm_up, warm_up_count = _warm_up(options.warm_up, counted or load["stages"] is not None)
     known = {"warm_up": warm_up, "warm_up_count": warm_up_count, "revision": options.revision, "pids": options.pids}
     try:
         return Plan(**{**load, **known, "seconds": seconds})

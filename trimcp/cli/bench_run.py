@@ -19,6 +19,7 @@ from trimcp.bench.plan import Plan
 from trimcp.bench.regression import check_same_load
 from trimcp.bench.report import Report
 from trimcp.bench.requirements import Requirement
+from trimcp.cli.bench_limit import START, find_limit
 from trimcp.cli.bench_options import (
     BENCH_SECTIONS,
     BenchOptions,
@@ -42,7 +43,7 @@ from trimcp.cli.bench_table import (
 )
 from trimcp.cli.bench_verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
 from trimcp.cli.conversation import Stop, own_version, signals, trace_to
-from trimcp.cli.exits import BENCH_EXIT_CODES, NO_CONNECTION, REMOTE_ERROR, Failure
+from trimcp.cli.exits import BENCH_EXIT_CODES, BROKEN, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.options import SERVER, Subcommand
 from trimcp.cli.screen import Screen
@@ -84,6 +85,8 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
       trimcp bench server.py --tool echo -a text=x --compare 'node build/index.js' --plot both.png
       trimcp bench server.py --script mix.toml --require 'p99<50ms,errors<0.1%,rate>2000' --junit bench.xml
       trimcp bench server.py --script mix.toml --under-way 8 --baseline figures.json --github
+      trimcp bench server.py --script mix.toml --stages 0:10,30s:200,2m:200,10s:0
+      trimcp bench server.py --script mix.toml --find-limit --require 'p99<50ms,errors<0.1%'
     """
     sys.exit(_measure(target, options, load))
 
@@ -150,6 +153,8 @@ class _Bench:
 
     async def run(self) -> int:
         """Measure, show, and return the exit code."""
+        if self.options.find_limit:
+            return await self._find_limit()
         failure: Failure | None = None
         view = MeasurementView(self.screen, self.plan.duration)
         with signals(self.screen) as stop:
@@ -179,13 +184,47 @@ class _Bench:
             return judgement.exit_code
         return 0 if reports and all(report.right for report in reports) else _WRONG
 
+    async def _find_limit(self) -> int:
+        """Measure at rising rates, show what held, and return the exit code."""
+        limit = None
+        view = MeasurementView(self.screen, self.plan.duration)
+        (server,) = self.servers
+        with signals(self.screen) as stop:
+            try:
+                plan = await self._planned(stop)
+
+                async def measure_at(rate: float) -> Report:
+                    assert plan is not None
+                    view.begin(f"{what(plan)} of {server.name} at {three(rate)} a second")
+                    step = attrs.evolve(plan, rate=rate)
+                    return await measure(server.target, step, on_tick=view.tick, tick=view.tick_length, stop=stop.came)
+
+                if plan is not None:
+                    limit = await find_limit(measure_at, self.requirements, plan.rate or START)
+            except McpError as error:
+                raise _failure(error, server.target) from None
+            finally:
+                view.end()
+        if limit is not None:
+            for text, style in limit.lines(self.requirements):
+                (self.screen.complain if self.options.json else self.screen.show)(text, style)
+            if self.options.json or self.options.save is not None:
+                _write_json(self.options, limit.to_json())
+        if stop.signal is not None:
+            return stop.exit_code
+        return BROKEN if limit is None or limit.knee.rate is None else 0
+
+    async def _planned(self, stop: Stop) -> Plan | None:
+        """Return the plan with its requests; None after a signal."""
+        if self.plan.mix:
+            return self.plan
+        schema = await self._ask_for_schema(stop)
+        return None if stop.signal is not None else attrs.evolve(self.plan, mix=mix_of(self.options, schema))
+
     async def _measure_all(self, stop: Stop, view: MeasurementView) -> None:
-        plan = self.plan
-        if not plan.mix:
-            schema = await self._ask_for_schema(stop)
-            if stop.signal is not None:
-                return
-            plan = attrs.evolve(plan, mix=mix_of(self.options, schema))
+        plan = await self._planned(stop)
+        if plan is None:
+            return
         for report in self.baseline:
             try:
                 check_same_load(report.plan, plan)

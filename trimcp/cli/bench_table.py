@@ -46,7 +46,7 @@ def describe_report(report: Report) -> Iterator[Line]:
     yield from _errors(report)
     if report.cancelled or report.timed_out:
         yield row("given up", f"{report.cancelled:,} cancelled, {report.timed_out:,} timed out"), ""
-    if report.plan.rate is not None:
+    if report.plan.paced:
         yield from _punctuality(report)
     yield "", ""
     yield from _latencies(report)
@@ -78,9 +78,14 @@ def what(plan: Plan) -> str:
 def setting(report: Report) -> str:
     """Return the conditions of the measurement."""
     plan = report.plan
-    parts = [count_of(plan.sessions, "session")]
-    if plan.rate is None:
-        each = " each" if plan.sessions > 1 else ""
+    varied = plan.stages is not None and not plan.paced
+    parts = [f"sessions {plan.stages}" if varied else count_of(plan.sessions, "session")]
+    if plan.session_calls is not None:
+        parts.append(f"a new one after {count_of(plan.session_calls, 'call')}")
+    if plan.rate is None and plan.paced:
+        parts.append(f"calls begun per second {plan.stages} ({plan.spacing})")
+    elif plan.rate is None:
+        each = " each" if plan.sessions > 1 or varied else ""
         parts.append(f"{count_of(plan.places, 'call')} under way{each}")
     else:
         parts.append(f"{three(plan.rate)} calls begun per second ({plan.spacing})")
@@ -105,7 +110,7 @@ def rough(report: Report) -> str:
 def what_times_are(plan: Plan, rounds: int = 1) -> str:
     """Return the definition of a call's time and of the percentiles, for the table and the plot."""
     text = "from sending to answer, not corrected for coordinated omission"
-    if plan.rate is not None:
+    if plan.paced:
         text = "from due time to answer, corrected for coordinated omission"
     return text + (f"; median of {rounds} rounds" if rounds > 1 else "")
 
@@ -122,13 +127,13 @@ def _errors(report: Report) -> Iterator[Line]:
 
 
 def _punctuality(report: Report) -> Iterator[Line]:
-    assert report.plan.rate is not None
+    wanted = report.plan.mean_rate or 0.0
     if report.late:
         yield row("late", f"{report.late:,} calls began more than 10 ms after their time, or not at all"), "yellow"
     over = report.calls + report.failures + report.cancelled + report.timed_out
     rate = over / report.seconds if report.seconds else math.inf
-    if rate < 0.95 * report.plan.rate and not report.interrupted:
-        text = f"only {three(rate)} of {three(report.plan.rate)} calls per second were over in time"
+    if rate < 0.95 * wanted and not report.interrupted:
+        text = f"only {three(rate)} of {three(wanted)} calls per second were over in time"
         yield row("", text), "yellow"
 
 
