@@ -116,12 +116,16 @@ def test_whatever_arrives_the_connection_ends_in_an_orderly_way(values: list[Any
     async def main() -> None:
         wire = ChannelWire(Said([as_read(value) for value in values]))
         seen: list[Any] = []
+
+        def watching() -> WireWatch:
+            return WireWatch(lambda: ContextRead(context_id="c"), wire=wire, begun=False)
+
         wire._asked = {
             "r": _PendingMessage(seen.append),
-            "ask-1": _PendingMessage(watch=WireWatch(wire, "c")),
+            "ask-1": _PendingMessage(watch=watching()),
             "x": _PendingMessage(),
         }
-        watch = WireWatch(wire, "c")
+        watch = watching()
         wire._watches["c"] = [watch]
         asked: list[Any] = []
         wire._provided = lambda incoming: asked.append(incoming.message)

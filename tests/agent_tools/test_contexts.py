@@ -421,6 +421,19 @@ async def test_cancelling_receive_loses_nothing() -> None:
             assert (await watch.receive()).content == {"a": 1}
 
 
+async def test_a_watcher_that_is_always_a_little_late_gets_each_update() -> None:
+    """What it has taken does not count against it: only what waits is bounded."""
+    async with open_table() as table:
+        actor = await table.create(ADA)
+        async with actor.watch() as watch:
+            await watch.receive()
+            await actor.update({"text": "x" * 8_000})
+            for number in range(20):  # 160 KB in all, of which 16 KB wait
+                await actor.update({"text": "x" * 8_000, "number": number})
+                assert (await watch.receive()).kind == "update"
+            assert watch.replaced == 0
+
+
 async def test_a_channel_that_was_closed_stays_closed() -> None:
     async with open_table() as table:
         actor = await table.create(ADA)

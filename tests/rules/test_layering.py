@@ -136,13 +136,14 @@ HTTP_FOLDERS = {
 AGENT_ROOMS = {
     "messages": set[str](),
     "callers": {"messages"},
-    "contexts": {"messages", "callers"},
+    "watching": set[str](),
+    "contexts": {"messages", "callers", "watching"},
     "catalog": {"messages", "callers"},
     "answering": {"messages", "callers", "contexts", "catalog"},
     "service": {"messages", "callers", "contexts", "catalog", "answering"},
-    "bindings": {"messages", "callers", "contexts", "catalog", "answering", "service"},
+    "bindings": {"messages", "callers", "watching", "contexts", "catalog", "answering", "service"},
     "serving": {"messages", "callers", "contexts", "catalog", "service", "bindings"},
-    "client": {"messages"},
+    "client": {"messages", "watching"},
     "providing": {"messages", "callers", "contexts", "catalog", "service", "bindings", "client"},
 }
 """The rooms of `agent_tools` with what of it each may import beside itself."""

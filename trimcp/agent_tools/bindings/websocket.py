@@ -23,13 +23,14 @@ from trimcp.agent_tools.answering import Later, crashed, failed, message_of, sai
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.providers import StreamProvider
 from trimcp.agent_tools.contexts.actor import ContextActor
-from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer, progress_of
 from trimcp.agent_tools.service import AgentCall, AgentRun
+from trimcp.agent_tools.watching import WatchChannel
 from trimcp.budget import MemoryAccount, MemoryCharge
 from trimcp.channel import Incoming, Kind, MessageWriter, Outgoing
 from trimcp.errors import ConnectionLost
+from trimcp.session.agent_context import ContextEvent
 from trimcp.session.push import PushedConnection
 from trimcp.session.queues import EACH, SMALL, weight
 from trimcp.session.scopes import guarded
@@ -44,7 +45,7 @@ _MAX_KEPT: Final = 64  # late watches that keep the updates they missed; each ma
 
 
 @attrs.define(eq=False, repr=False)
-class _StreamWatch(WatchChannel):
+class _StreamWatch(WatchChannel[ContextEvent]):
     """One context that a connection watches."""
 
     context: ContextActor = attrs.field(kw_only=True)

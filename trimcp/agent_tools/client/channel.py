@@ -7,17 +7,18 @@ nothing. One task writes.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import trio
 
 from trimcp.agent_tools.client import wire
 from trimcp.agent_tools.messages import errors, messages
+from trimcp.agent_tools.watching import WatchChannel
 from trimcp.channel import Incoming, Kind, MessageChannel, Outgoing
 from trimcp.errors import ConnectionLost, InvalidReply, LocalError, McpError
 from trimcp.session.queues import Outbox
@@ -29,8 +30,6 @@ from trimcp.wire.jsonrpc import Malformed
 
 _OUTBOX_MESSAGES: Final = 1_024
 _OUTBOX_BYTES: Final = 1024 * 1024
-_WATCH_EVENTS: Final = 256  # events and bytes that wait for a watcher, before it gets a state instead
-_WATCH_BYTES: Final = 1024 * 1024
 _LONGEST: Final = 200
 
 _log = logging.getLogger("trimcp.agent_tools")
@@ -113,25 +112,23 @@ class ChannelWire:
     @asynccontextmanager
     async def watching(self, context_id: str) -> AsyncIterator[wire.Events]:
         """See `AgentWire.watching`. A slow reader gets a state, asked for when it reads, in place of what it missed."""
-        watch = WireWatch(self, context_id)
         watches = self._watches.setdefault(context_id, [])
         first = not watches
+        watch = WireWatch(partial(messages.ContextRead, context_id=context_id), wire=self, begun=not first)
         watches.append(watch)
         try:
             if first:
                 message = messages.ContextWatch(context_id=context_id)
                 value = await self._answer(message, self._new_id(message), _PendingMessage(watch=watch))
                 wire.event_in(value, messages.ContextState)
-            else:
-                watch.begun = watch.missed = True
             yield watch
         finally:
             watches.remove(watch)
             if not watches:
                 self._watches.pop(context_id, None)
-                if not watch.over:
+                if not watch.destroyed:
                     self.post(messages.ContextUnwatch(context_id=context_id))
-            watch.end(trio.ClosedResourceError("the block of this watch was left"))
+            watch.finish(None, trio.ClosedResourceError("the block of this watch was left"))
 
     async def provide(self, offer: messages.ProvideTools, begin: wire.Begin, registered: wire.Registered) -> None:
         """See `AgentWire.provide`. The tools are withdrawn when the connection is closed."""
@@ -214,7 +211,7 @@ class ChannelWire:
             if not asked.resolved.is_set():
                 asked.resolve(None, ConnectionLost(why))
         for watch in [each for watches in self._watches.values() for each in watches]:
-            watch.end(ConnectionLost(why))
+            watch.finish(None, ConnectionLost(why))
 
     def _receive(self, incoming: Incoming) -> None:
         """Give a message to who waits for it.
@@ -260,98 +257,69 @@ class ChannelWire:
             event: messages.AgentMessage = wire.event_in(value, *messages.EVENTS)
         except InvalidReply as error:
             for watch in watches:
-                watch.end(error)
+                watch.finish(None, error)
             return
         for watch in watches:
             watch.put(event, size)
 
 
 @attrs.define(eq=False, repr=False)
-class WireWatch(trio.abc.ReceiveChannel[messages.AgentMessage]):
+class WireWatch(WatchChannel[messages.AgentMessage]):
     """The events of one context.
 
     When 256 events or a mebibyte of them wait they are dropped. The reader, when it comes, asks for the state instead.
     """
 
-    _wire: ChannelWire
-    _context_id: str
+    most: ClassVar[int] = 256
+    most_bytes: ClassVar[int] = 1024 * 1024
+
+    _wire: ChannelWire = attrs.field(kw_only=True)
     # whether the first state has arrived. What comes before it belongs to an earlier watch of the context.
-    begun: bool = attrs.field(init=False, default=False)
-    # whether events were dropped since the reader was last given a state
-    missed: bool = attrs.field(init=False, default=False)
-    over: bool = attrs.field(init=False, default=False)  # whether the context was destroyed
-    _events: deque[tuple[messages.AgentMessage, int]] = attrs.field(init=False, factory=deque)
-    _bytes: int = attrs.field(init=False, default=0)
-    _end: Exception | None = attrs.field(init=False, default=None)
+    begun: bool = attrs.field(kw_only=True)
+    destroyed: bool = attrs.field(init=False, default=False)  # whether the context was
     _known: int = attrs.field(init=False, default=-1)
-    _reader: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def __attrs_post_init__(self) -> None:
+        self._behind: bool = self.begun
 
     def put(self, event: messages.AgentMessage, size: int) -> None:
         """Queue an event that arrived."""
         self.begun = self.begun or not isinstance(event, messages.ContextUpdate)
-        if self._end is not None or not self.begun:
+        if not self.begun:
             return
         if isinstance(event, messages.ContextDestroyed):
-            self.over, self.missed = True, False  # there is no state any more that could be asked for
-            self._end = trio.EndOfChannel()
-        elif self._events and (len(self._events) >= _WATCH_EVENTS or self._bytes + size > _WATCH_BYTES):
-            self.missed = True
-            self._events.clear()
-            self._bytes = 0
-        if not self.missed:
-            self._events.append((event, size))
-            self._bytes += size
-        self._reader.unpark_all()
+            self.destroyed = True
+            self.finish(event)
+        else:
+            self.add(event, size)
 
-    def end(self, error: Exception) -> None:
-        """Let the reader have what is queued, then this error."""
-        if self._end is None:
-            self._end = error
-            self._reader.unpark_all()
+    def finish(self, last: messages.AgentMessage | None, end: Exception | None = None) -> None:
+        """Let the reader have what is queued, then this event and this error."""
+        super().finish(last, end)
+        self._behind = False  # there is no state any more that could be asked for
 
     async def receive(self) -> messages.AgentMessage:
         """Wait for the next event. Cancelling this loses nothing."""
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
-            if self.missed and self._end is None:
-                if (state := await self._state()) is not None:
-                    return self._given(state)
-            elif self._events:
-                event, size = self._events.popleft()
-                self._bytes -= size
-                if self._is_news(event):
-                    await trio.lowlevel.cancel_shielded_checkpoint()
-                    return self._given(event)
-            elif self._end is None:
-                await self._reader.park()
-            else:
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                raise self._end
+            event: messages.AgentMessage | None = await self._next()
+            if isinstance(event, messages.ContextRead):
+                event = await self._state(event)
+            if isinstance(event, messages.ContextState | messages.ContextUpdate) and event.version is not None:
+                if isinstance(event, messages.ContextUpdate) and event.version <= self._known:
+                    continue  # a part of a state that the reader was given already
+                self._known = event.version
+            if event is not None:
+                return event
 
-    async def _state(self) -> messages.AgentMessage | None:
+    async def _state(self, asked: messages.ContextRead) -> messages.AgentMessage | None:
         """Ask for the state in place of what was missed; None if the context was destroyed meanwhile."""
-        self.missed = False  # updates after it are queued again
         try:
-            return await self._wire.ask(messages.ContextRead(context_id=self._context_id))
+            return await self._wire.ask(asked)
         except errors.AgentToolsError:
-            if self.over:
+            if self.destroyed:
                 return None
             raise
         except BaseException:  # cancelled, or the connection ended: the state is asked for again
-            self.missed = not self.over
+            self._behind = self._end is None
             raise
-
-    def _is_news(self, event: messages.AgentMessage) -> bool:
-        """Whether an update is not part of a state that the reader was given already."""
-        return not isinstance(event, messages.ContextUpdate) or event.version is None or event.version > self._known
-
-    def _given(self, event: messages.AgentMessage) -> messages.AgentMessage:
-        if isinstance(event, messages.ContextState | messages.ContextUpdate) and event.version is not None:
-            self._known = event.version
-        return event
-
-    async def aclose(self) -> None:
-        """Receive no more; the block around it ends the watch."""
-        self._events.clear()
-        self.end(trio.ClosedResourceError())
-        await trio.lowlevel.checkpoint()

@@ -19,8 +19,8 @@ import trio
 
 from trimcp.agent_tools.contexts.merging import StateSize
 from trimcp.agent_tools.contexts.state import SERVER_MEMBERS, Applied, StoredState, refuse_server_members
-from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
+from trimcp.agent_tools.watching import WatchChannel
 from trimcp.session.agent_context import ContextEvent
 from trimcp.session.scopes import guarded
 from trimcp.store.contexts import KeptContext
@@ -156,7 +156,7 @@ class ContextActor(StoredState):
     # Watching
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[WatchChannel]:
+    async def watch(self) -> AsyncIterator[WatchChannel[ContextEvent]]:
         """Open a channel that receives the state, then each update, at last "destroyed".
 
         Raises TooMuch if there are `max_watchers`, and ContextGone if the context has ended.
@@ -168,7 +168,7 @@ class ContextActor(StoredState):
         finally:
             self.detach(watch)
 
-    def attach(self, watch: WatchChannel) -> None:
+    def attach(self, watch: WatchChannel[ContextEvent]) -> None:
         """Have a channel watch it from now on. Raises as `watch`."""
         self.check()
         watches = self._watches
@@ -180,7 +180,7 @@ class ContextActor(StoredState):
         if self.fresh:
             self._begin_use()
 
-    def detach(self, watch: WatchChannel) -> None:
+    def detach(self, watch: WatchChannel[ContextEvent]) -> None:
         """Have a channel watch it no longer; no effect if it does not."""
         watches = self._watches
         if watches is None or watch not in watches:
@@ -352,7 +352,7 @@ class ActorContext:
             raise errors.MalformedMessage("`permissions` is a list of texts: names of tools, and scopes")
         return (await self._actor.update(copy, version, of_server=True)).version
 
-    def watch(self) -> AbstractAsyncContextManager[WatchChannel]:
+    def watch(self) -> AbstractAsyncContextManager[WatchChannel[ContextEvent]]:
         return self._actor.watch()
 
     def start_soon(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:

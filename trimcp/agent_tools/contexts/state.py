@@ -18,9 +18,9 @@ import trio
 from trimcp.agent_tools.callers import Owner
 from trimcp.agent_tools.contexts.history import GivenAnswers, HistoryArguments, ToolHistory, history_entry
 from trimcp.agent_tools.contexts.merging import EMPTY_OBJECT, StateBounds, StateSize, patched
-from trimcp.agent_tools.contexts.watching import WatchChannel
 from trimcp.agent_tools.messages import errors
 from trimcp.agent_tools.messages.answers import CallAnswer
+from trimcp.agent_tools.watching import WatchChannel
 from trimcp.budget import MemoryAccount, owner_of
 from trimcp.session.agent_context import ContextEvent
 from trimcp.store.contexts import ContextKey, ContextStore, KeptContext
@@ -227,7 +227,7 @@ class StoredState:
     _unsaved: deque[Applied] | None = attrs.field(init=False, default=None)
     _newest: dict[str, Any] | None = attrs.field(init=False, default=None)  # the state with all of these
     _waiting: int = attrs.field(init=False, default=0)  # bytes of memory counted for them
-    _watches: list[WatchChannel] | None = attrs.field(init=False, default=None)
+    _watches: list[WatchChannel[ContextEvent]] | None = attrs.field(init=False, default=None)
 
     # Reading
 
