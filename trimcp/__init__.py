@@ -20,6 +20,7 @@ _NAMES = {
     "trimcp.client.skills": "ActiveSkill ServerSkills",
     "trimcp.client.tasks": "ClientTask",
     "trimcp.client.tools": "Listing fingerprint",
+    "trimcp.compose.proxy": "proxy",
     "trimcp.errors": "AskRefused CannotAsk ConnectionLost ErrorReply InvalidReply LocalError McpError NoGoodAnswer "
     "NotStarted Overloaded RemoteError ResourceNotFound Stopped ToolError UpstreamDown",
     "trimcp.extensions.skills": "Skill",

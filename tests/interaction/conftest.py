@@ -12,6 +12,16 @@ from tests.interaction.links import EVERY_PAIR, IN_MEMORY, TRANSPORTS, Links, sp
 from tests.interaction.without_trio import KINDS
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
 
+PROXIED = "proxied"
+BEFORE_A_PROXY = ("memory", "stdio", "http", "http+sse", "websocket")
+"""Transports over which each test is also made through a proxy; `nox -s matrix` has all."""
+
+BEHIND = "behind a proxy"
+BEHIND_A_PROXY = ("stdio", "http", "websocket", "grpc")
+"""The same for transports between a proxy and the server behind it."""
+ABOUT_ONE_CONNECTION = ("test_endings", "test_wire", "test_message_size")
+"""Modules about the connection that a test itself has: with a server behind a proxy, that is the one to the proxy."""
+
 OF_THE_WIRE = ("test_a_client_that_leaves_stops_its_handlers",)
 """Tests without a client."""
 
@@ -37,6 +47,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 for without in KINDS
                 for name, revision in (("stdio", LATEST_LEGACY), ("http", LATEST))
             ]
+            pairs += [
+                (f"{name}, {PROXIED}", revision)
+                for name in (transports if EVERY_PAIR else BEFORE_A_PROXY)
+                for revision in spoken(name)
+            ]
+            if metafunc.module.__name__.rpartition(".")[2] not in ABOUT_ONE_CONNECTION:
+                pairs += [
+                    (f"{name}, {BEHIND}", revision)
+                    for name in (transports if EVERY_PAIR else BEHIND_A_PROXY)
+                    for revision in spoken(name)
+                    if name not in IN_MEMORY
+                ]
         ids = [f"{name}-{revision.name}" for name, revision in pairs]
         metafunc.parametrize(("transport", "revision"), pairs, ids=ids)
 
@@ -44,10 +66,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def clock(transport: str) -> Any:
     """Virtual time where both sides live in this process and no socket between them."""
-    return MockClock(autojump_threshold=0) if transport in IN_MEMORY else None
+    return MockClock(autojump_threshold=0) if transport.partition(", ")[0] in IN_MEMORY else None
 
 
 @pytest.fixture
 def links(transport: str, revision: Revision, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Links:
-    name, _, without = transport.partition(", ")
-    return Links(name, revision, tmp_path / "journal", caplog, without=without)
+    name, _, special = transport.partition(", ")
+    proxied, behind = special == PROXIED, special == BEHIND
+    without = "" if proxied or behind else special
+    made = Links(name, revision, tmp_path / "journal", caplog, without=without, proxied=proxied, behind=behind)
+    return made

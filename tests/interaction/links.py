@@ -21,18 +21,23 @@ import trio.testing
 import trimcp
 from tests.interaction import everything_server, without_trio
 from tests.interaction.everything_server import Journal
+from tests.interaction.proxied import NOTIFICATIONS, Proxied
 from tests.peers.messages import as_json
 from tests.peers.relay import Relay, relayed
 from tests.peers.serving import IN_MEMORY, ServedHere, served, target_of
 from trimcp.channel import Kind, MessageChannel, Outgoing
 from trimcp.client.client import Client
 from trimcp.client.session import ClientSession
+from trimcp.compose.proxy import proxy
+from trimcp.run import in_process
 from trimcp.session.drive import drive
+from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.store.shared_sqlite import SqliteStore
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.transports.memory import memory_channels
+from trimcp.transports.stdio.child import StdioServer
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION
 from trimcp.wire.revisions import OLDEST, Revision
 
@@ -67,6 +72,8 @@ class Links:
         mortal: whether a test is to kill it.
         without: "blocking" or "asyncio" for a client without Trio; see `without_trio`.
         module: what makes the server, and is the program of one that is a child.
+        proxied: whether a proxy of ours is served in place of the server, which is behind it in the same process.
+        behind: whether the server is reached through a proxy in this process, which clients are connected to.
     """
 
     transport: str
@@ -82,6 +89,8 @@ class Links:
     _nursery: trio.Nursery | None = None
     mortal: bool = False
     without: str = ""
+    proxied: bool = False
+    behind: bool = False
     _place: ServedHere | None = None
     _relay: Relay | None = None
     _ending: bool = False
@@ -99,16 +108,28 @@ class Links:
     @property
     def queues(self) -> bool:
         """Whether messages wait for a writer, so that later ones can take their place; over HTTP they leave at once."""
-        return self.transport not in (*STREAMABLE, *SSE)
+        return not self.proxied and self.transport not in (*STREAMABLE, *SSE)  # a proxy has its own in process
 
     @property
     def cancelled(self) -> str:
         """Why a handler is stopped whose caller gave up: on HTTP since 2026-07-28 the caller just leaves."""
+        if self.proxied:
+            return "PEER"  # the proxy tells the server
         return "DISCONNECTED" if self.transport in STREAMABLE and self.revision.disconnect_cancels else "PEER"
 
     @property
     def modern(self) -> bool:
         return self.revision.modern
+
+    @property
+    def drained(self) -> str:
+        """Why a handler is stopped that is under way when what its client is connected to ends."""
+        return "PEER" if self.proxied else "DRAIN"
+
+    @property
+    def served(self) -> Any:
+        """What makes the server that clients are connected to."""
+        return Proxied(self.module, self.revision.name) if self.proxied else self.module
 
     def journal(self) -> list[str]:
         """What the servers' handlers went through, up to now."""
@@ -137,16 +158,36 @@ class Links:
 
     def _opened(self) -> AbstractAsyncContextManager[Any]:
         """A new server, and what leads to it: a channel, or what to connect to."""
+        if self.behind:
+            return self._behind_a_proxy()
         if self.transport == "stdio":
             return self._child()
         return self._in_this_process() if self.local else self._served()
 
     @asynccontextmanager
-    async def _child(self) -> AsyncIterator[MessageChannel]:
+    async def _behind_a_proxy(self) -> AsyncIterator[MessageChannel]:
+        """A server over this transport, and a channel to a proxy before it."""
+        async with AsyncExitStack() as stack:
+            if self.transport == "stdio":
+                target: Any = self._program()
+            else:
+                target = await stack.enter_async_context(self._served())
+            limits = Limits(max_running=100)
+            made = proxy(target, revision=self.revision, notifications=NOTIFICATIONS, limits=limits)
+            yield await stack.enter_async_context(in_process(made).connect())
+
+    def _program(self) -> StdioServer:
         options = json.dumps({"journal": str(self.path), "grace": self.grace})
+        env = {"PYTHONPATH": str(Path(trimcp.__file__).parent.parent)}
+        return trimcp.stdio(sys.executable, self.module.__file__, options, env=env, on_stderr=self.logged.append)
+
+    @asynccontextmanager
+    async def _child(self) -> AsyncIterator[MessageChannel]:
+        more = self.served.options() if self.proxied else {}
+        options = json.dumps({"journal": str(self.path), "grace": self.grace, **more})
         root = str(Path(trimcp.__file__).parent.parent)
         env = {"PYTHONPATH": root}
-        target = trimcp.stdio(sys.executable, self.module.__file__, options, env=env, on_stderr=self.logged.append)
+        target = trimcp.stdio(sys.executable, self.served.__file__, options, env=env, on_stderr=self.logged.append)
         if self.without:
             yield self._opening(target)  # in the thread of the portal
             return
@@ -164,7 +205,7 @@ class Links:
 
     @asynccontextmanager
     async def _in_this_process(self) -> AsyncIterator[MessageChannel]:
-        server = self.module.make_server(Journal(self.path))
+        server = self.served.make_server(Journal(self.path))
         self._ours, theirs = memory_channels(framed=self.transport == "framed")
         async with open_service_nursery() as nursery, server.running() as running, theirs:
             self._peer = running.session()
@@ -177,7 +218,7 @@ class Links:
     @asynccontextmanager
     async def _served(self) -> AsyncIterator[Any]:
         """Serve over sockets, and yield what to connect to."""
-        server = self.module.make_server(Journal(self.path))
+        server = self.served.make_server(Journal(self.path))
         store = SqliteStore(self.path.with_name("sessions.db")) if self.transport == STORED else None
         settings = HttpSettings(reply="sse" if self.transport == "http as events" else "auto", retry=50, store=store)
         async with served(server, self.transport, settings=settings, grace=self.grace) as self._place:

@@ -55,7 +55,7 @@ async def test_draining_answers_what_is_under_way_and_refuses_the_rest(links: Li
     [cut] = hung
     assert isinstance(cut, RemoteError)
     assert cut.code == CANCELLED_BY_DRAIN
-    assert links.journal()[-2:] == ["hung stopped: DRAIN", "lifespan left"]
+    assert links.journal()[-2:] == [f"hung stopped: {links.drained}", "lifespan left"]
     assert "Traceback" not in links.log()
 
 

@@ -49,7 +49,7 @@ class Logs:
     _actor: Session
     _send: trio.MemorySendChannel[LoggingMessageParams] = attrs.field(init=False)
     _receive: trio.MemoryReceiveChannel[LoggingMessageParams] = attrs.field(init=False)
-    _unread: int = attrs.field(init=False, default=0)
+    unread: int = attrs.field(init=False, default=0)  # messages that the handler has not seen yet
     _all_read: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
@@ -62,9 +62,9 @@ class Logs:
         while self._send.statistics().current_buffer_used >= allowed:
             self._receive.receive_nowait()
             self._actor.counts.drop("logs")
-            self._unread -= 1
+            self.unread -= 1
         self._send.send_nowait(params)
-        self._unread += 1
+        self.unread += 1
 
     async def run(self, session: object) -> None:
         """Call the handler with one message after the other, until the session ends."""
@@ -73,13 +73,13 @@ class Logs:
                 await call_handler(self._handler, params, session=session)
             except Exception as error:  # the handler's own; continue with the next message
                 log_crash(log, error, "the logging handler crashed")
-            self._unread -= 1
-            if not self._unread:
+            self.unread -= 1
+            if not self.unread:
                 self._all_read.unpark_all()
 
     async def drained(self) -> None:
         """Wait until the handler has seen every message that has arrived."""
-        if self._unread:
+        if self.unread:
             await self._all_read.park()
 
 

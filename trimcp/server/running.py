@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -57,6 +57,7 @@ _OWNERS = 10  # owners of memory in a snapshot of statistics
 _MOST_SPARE = 128
 
 _LISTS: Final = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
+_SHARED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
 _ENCODED: Final = "_encoded"  # the attribute by which a page that middleware left alone is known
 
 # Seconds beyond the caller's deadline: its own cancellation, which gives a better reason, may arrive first.
@@ -79,6 +80,7 @@ class Running:
         sessions: the open sessions, with when each began on Trio's clock; 0 for one that serves a single request.
         counts: messages that ended sessions dropped and merged, by lane.
         refused: requests that ended sessions refused.
+        on_notified: called with each notification of a client, before its handlers; it must not block.
         subscribers: the sessions that are notified of changes.
         hosts: for statistics, one function per network host that returns its counts.
     """
@@ -95,6 +97,7 @@ class Running:
     # what functions have provided for this run, and the tasks that enter what belongs to a session; see `Depends`
     provided: dict[Callable[..., Any], Any] = attrs.field(init=False, factory=dict)
     providing: dict[Session, trio.MemorySendChannel[Any]] = attrs.field(init=False, factory=dict)
+    on_notified: Callable[[Session, Notified], object] | None = attrs.field(init=False, default=None)
     subscribers: Subscribers = attrs.field(init=False)
     # runs the handlers of sessions that have no task of their own
     handler_tasks: HandlerTasks = attrs.field(init=False)
@@ -126,16 +129,23 @@ class Running:
             "subscriptions/listen": self.subscribers.listen,
             **server.foreign,
         }
-        for name in ("tools/call", "resources/read", "prompts/get", "completion/complete"):
-            handlers[name] = self.pools.shared(handlers[name])
-        self._handlers = {
-            name: server.audited(name, handler) if name in _LISTS else server.with_middleware(name, handler)
-            for name, handler in handlers.items()
-            if server.offers_method(name)
-        }
-        if server.around is not None:
-            self._handlers = {name: server.around(handler) for name, handler in self._handlers.items()}
+        self._handlers = {}
+        self.serve_by(handlers, own=_LISTS)
         self._noticed = server.wrap(self._call_notification_handlers)
+
+    def serve_by(self, handlers: Mapping[str, Handler], own: Collection[str] = ()) -> None:
+        """Have these handlers serve their methods from now on, inside the turns, middleware and filters of the server.
+
+        `own`: the methods whose handlers call the middleware themselves.
+        """
+        server = self.server
+        for name, handler in handlers.items():
+            if not server.offers_method(name):
+                continue
+            if name in _SHARED:
+                handler = self.pools.shared(handler)
+            handler = server.audited(name, handler) if name in own else server.with_middleware(name, handler)
+            self._handlers[name] = handler if server.around is None else server.around(handler)
 
     def around_calls(self, wrap: Callable[[Handler], Handler]) -> None:
         """Pass each call of a tool through another handler, outermost."""
@@ -252,6 +262,8 @@ class Running:
         name = event.method.name
         if name == "notifications/initialized":
             self.subscribers.attach(session)
+        if self.on_notified is not None:
+            self.on_notified(session, event)
         if session.driven and (self.server.middlewares or name in self.server.notification_handlers):
             if session.jobs.notices >= session.limits.backlog_requests:
                 session.counts.drop("others")

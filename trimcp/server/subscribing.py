@@ -58,7 +58,7 @@ class WatchedTasks(Protocol):
     async def notice(self, id: str, subscription: RequestId, /) -> tuple[str, dict[str, Any]] | None: ...
 
 
-def _notification(change: Change | str) -> tuple[str, ResourceUpdatedParams | None]:
+def notification_of(change: Change | str) -> tuple[str, ResourceUpdatedParams | None]:
     """Return the method and params of the notification for a change."""
     if isinstance(change, Change):
         return f"notifications/{change.value}/list_changed", None
@@ -75,7 +75,7 @@ class _LegacyListener:
 
     def tell(self, change: Change | str) -> None:
         if change in self.lists or change in self.uris:
-            name, params = _notification(change)
+            name, params = notification_of(change)
             self.session.notify_latest(name, params, key=None if params is None else params.uri)
 
 
@@ -194,7 +194,7 @@ class Subscribers:
                 task_ids=ids or None,
             )
             acknowledged = SubscriptionsAcknowledgedParams(notifications=agreed)
-            await _tell(session, job, "notifications/subscriptions/acknowledged", acknowledged)
+            await tell_subscriber(session, job, "notifications/subscriptions/acknowledged", acknowledged)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._forward, session, job, watch)
                 await session.draining.wait()
@@ -213,17 +213,17 @@ class Subscribers:
                     await job.sink.room()  # before it is looked at: it may change meanwhile
                     notice = await self.tasks.notice(change.removeprefix(_TASK), job.request.id)
                     if notice is not None:
-                        await _send(job, session.encode_foreign(*notice))
+                        await send_notice(job, session.encode_foreign(*notice))
                 else:
-                    await _tell(session, job, *_notification(change))
+                    await tell_subscriber(session, job, *notification_of(change))
 
 
-async def _tell(session: Session, job: Job, name: str, params: Any) -> None:
+async def tell_subscriber(session: Session, job: Job, name: str, params: Any) -> None:
     """Send a notification on a subscription as soon as its queue has room, unless the subscription has ended."""
-    await _send(job, session.encode_notification(name, params, job, subscription=job.request.id))
+    await send_notice(job, session.encode_notification(name, params, job, subscription=job.request.id))
 
 
-async def _send(job: Job, data: bytes) -> None:
+async def send_notice(job: Job, data: bytes) -> None:
     await job.sink.room()
     if job.request.state is Inbound.UNDER_WAY:
         job.sink.post(Outgoing(data, Kind.NOTIFICATION, job.request.id, job.origin))

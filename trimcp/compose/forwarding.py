@@ -1,0 +1,317 @@
+"""What a proxy serves: each method of a client's requests, made at the upstream over the client's connection."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.client.session import ClientSession
+from trimcp.compose.calls import HeldCall, QuestionsAsked, RelayedCall, asked_of, kept_of
+from trimcp.compose.relays import Relay, Relays, can_be_asked
+from trimcp.errors import (
+    CannotAsk,
+    ConnectionLost,
+    ErrorReply,
+    InvalidReply,
+    LocalError,
+    McpError,
+    NotStarted,
+    RemoteError,
+    Stopped,
+    UpstreamDown,
+)
+from trimcp.fleet.combinators import first_of
+from trimcp.server.calling import Handler
+from trimcp.server.registry import Change
+from trimcp.server.subscribing import notification_of, send_notice, tell_subscriber
+from trimcp.session.context import Context
+from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
+from trimcp.session.session import Session
+from trimcp.support.cleaning import one_line
+from trimcp.wire.capabilities import declares
+from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, OVERLOADED, TIMED_OUT
+from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult, PageParams
+from trimcp.wire.input_requests import InputRequiredResult
+from trimcp.wire.lifecycle import (
+    SubscriptionFilter,
+    SubscriptionsAcknowledgedParams,
+    SubscriptionsListenParams,
+    SubscriptionsListenResult,
+)
+from trimcp.wire.methods import METHODS, TASK_NOTICE
+from trimcp.wire.resources import ReadResourceParams, SubscribeParams
+
+log: logging.Logger = logging.getLogger("trimcp.compose")
+
+LISTS: Final = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
+ASKED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
+EXTENSIONS: Final = (
+    *("skills/list", "skills/get", "resources/directory/read"),
+    *("tasks/get", "tasks/update", "tasks/cancel"),
+)
+"""The methods of the official extensions."""
+
+_CHANGES: Final[Mapping[object, Change]] = {
+    ToolsChanged(): Change.TOOLS,
+    PromptsChanged(): Change.PROMPTS,
+    ResourcesChanged(): Change.RESOURCES,
+}
+_MOST_HELD: Final = 16  # calls of one client that may wait for its answers
+_MOST_WATCHED: Final = 200  # resources of one session: each is a subscription of its own
+_MOST_LISTENED: Final = 1_000
+
+
+@attrs.define(eq=False, repr=False)
+class Forwarding:
+    """Makes the requests of clients at one upstream."""
+
+    relays: Relays
+
+    def handlers(self, methods: Iterable[str]) -> dict[str, Handler]:
+        """Return the handlers of the protocol's methods, and of these of extensions."""
+        return {
+            **{name: partial(self._listed, name) for name in LISTS},
+            **{name: partial(self._requested, name) for name in ASKED},
+            **{name: partial(self.extension, name) for name in methods},
+            "resources/subscribe": self.subscribe,
+            "resources/unsubscribe": self.unsubscribe,
+            "subscriptions/listen": self.listen,
+        }
+
+    async def _listed(self, name: str, ctx: Context[Any], params: PageParams) -> Any:
+        return await self.page(ctx, name, params.cursor)
+
+    async def _requested(self, name: str, ctx: Context[Any], params: Any) -> Any:
+        return await self.request(ctx, name, params)
+
+    # Requests
+
+    async def page(self, ctx: Context[Any], method: str, cursor: str | None) -> Any:
+        """Return a page of a list; an empty one if the upstream has no such list."""
+
+        async def ask(session: ClientSession) -> Any:
+            row = METHODS[method]
+            if not declares(session.server_capabilities, row.capability or ""):
+                return row.result(**{row.members or "": []})
+            return await session.list_page(method, cursor)
+
+        try:
+            async with self.relays.lease(ctx) as relay:
+                return await (await relay.connected()).use(ask, idempotent=True)
+        except (McpError, trio.TooSlowError) as error:
+            raise self.translated(error, ctx, None) from None
+
+    async def extension(self, method: str, ctx: Context[Any], params: Mapping[str, Any]) -> Any:
+        """Make a request of an extension."""
+        return await self.request(ctx, method, {key: each for key, each in params.items() if key != "_meta"})
+
+    async def request(self, ctx: Context[Any], method: str, params: Any) -> Any:
+        """Make a request at the upstream, and return its result or questions of it."""
+        try:
+            return await self._request(ctx, method, params)
+        except (McpError, trio.TooSlowError) as error:
+            raise self.translated(error, ctx, params) from None
+
+    async def _request(self, ctx: Context[Any], method: str, params: Any) -> Any:
+        row = METHODS.get(method)
+        asks = row is not None and row.may_ask_from is not None and ctx.revision >= row.may_ask_from
+        kept = kept_of(ctx) if asks else {}
+        answers: Mapping[str, Any] = getattr(params, "input_responses", None) or {}
+        if row is not None:
+            params = attrs.evolve(params, meta=None)
+        if method == "tools/call":
+            params = attrs.evolve(params, task=None)
+        if (id := kept.get("held")) is not None:
+            held = self.relays.held.get(id)
+            if held is None or held.awaited:
+                raise ErrorReply(INVALID_PARAMS, "this call is no longer under way: begin it again")
+            held.take(answers, ctx)
+            held.call.ctx = ctx
+        elif asks and self.relays.asks_apart and can_be_asked(ctx.capabilities) and not self.relays.shared:
+            held = self._hold(ctx, method, params)
+        else:
+            if asks:
+                params = attrs.evolve(params, request_state=kept.get("state"))
+            async with self.relays.lease(ctx) as relay:
+                try:
+                    return await self._over(relay, RelayedCall(ctx, method, params))
+                except QuestionsAsked as questions:
+                    return asked_of(ctx, questions.asked, state=questions.asked.request_state)
+        outcome = await held.outcome()
+        return asked_of(ctx, outcome, held=held.id) if isinstance(outcome, InputRequiredResult) else outcome
+
+    def _hold(self, ctx: Context[Any], method: str, params: Any) -> HeldCall:
+        """Begin a call that can be held while its client answers. Raises ErrorReply: the client has too many."""
+        relays = self.relays
+        owner = relays.key_of(ctx)
+        if sum(each.owner == owner for each in relays.held.values()) >= _MOST_HELD:
+            text = f"more than {_MOST_HELD} calls of this client wait for its answers"
+            raise ErrorReply(OVERLOADED, text, {"reason": "overloaded"})
+        call = RelayedCall(ctx, method, params)
+        held = call.held = HeldCall(call, owner, ctx.internals[0].limits.answer_timeout)
+        relays.held[held.id] = held
+
+        async def work() -> Any:
+            async with relays.lease(ctx) as relay:
+                return await self._over(relay, call)
+
+        relays.nursery.start_soon(held.run, work, lambda: relays.held.pop(held.id))
+        return held
+
+    async def _over(self, relay: Relay, call: RelayedCall) -> Any:
+        """Make a call over a connection, and pass on what the upstream says meanwhile before its result."""
+        upstream = await relay.connected()
+
+        async def run(session: ClientSession) -> Any:
+            await relay.ask_for_logs(session, call.ctx)
+            payload = await call.run(session)
+            if session.logs is not None and session.logs.unread:
+                await first_of(session.logs.drained, session.wait_lost)
+            return payload
+
+        relay.calls.append(call)
+        try:
+            return await upstream.use(run, idempotent=call.method in ("resources/read", "prompts/get"))
+        finally:
+            relay.calls.remove(call)
+
+    def translated(self, error: Exception, ctx: Context[Any], params: Any) -> Exception:
+        """Return the error for the client: what the upstream said, in the client's revision, or that it is gone."""
+        name = self.relays.name
+        if isinstance(error, ErrorReply | CannotAsk):
+            return error
+        if isinstance(error, NotStarted | Stopped):
+            done = "was not begun" if isinstance(error, NotStarted) else "may be half done"
+            return ErrorReply(INTERNAL_ERROR, f"the upstream {name!r} shut down; the request {done}", _LOST)
+        if isinstance(error, RemoteError):
+            code, learned = error.code, self.relays.learned
+            reads = learned is not None and isinstance(params, ReadResourceParams) and _is_missing(error.data)
+            if reads and learned is not None and code == learned.revision.resource_missing_code:
+                code = ctx.revision.resource_missing_code
+            if code == MISSING_CAPABILITY and ctx.revision.server_may_call:
+                return CannotAsk(error.message)
+            return ErrorReply(code, error.message, error.data)
+        log.warning("a request to the upstream %r failed: %s", name, one_line(str(error)))
+        if isinstance(error, UpstreamDown):
+            return ErrorReply(INTERNAL_ERROR, f"the upstream {name!r} is down; nothing was done", _LOST)
+        if isinstance(error, ConnectionLost):
+            done = "nothing was done" if error.nothing_sent else "the request may have been carried out"
+            return ErrorReply(INTERNAL_ERROR, f"the upstream {name!r} was lost; {done}", _LOST)
+        if isinstance(error, InvalidReply):
+            why = one_line(str(error), 300)
+            return ErrorReply(INTERNAL_ERROR, f"the upstream {name!r} gave an answer that is not valid: {why}")
+        if isinstance(error, LocalError):
+            return ErrorReply(INTERNAL_ERROR, f"the upstream {name!r} cannot be asked that")
+        return ErrorReply(TIMED_OUT, f"the upstream {name!r} did not answer in time", {"reason": "deadline"})
+
+    # Changes, for sessions that are told of them unasked
+
+    def tell_lists(self, session: Session, relay: Relay) -> None:
+        """Tell a session of changes of the upstream's lists, until it ends."""
+        wanted = {"tools": True, "prompts": True, "resources_list": True}
+        self.relays.nursery.start_soon(self._tell, session, relay, wanted, trio.Event(), [])
+
+    async def _tell(
+        self, session: Session, relay: Relay, wanted: dict[str, Any], opened: trio.Event, failed: list[Exception]
+    ) -> None:
+        async def tell() -> None:
+            upstream = await relay.connected()
+            async with upstream.listen(**wanted) as changes:
+                opened.set()
+                async for change in changes:
+                    about = change.uri if isinstance(change, ResourceUpdated) else _CHANGES[change]
+                    name, params = notification_of(about)
+                    session.notify_latest(name, params, key=None if params is None else params.uri)
+
+        scope = trio.CancelScope()
+        try:
+            with scope:
+                for uri in wanted.get("resources", ()):
+                    relay.watched[session, uri] = scope
+                await first_of(tell, session.closed.wait)
+        except McpError as error:
+            failed.append(error)
+        finally:
+            for uri in wanted.get("resources", ()):
+                if relay.watched.get((session, uri)) is scope:
+                    del relay.watched[session, uri]
+            opened.set()
+
+    async def subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
+        """Tell a session of changes of a resource from now on."""
+        session, _ = ctx.internals
+        async with self.relays.lease(ctx) as relay:
+            if (session, params.uri) not in relay.watched:
+                if sum(each is session for each, _ in relay.watched) >= _MOST_WATCHED:
+                    raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_WATCHED} subscriptions on one session")
+                opened, failed = trio.Event(), list[Exception]()
+                wanted = {"resources": [params.uri]}
+                self.relays.nursery.start_soon(self._tell, session, relay, wanted, opened, failed)
+                await opened.wait()
+                if failed:
+                    raise self.translated(failed[0], ctx, ReadResourceParams(uri=params.uri))
+        return EmptyResult()
+
+    async def unsubscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
+        """Tell a session of a resource no longer."""
+        session, _ = ctx.internals
+        async with self.relays.lease(ctx) as relay:
+            if (scope := relay.watched.pop((session, params.uri), None)) is not None:
+                scope.cancel(reason="the client unsubscribed")
+        return EmptyResult()
+
+    # Changes, for clients that ask for them
+
+    async def listen(self, ctx: Context[Any], params: SubscriptionsListenParams) -> SubscriptionsListenResult:
+        """Pass on a subscription until either side ends it."""
+        session, job = ctx.internals
+        wanted = params.notifications
+        for uris in (wanted.resource_subscriptions or (), wanted.task_ids or ()):
+            if len(uris) > _MOST_LISTENED:
+                raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_LISTENED} resources or tasks in one subscription")
+        try:
+            async with (
+                self.relays.lease(ctx) as relay,
+                (await relay.connected()).session() as opened,
+                opened.subscriptions.listening(_within(wanted, opened)) as changes,
+            ):
+                agreed = SubscriptionsAcknowledgedParams(notifications=changes.acknowledged)
+                await tell_subscriber(session, job, "notifications/subscriptions/acknowledged", agreed)
+                await first_of(partial(self._forward, ctx, changes), session.draining.wait)
+        except (McpError, trio.TooSlowError) as error:
+            raise self.translated(error, ctx, None) from None
+        return SubscriptionsListenResult(meta={META_SUBSCRIPTION_ID: ctx.request_id})
+
+    async def _forward(self, ctx: Context[Any], changes: Subscription) -> None:
+        session, job = ctx.internals
+        async for change in changes:
+            each: Any = change
+            if (id := getattr(each, "id", None)) is not None:
+                notice = {**changes.tasks[id], "_meta": {META_SUBSCRIPTION_ID: job.request.id}}
+                await send_notice(job, session.encode_foreign(TASK_NOTICE, notice))
+            else:
+                about = each.uri if isinstance(each, ResourceUpdated) else _CHANGES[each]
+                await tell_subscriber(session, job, *notification_of(about))
+
+
+_LOST: Final = {"reason": "upstream_lost"}
+
+
+def _is_missing(data: Any) -> bool:
+    return isinstance(data, dict) and "uri" in data
+
+
+def _within(wanted: SubscriptionFilter, session: ClientSession) -> SubscriptionFilter:
+    """Return what can be asked of this upstream: one of the legacy era refuses to be asked for what it has not."""
+    if session.revision.modern:
+        return wanted
+    given: Any = wanted
+    watchable = declares(session.server_capabilities, "resources.subscribe")
+    uris = wanted.resource_subscriptions if watchable else None
+    narrowed: SubscriptionFilter = attrs.evolve(given, resource_subscriptions=uris, task_ids=None)
+    return narrowed

@@ -1,0 +1,395 @@
+"""The connections to one upstream: a supervised one for each client, opened when it is first needed.
+
+A client has a connection of its own, because an upstream may keep state for it and may ask it questions. It is the
+session's and ends with it. Clients whose requests have no session (2026-07-28 over HTTP) are told apart by who they are
+and what they declare; their connection ends when it is not used. One that may ask questions between two requests of
+such a client serves one request at a time: so every question has one request that it can belong to.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Hashable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import attrs
+import trio
+
+from trimcp.budget import owner_of
+from trimcp.client.client import Client, Connectable
+from trimcp.client.session import ClientSession
+from trimcp.compose.calls import HeldCall, RelayedCall
+from trimcp.errors import AskRefused, CannotAsk, ErrorReply, LocalError, McpError, RemoteError, UpstreamDown
+from trimcp.fleet.combinators import first_of
+from trimcp.fleet.upstream import Upstream, supervise
+from trimcp.protocol.events import Notified
+from trimcp.session.context import Context
+from trimcp.session.facts import Beside
+from trimcp.session.session import Session
+from trimcp.support.nurseries import open_service_nursery
+from trimcp.support.restarts import Restarts
+from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities, declares
+from trimcp.wire.codes import INVALID_REQUEST, OVERLOADED
+from trimcp.wire.common import Implementation, LoggingLevel
+from trimcp.wire.converter import converter_for
+from trimcp.wire.input_requests import ListRootsResult
+from trimcp.wire.jsonrpc import encode
+from trimcp.wire.lifecycle import LoggingMessageParams
+from trimcp.wire.methods import METHODS
+from trimcp.wire.revisions import LATEST, Revision
+
+log: logging.Logger = logging.getLogger("trimcp.compose")
+
+_MOST_TOLD: Final = 100  # notifications of one client that wait for the connection
+QUESTIONS: Final = ("roots/list", "sampling/createMessage", "elicitation/create")
+COMPLETE: Final = "notifications/elicitation/complete"
+
+
+@attrs.frozen(eq=False)
+class Learned:
+    """What an upstream says about itself."""
+
+    revision: Revision
+    info: Implementation | None
+    capabilities: ServerCapabilities
+    instructions: str | None
+
+
+@attrs.define(eq=False, repr=False)
+class Relays:
+    """One upstream, and the connections to it.
+
+    Attributes:
+        target: what is connected to.
+        name: its name in errors and logs.
+        revision: the revision to speak with it; None for the newest that both know.
+        shared: whether all clients share one connection, over which nobody is asked.
+        most: how many connections there may be.
+        idle: seconds after which a connection that belongs to no session ends unless it is used.
+        methods, notifications: those of extensions that are passed on.
+        learned: what it says about itself, once it was connected.
+    """
+
+    target: Connectable
+    name: str
+    revision: Revision | str | None = None
+    shared: bool = False
+    most: int = 100
+    idle: float = 300.0
+    connect_timeout: float = 60.0
+    methods: tuple[str, ...] = ()
+    notifications: tuple[str, ...] = ()
+    learned: Learned | None = attrs.field(init=False, default=None)
+    nursery: trio.Nursery = attrs.field(init=False)
+    held: dict[str, HeldCall] = attrs.field(init=False, factory=dict)  # calls that may wait for answers, by id
+    _open: list[Relay] = attrs.field(init=False, factory=list)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Open connections while the block runs; close them all at its end."""
+        async with open_service_nursery() as self.nursery:
+            try:
+                yield
+            finally:
+                for relay in self._open:
+                    relay.closing.set()
+                for held in self.held.values():
+                    held.scope.cancel(reason="the proxy ends")
+                while self._open:
+                    await self._changed.park()
+
+    async def learn(self) -> None:
+        """Connect once, to learn what the upstream offers.
+
+        Raises LocalError: it cannot be reached.
+        """
+        client = _client_of(None, None)
+        client.connect_timeout = self.connect_timeout
+        try:
+            async with client.connect(self.target, revision=self.revision) as session:
+                self.note(session)
+        except (McpError, OSError, trio.TooSlowError) as error:
+            raise LocalError(f"the upstream {self.name!r} cannot be reached: {error}") from error
+
+    def note(self, session: ClientSession) -> None:
+        """Note what the upstream says about itself."""
+        about = session.server_info, session.server_capabilities, session.instructions
+        self.learned = Learned(session.revision, *about)
+
+    # Who gets which connection
+
+    @asynccontextmanager
+    async def lease(self, ctx: Context[Any]) -> AsyncIterator[Relay]:
+        """Yield the connection of the client that sent a request, while the block runs.
+
+        Raises ErrorReply: there are too many connections.
+        """
+        relay = self._of(ctx)
+        relay.users += 1
+        try:
+            yield relay
+        finally:
+            relay.users -= 1
+            relay.used = trio.current_time()
+
+    def _of(self, ctx: Context[Any]) -> Relay:
+        session, _ = ctx.internals
+        own = None if self.shared or session.transport.single_request else session
+        key = self.key_of(ctx)
+        alone = own is None and not self.shared and self.asks_apart and can_be_asked(ctx.capabilities)
+        for relay in self._open:
+            if relay.key == key and not relay.closing.is_set() and not (alone and relay.users):
+                return relay
+        if len(self._open) >= self.most:
+            self._make_room()
+        told = (None, None) if self.shared else (ctx.peer, ctx.capabilities)
+        return self.open(key, own, *told)
+
+    def key_of(self, ctx: Context[Any]) -> Hashable:
+        """Return a key for the client that sent a request: all requests with it may use the same connection."""
+        session, job = ctx.internals
+        if self.shared:
+            return None
+        if not session.transport.single_request:
+            return session
+        address = None if job.origin is None else job.origin.client
+        declared = encode(converter_for(LATEST).dump(ctx.capabilities))
+        return owner_of(ctx.principal, address), declared, None if ctx.peer is None else ctx.peer.name
+
+    @property
+    def asks_apart(self) -> bool:
+        """Whether the upstream asks its questions in requests that name no request of ours."""
+        return self.learned is None or self.learned.revision.server_may_call
+
+    def _make_room(self) -> None:
+        unused = [relay for relay in self._open if relay.own is None and not relay.users]
+        if not unused:
+            text = f"there are too many connections to the upstream {self.name!r}; try again later"
+            raise ErrorReply(OVERLOADED, text, {"reason": "overloaded", "retryAfter": 1})
+        min(unused, key=lambda relay: relay.used).closing.set()
+
+    def open(
+        self, key: Hashable, own: Session | None, peer: Implementation | None, declared: ClientCapabilities | None
+    ) -> Relay:
+        """Open a connection, in a task of its own."""
+        relay = Relay(self, key, own)
+        relay.client = _client_of(peer, declared)
+        relay.client.foreign.update(self.methods)
+        relay.listen_to_client()
+        self._open.append(relay)
+        self.nursery.start_soon(relay.run, name=f"connection to {self.name}")
+        return relay
+
+    def forget(self, relay: Relay) -> None:
+        """Forget a connection that was closed."""
+        self._open.remove(relay)
+        self._changed.unpark_all()
+
+    def of_session(self, session: Session, peer: Implementation | None, declared: ClientCapabilities) -> Relay:
+        """Open the connection of a session that has begun; the one of all clients if they share one."""
+        if not self.shared:
+            return self.open(session, session, peer, declared)
+        return next((relay for relay in self._open if not relay.closing.is_set()), None) or self.open(
+            None, None, None, None
+        )
+
+    def of_nobody(self, principal: str | None) -> Relay:
+        """Return the connection for what a client says outside of its requests, where it has no session."""
+        key = ("notices", principal)
+        found = (relay for relay in self._open if relay.key == key and not relay.closing.is_set())
+        return next(found, None) or self.open(key, None, None, None)
+
+    def beside(self) -> Iterator[Beside]:
+        """Say how each connection is, for people who look."""
+        for relay in self._open:
+            if relay.upstream is not None:
+                stats = relay.upstream.statistics()
+                told = f"{stats.state.value}, {relay.users} calls, {stats.losses} lost"
+                yield Beside("upstream", self.name, told, trio.current_time() - stats.since)
+
+    def find(self, session: Session) -> Relay | None:
+        """Return the connection of a session, if it has one."""
+        return next((relay for relay in self._open if relay.own is session), None)
+
+
+@attrs.define(eq=False, repr=False)
+class Relay:
+    """One client's connection to an upstream."""
+
+    relays: Relays
+    key: Hashable
+    own: Session | None  # the client's session, if the connection belongs to one
+    client: Client = attrs.field(init=False)
+    upstream: Upstream | None = attrs.field(init=False, default=None)
+    calls: list[RelayedCall] = attrs.field(init=False, factory=list)  # under way, the latest last
+    users: int = attrs.field(init=False, default=0)
+    used: float = attrs.field(init=False, factory=trio.current_time)
+    level: LoggingLevel | None = attrs.field(init=False, default=None)  # of the logs that the upstream was asked for
+    watched: dict[tuple[Session, str], trio.CancelScope] = attrs.field(init=False, factory=dict)  # resources, by URI
+    closing: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _telling: int = attrs.field(init=False, default=0)
+    _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _failure: Exception | None = attrs.field(init=False, default=None)
+
+    async def run(self) -> None:
+        """Keep the connection until it is no longer needed."""
+        relays = self.relays
+        lasting = Restarts(connect_timeout=relays.connect_timeout)
+        try:
+            supervising = supervise(
+                self.client, relays.target, name=relays.name, revision=relays.revision, restarts=lasting
+            )
+            async with supervising as self.upstream:
+                self._opened.set()
+                until = self._unused if self.own is None else self.own.closed.wait
+                await first_of(self.closing.wait, until)
+                self.closing.set()
+        except Exception as error:
+            log.exception("the connection to the upstream %r failed", relays.name)
+            self._failure = error
+        finally:
+            self.closing.set()
+            self._opened.set()
+            relays.forget(self)
+
+    async def _unused(self) -> None:
+        while True:
+            left = math.inf if self.users else self.used + self.relays.idle - trio.current_time()
+            if left <= 0:
+                return
+            with trio.move_on_after(min(left, self.relays.idle)):
+                await trio.sleep_forever()
+
+    async def connected(self) -> Upstream:
+        """Return the upstream, for calls. Raises UpstreamDown: the connection was closed."""
+        await self._opened.wait()
+        if self.upstream is None or self._failure is not None:
+            raise UpstreamDown(f"the connection to the upstream {self.relays.name!r} was closed")
+        return self.upstream
+
+    async def ask_for_logs(self, session: ClientSession, ctx: Context[Any]) -> None:
+        """Ask an upstream of the legacy era for the log messages that the client of a request wants."""
+        level = ctx.internals[0].engine.log_level(ctx.admission)
+        if level is None or level == self.level or session.revision.logs_on_request:
+            return
+        self.level = level
+        if declares(session.server_capabilities, "logging"):
+            with suppress(RemoteError):
+                await session.set_log_level(level)
+
+    def pass_on(self, session: Session, name: str, params: Any) -> None:
+        """Tell the upstream what a client tells it. Never blocks; what is too much is dropped and counted."""
+        if self._telling >= _MOST_TOLD:
+            session.counts.drop("others")
+            return
+        self._telling += 1
+        self.relays.nursery.start_soon(self._pass_on, name, params)
+
+    async def _pass_on(self, name: str, params: Any) -> None:
+        try:
+            with suppress(McpError):
+                async with (await self.connected()).session() as session:
+                    if name == "notifications/roots/list_changed":
+                        session.roots_changed()
+                    else:
+                        await session.notify(name, params)
+        finally:
+            self._telling -= 1
+            self.used = trio.current_time()
+
+    # What the upstream says unasked
+
+    def listen_to_client(self) -> None:
+        """Pass on what the upstream asks and says, as far as the client can take it."""
+        client = self.client
+        client.on_logging = self._say
+        client.on_session = self._began
+        for name in (COMPLETE, *self.relays.notifications):
+            client.notification_handlers.setdefault(name, [])
+        for name in QUESTIONS:
+            if getattr(client.capabilities, name.partition("/")[0], None) is not None:
+                client.served[name] = self._roots if name == "roots/list" else _Asking(self, name)
+
+    def _began(self, session: Session, begins: bool) -> None:
+        if not begins:
+            return
+        self.level = self.client.log_level
+        opened = next(each for each in self.client.sessions if each.session is session)
+        self.relays.note(opened)
+        endpoint: Any = session.endpoint
+        taking = endpoint.take_note
+
+        def take_note(event: Notified) -> None:
+            name = event.method.name
+            if opened.logs is not None and (name == COMPLETE or name in self.relays.notifications):
+                opened.logs.put(event)  # type: ignore[arg-type]  # in its order among the log messages
+            taking(event)
+
+        endpoint.take_note = take_note
+
+    async def _say(self, said: LoggingMessageParams | Notified) -> None:
+        """Pass on a log message or another notification, for the latest request that is under way."""
+        call = self.calls[-1] if self.calls else None
+        with suppress(LocalError):  # the client's revision has no such notification
+            if isinstance(said, LoggingMessageParams):
+                if call is not None:
+                    await call.ctx.log(said.level, said.data, logger=said.logger)
+            elif said.method.name not in METHODS:
+                if call is not None:
+                    await call.ctx.notify(said.method.name, said.params)
+                elif self.own is not None and self.own.lost is None:
+                    await self.own.notify(said.method.name, said.params)
+            elif call is not None:
+                await call.ctx.elicitation_complete(said.params.elicitation_id)
+            elif self.own is not None and self.own.lost is None:
+                await self.own.notify(said.method.name, said.params)
+
+    async def _roots(self) -> Any:
+        answer: ListRootsResult = await self.ask("roots/list", None)
+        return answer.roots
+
+    async def ask(self, name: str, params: Any) -> Any:
+        """Ask the client what the upstream wants to know. Raises ErrorReply: the client refused, or cannot be asked."""
+        asked = [call for call in self.calls if call.may_ask]
+        try:
+            if asked:
+                return await asked[-1].ask(name, params)
+            if self.own is None or self.own.revision is None or not self.own.revision.server_may_call:
+                raise CannotAsk("no request is under way in which the client could be asked")
+            return await self.own.call(name, params)
+        except AskRefused as error:
+            raise ErrorReply(error.code, error.message, error.data) from None
+        except RemoteError as error:
+            raise ErrorReply(error.code, error.message, error.data) from None
+        except LocalError as error:
+            raise ErrorReply(INVALID_REQUEST, str(error)) from None
+
+
+@attrs.frozen(eq=False)
+class _Asking:
+    """The handler of one kind of question."""
+
+    relay: Relay
+    name: str
+
+    async def __call__(self, params: Any) -> Any:
+        return await self.relay.ask(self.name, params)
+
+
+def can_be_asked(declared: ClientCapabilities) -> bool:
+    """Return whether a client declared that it answers any questions."""
+    return any(getattr(declared, name.partition("/")[0]) is not None for name in QUESTIONS)
+
+
+def _client_of(peer: Implementation | None, declared: ClientCapabilities | None) -> Client:
+    """Return a client that introduces itself and declares as another one did."""
+    client = Client("trimcp proxy", validate_output=False)
+    if peer is not None:
+        client.profile.info = peer
+    if declared is not None:
+        own: Any = declared
+        client.profile.capabilities = attrs.evolve(own, tasks=None)
+    return client
