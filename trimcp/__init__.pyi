@@ -21,6 +21,7 @@ from trimcp.client.skills import ServerSkills as ServerSkills
 from trimcp.client.tasks import ClientTask as ClientTask
 from trimcp.client.tools import Listing as Listing
 from trimcp.client.tools import fingerprint as fingerprint
+from trimcp.compose.proxy import proxy as proxy
 from trimcp.errors import AskRefused as AskRefused
 from trimcp.errors import CannotAsk as CannotAsk
 from trimcp.errors import ConnectionLost as ConnectionLost
@@ -235,6 +236,7 @@ __all__ = [
     "load_servers",
     "memory_channels",
     "openapi",
+    "proxy",
     "read_servers",
     "run_grpc",
     "run_http",

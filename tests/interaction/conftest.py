@@ -19,8 +19,11 @@ BEFORE_A_PROXY = ("memory", "stdio", "http", "http+sse", "websocket")
 BEHIND = "behind a proxy"
 BEHIND_A_PROXY = ("stdio", "http", "websocket", "grpc")
 """The same for transports between a proxy and the server behind it."""
-ABOUT_ONE_CONNECTION = ("test_endings", "test_wire", "test_message_size")
-"""Modules about the connection that a test itself has: with a server behind a proxy, that is the one to the proxy."""
+ABOUT_ONE_CONNECTION = (
+    *("test_endings", "test_wire", "test_message_size"),
+    "test_a_server_that_ends_closes_its_subscriptions_gracefully",
+)
+"""What is about the connection that a test itself has, which for a server behind a proxy is the one to the proxy."""
 
 OF_THE_WIRE = ("test_a_client_that_leaves_stops_its_handlers",)
 """Tests without a client."""
@@ -52,7 +55,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 for name in (transports if EVERY_PAIR else BEFORE_A_PROXY)
                 for revision in spoken(name)
             ]
-            if metafunc.module.__name__.rpartition(".")[2] not in ABOUT_ONE_CONNECTION:
+            module = metafunc.module.__name__.rpartition(".")[2]
+            if not {module, metafunc.function.__name__} & set(ABOUT_ONE_CONNECTION):
                 pairs += [
                     (f"{name}, {BEHIND}", revision)
                     for name in (transports if EVERY_PAIR else BEHIND_A_PROXY)
@@ -74,5 +78,4 @@ def links(transport: str, revision: Revision, tmp_path: Path, caplog: pytest.Log
     name, _, special = transport.partition(", ")
     proxied, behind = special == PROXIED, special == BEHIND
     without = "" if proxied or behind else special
-    made = Links(name, revision, tmp_path / "journal", caplog, without=without, proxied=proxied, behind=behind)
-    return made
+    return Links(name, revision, tmp_path / "journal", caplog, without=without, proxied=proxied, behind=behind)

@@ -42,7 +42,9 @@ async def test_they_introduce_themselves_and_a_bodys_exception_comes_out_as_itse
             raise OurOwnError("from the body")
     assert caught.value.args == ("from the body",)
     assert caught.value.__cause__ is None
-    assert links.journal() == ["lifespan entered", "lifespan left"]
+    # A proxy starts a program once to learn what it offers, and once for each client.
+    started = 2 if links.behind and links.transport == "stdio" else 1
+    assert links.journal() == ["lifespan entered", "lifespan left"] * started
     with pytest.raises(ConnectionLost):
         await session.call_tool("echo", {"text": "too late"})
 

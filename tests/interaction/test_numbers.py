@@ -20,13 +20,13 @@ async def test_an_integer_beyond_64_bits_fails_its_call_and_no_other(links: Link
             await session.call_tool("add", {"a": BIG, "b": 2})
         assert refused.value.code == INVALID_REQUEST
         if links.revision >= V2025_06_18:  # before, results have no structure
-            wrong = RemoteError if links.proxied else InvalidReply
+            wrong = RemoteError if links.through_proxy else InvalidReply
             with pytest.raises(wrong, match="an integer does not fit in 64 bits"):
                 await session.call_tool("beyond")
             result = await session.call_tool("partly_beyond")
             assert text_of(result) == "near"
             # What a proxy left out is in its log.
-            assert [each.place for each in result.rejected] == ([] if links.proxied else ["content[1]"])
+            assert [each.place for each in result.rejected] == ([] if links.through_proxy else ["content[1]"])
         with pytest.raises(LocalError, match="64-bit"):
             await session.call_tool("add", {"a": 2**64, "b": 2})
         assert text_of(await session.call_tool("add", {"a": 40, "b": 2})) == "42"

@@ -51,6 +51,7 @@ _ANYTHING = _SERVER | {
     "transports",
     "client",
     "fleet",
+    "compose",
     "run",
     "net",
     "testing",
@@ -95,6 +96,7 @@ LAYERS: dict[str, set[str]] = {
     "client": _SESSION | {"transports", "client"},
     "fleet": _SESSION | {"client", "fleet"},
     "rest": _SERVER | {"transports", "rest"},
+    "compose": _SERVER | {"client", "fleet", "compose"},
     "portal": _SESSION | {"client", "portal"},
     # These put the parts together. "trimcp" is the package's own __init__; only these may import it, `run` or `net`.
     "run": _ANYTHING - {"testing", "bench", "cli"},

@@ -154,7 +154,7 @@ class RelayedCall:
 
 
 @attrs.define(eq=False)
-class _Question:
+class _HeldQuestion:
     """A question that waits for the client's answer."""
 
     name: str
@@ -172,15 +172,17 @@ class HeldCall:
         id: names it in the sealed state that the client brings back.
         owner: whose it is, to count them.
         patience: seconds for which it waits for its client to come back; then the upstream's call is cancelled.
+        may_wait: returns whether its client may have another call that waits for answers.
     """
 
     call: RelayedCall
     owner: object
     patience: float
+    may_wait: Callable[[], bool]
     id: str = attrs.field(init=False, factory=lambda: secrets.token_urlsafe(16))
     scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     awaited: bool = attrs.field(init=False, default=False)  # whether a request of the client waits for it
-    _questions: dict[str, _Question] = attrs.field(init=False, factory=dict)
+    _questions: dict[str, _HeldQuestion] = attrs.field(init=False, factory=dict)
     _count: int = attrs.field(init=False, default=0)
     _over: bool = attrs.field(init=False, default=False)
     _result: Any = attrs.field(init=False, default=None)
@@ -201,10 +203,17 @@ class HeldCall:
             self._changed.unpark_all()
             ended()
 
+    @property
+    def asks(self) -> bool:
+        """Whether it waits for answers."""
+        return bool(self._questions)
+
     async def ask(self, name: str, params: Any) -> Any:
         """Wait for the client's answer to a question of the upstream."""
+        if not self.asks and not self.may_wait():
+            raise CannotAsk("too many calls of this client wait for its answers")
         self._count += 1
-        key, question = f"question {self._count}", _Question(name, params)
+        key, question = f"question {self._count}", _HeldQuestion(name, params)
         self._questions[key] = question
         self._changed.unpark_all()
         try:

@@ -34,7 +34,7 @@ from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceU
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
 from trimcp.wire.capabilities import declares
-from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, OVERLOADED, TIMED_OUT
+from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, MISSING_CAPABILITY, TIMED_OUT
 from trimcp.wire.common import META_SUBSCRIPTION_ID, EmptyResult, PageParams
 from trimcp.wire.input_requests import InputRequiredResult
 from trimcp.wire.lifecycle import (
@@ -146,14 +146,15 @@ class Forwarding:
         return asked_of(ctx, outcome, held=held.id) if isinstance(outcome, InputRequiredResult) else outcome
 
     def _hold(self, ctx: Context[Any], method: str, params: Any) -> HeldCall:
-        """Begin a call that can be held while its client answers. Raises ErrorReply: the client has too many."""
+        """Begin a call that can be held while its client answers."""
         relays = self.relays
         owner = relays.key_of(ctx)
-        if sum(each.owner == owner for each in relays.held.values()) >= _MOST_HELD:
-            text = f"more than {_MOST_HELD} calls of this client wait for its answers"
-            raise ErrorReply(OVERLOADED, text, {"reason": "overloaded"})
+
+        def may_wait() -> bool:
+            return sum(each.owner == owner and each.asks for each in relays.held.values()) < _MOST_HELD
+
         call = RelayedCall(ctx, method, params)
-        held = call.held = HeldCall(call, owner, ctx.internals[0].limits.answer_timeout)
+        held = call.held = HeldCall(call, owner, ctx.internals[0].limits.answer_timeout, may_wait)
         relays.held[held.id] = held
 
         async def work() -> Any:

@@ -89,7 +89,12 @@ class ProxyServer(Server[None]):
             relay = relay or relays.of_session(session, event.admission.peer, declared)
             self._forwarding.tell_lists(session, relay)
         elif name in self._notifications:
-            (relay or relays.of_nobody(event.admission.principal)).pass_on(session, name, event.params)
+            if relay is None and session.transport.single_request:
+                relay = relays.of_nobody(event.admission.principal)
+            if relay is None:
+                relays.keep(session, name, event.params)
+            else:
+                relay.pass_on(session, name, event.params)
         elif name == _ROOTS_CHANGED and relay is not None:
             relay.pass_on(session, name, event.params)
 

@@ -85,6 +85,8 @@ class Relays:
     nursery: trio.Nursery = attrs.field(init=False)
     held: dict[str, HeldCall] = attrs.field(init=False, factory=dict)  # calls that may wait for answers, by id
     _open: list[Relay] = attrs.field(init=False, factory=list)
+    # what sessions said before their first request, which says who they are
+    _early: list[tuple[Session, str, Any]] = attrs.field(init=False, factory=list)
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     @asynccontextmanager
@@ -180,6 +182,10 @@ class Relays:
         relay.client.foreign.update(self.methods)
         relay.listen_to_client()
         self._open.append(relay)
+        early, self._early = self._early, [said for said in self._early if said[0] is not own]
+        for session, method, params in early:
+            if session is own:
+                relay.pass_on(session, method, params)
         self.nursery.start_soon(relay.run, name=f"connection to {self.name}")
         return relay
 
@@ -195,6 +201,14 @@ class Relays:
         return next((relay for relay in self._open if not relay.closing.is_set()), None) or self.open(
             None, None, None, None
         )
+
+    def keep(self, session: Session, name: str, params: Any) -> None:
+        """Keep what a session says before its first request. What is too much is dropped and counted."""
+        self._early = [said for said in self._early if not said[0].closed.is_set()]
+        if len(self._early) >= _MOST_TOLD:
+            session.counts.drop("others")
+        else:
+            self._early.append((session, name, params))
 
     def of_nobody(self, principal: str | None) -> Relay:
         """Return the connection for what a client says outside of its requests, where it has no session."""

@@ -1,0 +1,278 @@
+"""A proxy between those who mean harm: a hostile upstream, a lost one, hostile clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+import pytest
+import trio
+from trio.testing import MockClock
+
+import trimcp
+from tests.interaction.proxied import Behind
+from trimcp.compose.proxy import ProxyServer, proxy
+from trimcp.errors import InvalidReply, LocalError, RemoteError
+from trimcp.server.server import Server
+from trimcp.session.context import Context
+from trimcp.session.drive import AnyChannel
+from trimcp.session.limits import Limits
+from trimcp.wire.input_requests import ElicitResult
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY
+from trimcp.wire.tools import ListToolsResult, Tool
+
+FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@pytest.fixture
+def clock() -> MockClock:
+    return MockClock(autojump_threshold=0)
+
+
+def before(server: Server[Any], **options: Any) -> ProxyServer:
+    """A proxy before a server that runs once in this process."""
+    behind = Behind(server)
+    made = proxy(behind, name="behind", **options)
+    made.parts.insert(0, behind.while_running)
+    return made
+
+
+@attrs.define(eq=False)
+class Cut:
+    """A way to a server, which a test can cut; `down` lets nobody connect."""
+
+    behind: Behind
+    down: bool = False
+    opened: int = 0
+    _end: Callable[[], Awaitable[None]] | None = None
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[AnyChannel]:
+        if self.down:
+            raise OSError("nobody listens at /secret/path")
+        self.opened += 1
+        ours, theirs = trimcp.memory_channels()
+        assert self.behind._running is not None
+        running = self.behind._running
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(running.serve, ours)
+            self._end = ours.aclose
+            yield theirs
+            nursery.cancel_scope.cancel()
+
+    async def cut(self) -> None:
+        assert self._end is not None
+        await self._end()
+
+
+async def test_a_lost_upstream_is_one_clear_error_and_comes_back(clock: Any) -> None:
+    server = Server("behind")
+
+    @server.tool
+    async def hang() -> str:
+        await trio.sleep_forever()
+        return "never"
+
+    @server.tool
+    async def echo(text: str) -> str:
+        return text
+
+    behind = Behind(server)
+    way = Cut(behind)
+    made = proxy(way, name="behind")
+    made.parts.insert(0, behind.while_running)
+    async with trimcp.Client("c").connect(made) as session:
+        assert (await session.call_tool("echo", {"text": "a"})).text == "a"
+        async with trio.open_nursery() as nursery:
+            lost: list[RemoteError] = []
+
+            async def call() -> None:
+                with pytest.raises(
+                    RemoteError, match="the upstream 'behind' was lost; the request may have been"
+                ) as got:
+                    await session.call_tool("hang")
+                lost.append(got.value)
+
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked()
+            await way.cut()
+        assert lost[0].data == {"reason": "upstream_lost"}
+        assert (await session.call_tool("echo", {"text": "b"})).text == "b", "it was connected to again"
+        way.down = True
+        await way.cut()
+        with trio.fail_after(600), pytest.raises(RemoteError, match="the upstream 'behind' is down") as down:
+            await session.call_tool("echo", {"text": "c"})
+        assert "secret" not in str(down.value)
+        way.down = False
+        await trio.sleep(120)
+        assert (await session.call_tool("echo", {"text": "d"})).text == "d"
+
+
+async def test_an_upstream_that_cannot_be_reached_is_said_at_the_start() -> None:
+    made = proxy(Cut(Behind(Server("x")), down=True), name="gone")
+    with pytest.raises(LocalError, match="the upstream 'gone' cannot be reached"):
+        async with made.running():
+            pass
+
+
+async def test_endless_pages_are_asked_for_one_by_one(clock: Any) -> None:
+    """The proxy holds one page; the client ends it."""
+    server = Server("behind")
+    pages = 0
+
+    @server.middleware
+    async def endless(ctx: Any, params: Any, call_next: Any) -> Any:
+        nonlocal pages
+        if ctx.method != "tools/list":
+            return await call_next(ctx, params)
+        pages += 1
+        tools = [Tool(name=f"tool {pages} {number}", input_schema={"type": "object"}) for number in range(50)]
+        return ListToolsResult(tools=tools, next_cursor=str(pages))
+
+    async with trimcp.Client("c", max_pages=20).connect(before(server)) as session:
+        with pytest.raises(InvalidReply, match="more than 20 pages"):
+            await session.list_tools()
+        assert pages == 20
+
+
+async def test_progress_that_lies_reaches_nobody(clock: Any) -> None:
+    server = Server("behind")
+
+    @server.tool
+    async def lie(ctx: Context[Any]) -> str:
+        _, job = ctx.internals
+        for value in (5, 4, 3, 5, 6):
+            job.reports = None  # so that our own server lets it through
+            await ctx.report_progress(value, total=1, message="x" * 10)
+        return "done"
+
+    async with trimcp.Client("c").connect(before(server)) as session, session.calling("lie") as call:
+        assert [step.progress async for step in call.progress] == [5, 6]
+        assert (await call.result()).text == "done"
+
+
+async def test_a_flood_of_progress_is_bounded(clock: Any) -> None:
+    server = Server("behind")
+
+    @server.tool
+    async def flood(ctx: Context[Any]) -> str:
+        for value in range(1, 5_001):
+            await ctx.report_progress(value)
+        return "done"
+
+    made = before(server, limits=Limits(outbox_messages=8))
+    async with trimcp.Client("c").connect(trimcp.in_process(made, framed=True)) as session:
+        async with session.calling("flood") as call:
+            result = await call.result()
+            steps = [step.progress async for step in call.progress]
+        assert result.text == "done"
+        assert steps == sorted(steps)
+        assert steps[-1] == 5_000
+
+
+def asking() -> Server[Any]:
+    server = Server("behind")
+
+    @server.tool
+    async def ask(ctx: Context[Any]) -> str:
+        answer = await ctx.elicit("Your name?", FORM)
+        return f"{answer.action} {answer.content}"
+
+    @server.tool
+    async def echo(text: str) -> str:
+        return text
+
+    return server
+
+
+def able() -> trimcp.Client:
+    client = trimcp.Client("c")
+
+    @client.elicitation
+    async def user(params: Any) -> ElicitResult:
+        return ElicitResult(action="accept", content={"name": "Ada"})
+
+    return client
+
+
+async def raw(session: trimcp.ClientSession, **more: Any) -> dict[str, Any]:
+    """Call the tool that asks, once, and return what came, raw."""
+    pending = await session.session.start_call("tools/call", trimcp.wire.tools.CallToolParams(name="ask", **more))
+    return await pending.raw()
+
+
+async def test_calls_that_are_left_with_questions_are_bounded_and_end(clock: Any) -> None:
+    made = before(asking(), revision=LATEST_LEGACY, limits=Limits(answer_timeout=60))
+    async with able().connect(made, revision=LATEST) as session:
+        for _ in range(16):
+            assert (await raw(session))["resultType"] == "input_required"
+        refused = await raw(session)
+        assert refused["isError"]
+        assert "wait for its answers" in refused["content"][0]["text"]
+        assert (await session.call_tool("echo", {"text": "still"})).text == "still"
+        assert len(made.relays.held) == 16
+        await trio.sleep(61)
+        assert made.relays.held == {}
+        assert (await session.call_tool("ask")).text == "accept {'name': 'Ada'}"
+    assert made.relays._open == []
+
+
+async def test_a_state_that_is_not_ours_or_used_up_is_refused(clock: Any) -> None:
+    made = before(asking(), revision=LATEST_LEGACY)
+    answer = {"question 1": {"action": "accept", "content": {"name": "Ada"}}}
+    async with able().connect(made, revision=LATEST) as session:
+        asked = await raw(session)
+        state = asked["requestState"]
+        assert list(asked["inputRequests"]) == ["question 1"]
+        for wrong in (state[:-2] + "AA", "x", state[1:]):
+            with pytest.raises(RemoteError, match="requestState is not valid"):
+                await raw(session, request_state=wrong, input_responses=answer)
+        with pytest.raises(RemoteError, match=r"inputResponses\.question 1 is invalid"):
+            await raw(session, request_state=state, input_responses={"question 1": {"action": 7}})
+        assert (await raw(session, request_state=state))["resultType"] == "input_required", "it is asked again"
+        done = await raw(session, request_state=state, input_responses=answer)
+        assert done["content"][0]["text"] == "accept {'name': 'Ada'}"
+        with pytest.raises(RemoteError, match="no longer under way"):
+            await raw(session, request_state=state, input_responses=answer)
+
+
+async def test_a_state_of_the_upstream_is_sealed_for_its_client(clock: Any) -> None:
+    """What the upstream would take from anybody that we speak for comes back only from the client that got it."""
+    made = before(asking())
+    async with able().connect(made, revision=LATEST) as session:
+        asked = await raw(session)
+        [key] = asked["inputRequests"]
+        answer = {key: {"action": "accept", "content": {"name": "Eve"}}}
+        done = await raw(session, request_state=asked["requestState"], input_responses=answer)
+        assert done["content"][0]["text"] == "accept {'name': 'Eve'}"
+        with pytest.raises(RemoteError, match="requestState is not valid"):
+            await raw(session, request_state="AAAA", input_responses=answer)
+
+
+async def test_connections_are_bounded_and_go_with_their_sessions(clock: Any) -> None:
+    made = before(asking(), max_connections=2)
+    async with made.running() as running:
+        target = trimcp.in_process(running)
+        async with able().connect(target) as one, able().connect(target) as two, able().connect(target) as three:
+            assert (await one.call_tool("echo", {"text": "1"})).text == "1"
+            assert (await two.call_tool("echo", {"text": "2"})).text == "2"
+            with pytest.raises(RemoteError, match="too many connections"):
+                await three.call_tool("echo", {"text": "3"})
+        await trio.testing.wait_all_tasks_blocked()
+        assert made.relays._open == []
+
+
+async def test_one_connection_can_be_shared_and_then_nobody_is_asked(clock: Any) -> None:
+    server = asking()
+    made = before(server, shared=True, max_connections=1)
+    async with made.running() as running:
+        target = trimcp.in_process(running)
+        async with able().connect(target) as one, able().connect(target, revision=LATEST_LEGACY) as two:
+            for session in (one, two):
+                assert (await session.call_tool("echo", {"text": "1"})).text == "1"
+            assert len(made.relays._open) == 1
+            with pytest.raises(RemoteError):
+                await one.call_tool("ask")
+            assert (await two.call_tool("ask")).is_error
