@@ -61,23 +61,27 @@ class TurnBound:
         self._most = most
         self._at_once = at_once  # tasks that may go on in each turn, of those that wait
         self._lot = trio.lowlevel.ParkingLot()
-        self.left: int = most  # in this turn. At 0 or less, the next work calls `wait` first.
-
-    def take(self, amount: int) -> None:
-        """Note that so much is done in this turn."""
-        self.left -= amount
-        if self.left <= 0:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._refill, idempotent=True)
+        self.left: int = most  # in this turn; work takes from it. At 0 or less, the next work calls `wait` first.
 
     async def wait(self, amount: int = 0) -> None:
         """Wait until something is left, and take so much."""
         while self.left <= 0:
+            self._refill_soon()
             await self._lot.park()
         self.left -= amount
-        if self._lot or self.left <= 0:
-            trio.lowlevel.current_trio_token().run_sync_soon(self._refill, idempotent=True)
+        if self.left <= 0:
+            self._refill_soon()
+        else:
+            self._lot.unpark()  # it looks for itself, in the next turn
 
-    def _refill(self) -> None:
+    def refill(self) -> None:
+        """Note that a turn has begun. Who waits notices it without this; a task that runs once a turn is cheaper."""
+        self.left = self._most
+
+    def _refill_soon(self) -> None:
+        trio.lowlevel.current_trio_token().run_sync_soon(self._next_turn, idempotent=True)
+
+    def _next_turn(self) -> None:
         self.left = self._most
         self._lot.unpark(count=self._at_once)
 

@@ -445,7 +445,7 @@ class Job:
             self.with_extras().failed = True
         self.reply = reply
         if size >= LARGE and session.jobs.tasks is not None:
-            session.jobs.tasks.results.take(size)
+            session.jobs.tasks.results.left -= size
 
     def drop_result(self) -> bytes:
         """Replace a result by an error, because too many results before it are still unread.

@@ -69,6 +69,7 @@ class HandlerTasks:
         me = trio.lowlevel.current_task()
         context = contextvars.copy_context()
         self._coming = False  # here, not in each scope: others may be coming when this task has unwound
+        self.results.refill()
         while await self._work_in_scope(me, context):
             pass
 
@@ -90,6 +91,7 @@ class HandlerTasks:
                         me.name = "waiting for a job"
                         await self._idle.wait()
                         self._coming = False
+                        self.results.refill()
                         continue
                     job = self._jobs.popleft()
                     if self._jobs and not self._coming:
