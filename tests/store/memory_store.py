@@ -11,6 +11,7 @@ import trio
 
 from trimcp.store.shared import (
     MOST_LETTERS,
+    MOST_MARKS,
     AppendEvent,
     DropEvents,
     EndSession,
@@ -18,8 +19,53 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
+    Turn,
+    TurnAnswer,
     Write,
 )
+from trimcp.support.rates import TokenBucket
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """A turn, and who asked for it."""
+
+    turn: Turn
+    process: str
+    round: int
+    until: float
+    come: bool = False
+
+
+@attrs.define(eq=False)
+class _Quota:
+    """What all use up of one quota."""
+
+    bucket: TokenBucket | None
+    turns: dict[str, _Asked] = attrs.field(factory=dict)
+    round: int = 0
+
+    def waiting(self) -> list[_Asked]:
+        return sorted((each for each in self.turns.values() if not each.come), key=lambda each: each.round)
+
+    def ask(self, turn: Turn, process: str, until: float) -> _Asked:
+        if turn.id not in self.turns:
+            own = [each.round for each in self.waiting() if each.turn.whose == turn.whose]
+            self.turns[turn.id] = _Asked(turn, process, max([self.round, *own]) + 1, until)
+        asked = self.turns[turn.id]
+        asked.process, asked.until = process, until
+        return asked
+
+    def go_on(self, turn: Turn, now: float) -> list[tuple[str, str]]:
+        self.turns = {id: each for id, each in self.turns.items() if each.until > now}
+        come = []
+        for each in self.waiting():
+            running = len(self.turns) - len(self.waiting())
+            if running >= (turn.running or running + 1) or (self.bucket and not self.bucket.take(now)):
+                break
+            each.come, self.round = True, each.round
+            come.append((each.process, each.turn.id))
+        return come
 
 
 @attrs.define(eq=False)
@@ -31,6 +77,8 @@ class MemoryHub:
     events: dict[tuple[str, int], dict[int, bytes]] = attrs.field(factory=dict)
     agreed: dict[str, bytes] = attrs.field(factory=dict)
     leased: dict[str, MemoryStore] = attrs.field(factory=dict)  # those whose lease is not over
+    quotas: dict[str, _Quota] = attrs.field(factory=dict)
+    marks: dict[tuple[str, str], float] = attrs.field(factory=dict)
     numbers: count[int] = attrs.field(factory=lambda: count(1))
 
     def expire(self) -> None:
@@ -138,6 +186,45 @@ class MemoryStore(SharedStore):
     async def agree(self, name: str, data: bytes) -> bytes:
         await self._work()
         return self.hub.agreed.setdefault(name, data)
+
+    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+        await self._work()
+        now, come, after = trio.current_time(), list[tuple[str, str]](), list[float | None]()
+        for turn in ended:
+            quota = self._quota(turn, now)
+            quota.turns.pop(turn.id, None)
+            come += quota.go_on(turn, now)
+        for turn in asked:
+            quota = self._quota(turn, now)
+            known = turn.id in quota.turns
+            place = quota.ask(turn, self.name, now + self.lease)
+            come += quota.go_on(turn, now)
+            waiting = quota.waiting()
+            if place.come:
+                after.append(0.0)
+            elif not known and len(waiting) > turn.waiting:
+                del quota.turns[turn.id]
+                after.append(None)
+            else:
+                bucket = quota.bucket
+                after.append(bucket.wait(waiting.index(place) + 1) if bucket else self.lease)
+        return TurnAnswer(after, come)
+
+    def _quota(self, turn: Turn, now: float) -> _Quota:
+        if turn.quota not in self.hub.quotas:
+            rate = turn.per_second
+            self.hub.quotas[turn.quota] = _Quota(None if rate is None else TokenBucket(rate, turn.burst, now))
+        return self.hub.quotas[turn.quota]
+
+    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
+        await self._work()
+        now, marks = trio.current_time(), self.hub.marks
+        for key in [key for key, until in marks.items() if until < now]:
+            del marks[key]
+        if (owner, mark) in marks or sum(key[0] == owner for key in marks) >= MOST_MARKS:
+            return False
+        marks[owner, mark] = now + seconds
+        return True
 
     async def receive(self) -> Sequence[bytes]:
         await self._work()

@@ -5,20 +5,23 @@ A new store adds its world to `WORLDS`.
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import trio
 import trio.testing
 
 from tests.programs import require
+from tests.store import memory_store
 from tests.store.memory_store import MemoryHub, MemoryStore
 from tests.store.redis_server import RedisServer, redis_server
-from trimcp.store import database
+from trimcp.store import counted_sqlite, database
+from trimcp.store.redis import counted
 from trimcp.store.redis.shared import RedisStore
 from trimcp.store.shared import (
     MOST_LETTERS,
@@ -29,6 +32,7 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
+    Turn,
     Write,
 )
 from trimcp.store.shared_sqlite import SqliteStore
@@ -396,3 +400,175 @@ async def test_what_the_first_proposed_counts(world: World) -> None:
         assert await two.agree("key", b"second") == b"first"
         assert await two.agree("other", b"third") == b"third"
         assert await one.agree("key", b"fourth") == b"first"
+
+
+# What all use up together
+
+
+def turn(id: str, whose: str = "a", quota: str = "q", **bounds: Any) -> Turn:
+    usual = {"running": 1, "per_second": None, "burst": 1.0, "waiting": 100}
+    return Turn(quota, id, whose, **{**usual, **bounds})
+
+
+async def test_a_quota_counts_the_turns_of_all_processes(world: World) -> None:
+    async with opened(world) as (one, two):
+        first, second, third = (turn(id, running=2) for id in "123")
+        assert (await one.turns([], [first])).after == [0]
+        assert (await two.turns([], [second, third])).after[0] == 0
+        found = await two.turns([], [third])
+        assert found.after[0]
+        assert not found.come
+        found = await one.turns([first], [])
+        assert list(found.come) == [(two.name, "3")]
+        assert (await two.turns([], [third])).after == [0]
+        assert (await one.turns([], [turn("of another", quota="other")])).after == [0]
+
+
+async def test_owners_alternate_over_all_processes(world: World) -> None:
+    async with opened(world) as (one, two):
+        await one.turns([], [turn(f"a{n}", "a") for n in range(4)])
+        await two.turns([], [turn(f"b{n}", "b") for n in range(2)])
+        await one.turns([], [turn("a4", "a")])
+        order, running = [], "a0"
+        while running:
+            order.append(running)
+            come = (await one.turns([turn(running)], [])).come
+            running = come[0][1] if come else ""
+        assert order == ["a0", "a1", "b0", "a2", "b1", "a3", "a4"]
+
+
+async def test_who_comes_again_at_once_does_not_hold_up_a_queue(world: World) -> None:
+    async with opened(world, 1) as (one,):
+        await one.turns([], [turn("b0", "b"), turn("b1", "b"), turn("b2", "b"), turn("a0", "a")])
+        assert list((await one.turns([turn("b0")], [])).come) == [(one.name, "b1")]
+        assert list((await one.turns([turn("b1")], [])).come) == [(one.name, "a0")]
+        assert list((await one.turns([turn("a0")], [turn("a1", "a")])).come) == [(one.name, "b2")]
+
+
+async def test_a_rate_is_that_of_all_processes(world: World) -> None:
+    async with opened(world) as (one, two):
+        slow = {"running": None, "per_second": 0.001, "burst": 3.0, "waiting": 2}
+        assert (await one.turns([], [turn("1", **slow), turn("2", **slow)])).after == [0, 0]
+        after = list((await two.turns([], [turn(id, **slow) for id in "3456"])).after)
+        assert after[0] == 0
+        assert after[1] == pytest.approx(1_000, rel=0.01)
+        assert after[2] == pytest.approx(2_000, rel=0.01)
+        assert after[3] is None  # as many wait as may
+        await one.turns([turn("1"), turn("2")], [])  # a call that has ended gives no second start
+        assert (await two.turns([], [turn("4", **slow)])).after[0] == pytest.approx(1_000, rel=0.01)
+
+
+async def test_a_token_comes_with_time(world: World) -> None:
+    async with opened(world) as (one, two):
+        quick = {"running": None, "per_second": 50.0, "burst": 1.0}
+        assert (await one.turns([], [turn("1", **quick)])).after == [0]
+        with trio.fail_after(5):
+            while after := (await two.turns([], [turn("2", **quick)])).after[0]:
+                assert 0 < after <= 0.02
+                await trio.sleep(after)
+
+
+async def test_what_is_asked_or_ended_twice_changes_nothing(world: World) -> None:
+    async with opened(world) as (one, two):
+        bounds = {"running": 2, "per_second": 0.001, "burst": 2.0}
+        for _ in range(3):
+            assert (await one.turns([], [turn("1", **bounds)])).after == [0]
+        for _ in range(3):
+            await one.turns([turn("1", **bounds)], [])
+        assert (await two.turns([], [turn("2", **bounds)])).after == [0]
+        assert (await two.turns([], [turn("3", **bounds)])).after[0]
+
+
+async def test_a_turn_that_nobody_asks_for_any_more_ends_with_the_lease(world: World) -> None:
+    async with opened(world) as (one, two):
+        one.lease = 0.02
+        await one.turns([], [turn("1"), turn("given up")])
+        await trio.sleep(0.1)
+        assert (await two.turns([], [turn("2")])).after == [0]
+        assert (await two.turns([turn("2")], [turn("3")])).after == [0]
+        assert (await one.turns([], [turn("4")])).after != [0]
+
+
+async def test_a_turn_that_is_given_up_leaves_its_place(world: World) -> None:
+    async with opened(world) as (one, two):
+        await one.turns([], [turn("1")])
+        await one.turns([], [turn("2")])
+        await two.turns([], [turn("3")])
+        assert not (await one.turns([turn("2")], [])).come
+        assert list((await one.turns([turn("1")], [])).come) == [(two.name, "3")]
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_never_more_turns_than_a_quota_has_and_each_comes(world: World, seed: int) -> None:
+    """Processes ask and end as they like, twice at times; what comes of it is what one process would give."""
+    chance = random.Random(seed)
+    most, number = chance.choice((1, 2, 5)), 60
+    async with opened(world, 3) as stores:
+        names = {store.name: store for store in stores}
+        by_id: dict[str, SharedStore] = {}
+        asked, running, over = list[str](), set[str](), set[str]()
+        while len(over) < number:
+            ids = [str(len(asked) + n) for n in range(chance.randint(0, 3)) if len(asked) + n < number]
+            store, ending = chance.choice(stores), [id for id in running if chance.random() < 0.5]
+            again = [id for id in running.difference(ending) if by_id[id] is store and chance.random() < 0.2]
+            for id in ids:
+                by_id[id] = store
+            asked += ids
+            over.update(ending)
+            running.difference_update(ending)
+            ended = [turn(id, running=most) for id in ending + chance.sample(sorted(over), min(2, len(over)))]
+            turns = [turn(id, str(int(id) % 4), running=most) for id in ids + again]
+            answer = await store.turns(ended, turns)
+            come = {id for _, id in answer.come}
+            assert not come & over
+            assert all(names[process] is by_id[id] for process, id in answer.come)
+            assert {turn.id for turn, after in zip(turns, answer.after, strict=True) if after == 0} == {
+                each.id for each in turns if each.id in come | running
+            }
+            running |= come
+            assert len(running) == min(most, len(asked) - len(over))
+
+
+@pytest.mark.parametrize("text", ["", "x' OR 1 --", "\N{SNOWMAN}", "{}", "a b\n", "a" * 5_000])
+async def test_any_names_are_told_apart(world: World, text: str) -> None:
+    async with opened(world) as (one, two):
+        assert (await one.turns([], [turn("1", text, text)])).after == [0]
+        assert (await two.turns([], [turn("2", text, f"{text}.")])).after == [0]
+        assert (await two.turns([], [turn("3", text, text)])).after != [0]
+        assert await one.first_use(text, text, LONG)
+        assert await two.first_use(text, f"{text}.", LONG)
+        assert not await two.first_use(text, text, LONG)
+
+
+async def test_what_is_good_for_one_use_is_so_for_all_processes(world: World) -> None:
+    async with opened(world) as (one, two):
+        assert await one.first_use("key", "proof", LONG)
+        assert not await two.first_use("key", "proof", LONG)
+        assert not await one.first_use("key", "proof", LONG)
+        assert await two.first_use("another key", "proof", LONG)
+        won: list[bool] = []
+
+        async def use(store: SharedStore) -> None:
+            won.append(await store.first_use("key", "at once", LONG))
+
+        async with trio.open_nursery() as nursery:
+            for store in (one, two) * 5:
+                nursery.start_soon(use, store)
+        assert sum(won) == 1
+
+
+async def test_a_use_is_forgotten_when_its_time_is_over(world: World) -> None:
+    async with opened(world) as (one, two):
+        assert await one.first_use("key", "proof", 0.02)
+        await trio.sleep(0.1)
+        await one.renew()
+        assert await two.first_use("key", "proof", LONG)
+        assert not await one.first_use("key", "proof", LONG)
+
+
+async def test_the_uses_of_one_owner_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (counted_sqlite, counted, memory_store):
+        monkeypatch.setattr(module, "MOST_MARKS", 3)
+    async with opened(world) as (one, two):
+        assert [await one.first_use("much", str(n), LONG) for n in range(5)] == [True] * 3 + [False] * 2
+        assert await two.first_use("other", "1", LONG)

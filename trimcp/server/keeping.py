@@ -12,9 +12,12 @@ from trimcp.protocol.bound_methods import methods_of
 from trimcp.protocol.request_state import Sealer
 from trimcp.protocol.states import Handshake
 from trimcp.server.offering import Offering
+from trimcp.server.pools import Pools
 from trimcp.server.registry import Change
+from trimcp.server.shared_turns import TurnDesk
 from trimcp.server.subscribing import Subscribers
 from trimcp.session.push import Pushed
+from trimcp.store.shared import SharedStore
 from trimcp.wire.jsonrpc import JSON
 from trimcp.wire.lifecycle import InitializeParams
 
@@ -27,6 +30,7 @@ class Keeper:
 
     server: Offering
     subscribers: Subscribers
+    pools: Pools
 
     def state_of(self, pushed: Pushed) -> dict[str, JSON]:
         """Return the state of a session after its handshake, as JSON."""
@@ -89,3 +93,8 @@ class Keeper:
         """Sign `requestState` with a key that other processes know, too."""
         sealer = self.server.sealer
         self.server.sealer = Sealer([key], sealer.lifetime, sealer.cipher)
+
+    def share_turns(self, store: SharedStore, tell: Callable[[str, str], object]) -> TurnDesk:
+        """Count turns under quotas in a store, and return what asks for them; see `TurnDesk`."""
+        self.pools.desk = desk = TurnDesk(store, tell)
+        return desk

@@ -19,6 +19,7 @@ from trimcp.support.slotted import slotted
 
 # Most servers have neither quotas nor such tools, and do not load these modules.
 if TYPE_CHECKING:
+    from trimcp.server.shared_turns import TurnDesk
     from trimcp.session.turns import Turns, TurnStatistics
     from trimcp.workers.pool import WorkerPool
 
@@ -45,6 +46,8 @@ class Pools:
     # `threads`, `processes`: None until first used
     threads: Turns | None = attrs.field(init=False, default=None)
     processes: WorkerPool | None = attrs.field(init=False, default=None)
+    # where several processes share the quotas of principals, and of what they call
+    desk: TurnDesk | None = attrs.field(init=False, default=None)
     # the turns of each session, where sessions have a quota
     sessions: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
     _principals: dict[Hashable, Turns] = attrs.field(init=False, factory=dict)
@@ -129,7 +132,7 @@ class Pools:
     ) -> _T:
         turns = self._named.get(key)
         if turns is None or turns.quota is not quota:
-            turns = self._named[key] = _turns(quota, key[1])
+            turns = self._named[key] = self._shared_turns(quota, key[1], f"{key[0]} {key[1]}")
         async with _turn(ctx, turns):
             return await function(self, ctx, *args)
 
@@ -140,8 +143,20 @@ class Pools:
                 for idle in [key for key, turns in table.items() if turns.idle]:
                     self._refused += table.pop(idle).refused
                 self._sweep_at = max(_MANY, 2 * len(table))
-            turns = table[key] = _turns(quota, name)
+            # A session that is an object is in one process only.
+            turns = (
+                _turns(quota, name) if not isinstance(key, str) else self._shared_turns(quota, name, f"{name} {key}")
+            )
+            table[key] = turns
         return turns
+
+    def _shared_turns(self, quota: Quota, name: str, key: str) -> Turns:
+        """Return the turns of a quota that holds for all processes, if there are others; `key` is theirs, too."""
+        if self.desk is None:
+            return _turns(quota, name)
+        from trimcp.server.shared_turns import SharedTurns
+
+        return SharedTurns(quota, name, desk=self.desk, key=key)
 
     def closed(self, session: Hashable) -> None:
         turns = self.sessions.pop(session, None)

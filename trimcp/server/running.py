@@ -374,7 +374,7 @@ class Running:
         """Return what writes sessions down for other processes."""
         from trimcp.server.keeping import Keeper  # loaded where processes share sessions
 
-        return Keeper(self.server, self.subscribers)
+        return Keeper(self.server, self.subscribers, self.pools)
 
     async def serve(
         self, channel: AnyChannel, via: object = None, receiver: Callable[[Session], Receiver] | None = None

@@ -26,6 +26,9 @@ Others look every two seconds, so what waits for it ends within ten.
 MOST_LETTERS: Final = 10_000
 """Letters that may wait for one process; more are refused."""
 
+MOST_MARKS: Final = 50_000
+"""Uses of one owner that are remembered at once."""
+
 
 @attrs.frozen
 class SaveSession:
@@ -81,6 +84,40 @@ class Letter:
 
 
 Write: TypeAlias = SaveSession | EndSession | AppendEvent | DropEvents | Letter
+
+
+@attrs.frozen
+class Turn:
+    """A turn under a quota that all processes share, or a place in its queue.
+
+    Attributes:
+        quota: the name of the quota.
+        id: of this turn, as no other one has it.
+        whose: whose it is: those with turns to wait for alternate.
+        running, per_second, burst, waiting: the bounds of the quota, as in `Quota`.
+    """
+
+    quota: str
+    id: str
+    whose: str
+    running: int | None
+    per_second: float | None
+    burst: float
+    waiting: int
+
+
+@attrs.frozen
+class TurnAnswer:
+    """What came of turns that were asked for.
+
+    Attributes:
+        after: for each turn that was asked for the seconds until its time, as far as they are known: 0 if it has come;
+            None if too many wait.
+        come: all turns whose time has come by this, each with the name of the process that asked for it.
+    """
+
+    after: Sequence[float | None]
+    come: Sequence[tuple[str, str]]
 
 
 @attrs.frozen
@@ -151,6 +188,23 @@ class SharedStore(ABC):
     @abstractmethod
     async def agree(self, name: str, data: bytes) -> bytes:
         """Return what is kept under a name: what the first process to ask for it proposed as `data`. Kept for ever."""
+
+    # What all use up together
+
+    @abstractmethod
+    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+        """End turns, or give up waiting for them; then ask for others.
+
+        A turn whose time has come counts until it is ended, and for the time of a lease at most: asking for it again
+        prolongs that. So does it for one that waits. What is done a second time changes nothing.
+        """
+
+    @abstractmethod
+    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
+        """Note the use of something that is good for one use, and return whether it is the first.
+
+        It is remembered for `seconds`, and of each owner `MOST_MARKS`: with more it is no first use.
+        """
 
     # Between processes
 

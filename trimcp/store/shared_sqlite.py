@@ -12,6 +12,7 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
+from trimcp.store.counted_sqlite import COUNTED, first_use, forget_counted, give_turns
 from trimcp.store.database import Database, FileKind
 from trimcp.store.peers import FilePeers
 from trimcp.store.shared import (
@@ -24,6 +25,8 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
+    Turn,
+    TurnAnswer,
     Write,
 )
 from trimcp.support.bounds import checked
@@ -44,6 +47,7 @@ _KIND: Final = FileKind(
         "CREATE TABLE letters (number INTEGER PRIMARY KEY AUTOINCREMENT, receiver TEXT NOT NULL, data BLOB NOT NULL);"
         "CREATE INDEX receivers ON letters (receiver);"
         "CREATE TABLE agreed (name TEXT PRIMARY KEY, data BLOB NOT NULL)",
+        COUNTED,
     ),
     # After a power cut the last few commits may be missing; kill -9 loses none.
     pragmas=("synchronous = NORMAL", "journal_size_limit = 16777216"),
@@ -137,6 +141,12 @@ class SqliteStore(SharedStore):
 
     async def agree(self, name: str, data: bytes) -> bytes:
         return await self._open.change(lambda database: _agree(database, name, data))
+
+    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+        return await self._open.change(lambda database: give_turns(database, ended, asked, self.name, self.lease))
+
+    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
+        return await self._open.change(lambda database: first_use(database, owner, mark, seconds))
 
     async def receive(self) -> Sequence[bytes]:
         while True:
@@ -243,6 +253,7 @@ def _renew(database: Database, name: str, lease: float) -> bool:
     connection.executemany("DELETE FROM sessions WHERE id = ?", ended)
     for (left,) in connection.execute("SELECT name FROM processes WHERE until < ?", (now,)).fetchall():
         _end_process(database, left)
+    forget_counted(database)
     return bool(renewed)
 
 

@@ -18,6 +18,7 @@ import attrs
 import trio
 
 from trimcp.store.redis.connection import RedisLimits, RedisScript
+from trimcp.store.redis.counted import first_use, give_turns
 from trimcp.store.redis.resp import NotOurs, Part
 from trimcp.store.redis.streams import Redis, entries_of
 from trimcp.store.shared import (
@@ -30,6 +31,8 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
+    Turn,
+    TurnAnswer,
     Write,
 )
 from trimcp.support.bounds import checked
@@ -319,6 +322,12 @@ class RedisStore(SharedStore):
         key = self._key(f"agreed:{quote(name, '')}")
         found = await self._redis.commands.repeat("SET", key, data, "NX", "GET", "EX", _EVER)
         return data if found is None else bytes(found)
+
+    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+        return await give_turns(self._redis.commands, self._key, ended, asked, self.name, self.lease)
+
+    async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
+        return await first_use(self._redis.commands, self._key, owner, mark, seconds)
 
     async def receive(self) -> Sequence[bytes]:
         while True:

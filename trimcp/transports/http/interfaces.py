@@ -513,6 +513,23 @@ class SessionKeeper(Protocol):
     def use_state_key(self, key: bytes, /) -> None:
         """Sign `requestState` with a key that other processes know, too."""
 
+    def share_turns(self, store: Any, tell: Callable[[str, str], object], /) -> SharedCounts:
+        """Count turns under quotas in a store. `tell`: tells another process that the time of a turn has come."""
+        ...
+
+
+class SharedCounts(Protocol):
+    """Asks a store for the turns of this process."""
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+
+    async def flush(self) -> None:
+        """Give back what is still to be given back."""
+
+    def come(self, id: str, /) -> None:
+        """Note that the time of a turn has come."""
+
 
 class Sharing(Protocol):
     """What an application asks where it shares its sessions with other processes."""

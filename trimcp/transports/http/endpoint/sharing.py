@@ -32,6 +32,7 @@ from trimcp.transports.http.interfaces import (
     Head,
     HttpReply,
     HttpResponse,
+    SharedCounts,
     Tunnel,
     Upgrade,
     refusal,
@@ -263,6 +264,7 @@ class SessionSharing:
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
     _heard: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last letter, by process
     _holding: Holding = attrs.field(init=False)
+    _counts: SharedCounts = attrs.field(init=False)
     _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _nursery: trio.Nursery = attrs.field(init=False)
     _publishing: bool = attrs.field(init=False, default=False)
@@ -275,6 +277,7 @@ class SessionSharing:
         events = StoredEvents(queue, max_total_bytes=shared.budget.bound)
         shared.events = events if shared.settings.resumable else None
         self._holding = Holding(queue, events, keeper, 2 * shared.settings.session_idle, self._released)
+        self._counts = keeper.share_turns(self.store, lambda to, id: self.say(to, "turn", id=id))
         shared.make_session, shared.sharing = partial(HeldSession, common=self._holding), self
 
     # Its life
@@ -318,6 +321,7 @@ class SessionSharing:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.queue.run)
                 nursery.start_soon(self._read_letters)
+                nursery.start_soon(self._counts.run)
                 if not self._ready:
                     self._ready = True
                     task_status.started()
@@ -326,6 +330,7 @@ class SessionSharing:
         finally:
             with trio.move_on_after(_LAST, shield=True):
                 await self.queue.flush()
+                await self._counts.flush()
 
     async def _keep_lease(self) -> None:
         """Renew the lease until it is lost, and notice which other processes are gone."""
@@ -475,6 +480,9 @@ class SessionSharing:
                 self._holding.keeper.publish(said["changed"], said["list"])
             finally:
                 self._publishing = False
+            return
+        if kind == "turn":
+            self._counts.come(str(said["id"]))
             return
         number = int(said["n"])
         if kind == "ask":
