@@ -6,7 +6,7 @@ import base64
 import hmac
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from inspect import isawaitable
 from typing import Any
 
@@ -19,6 +19,7 @@ from joserfc.jwk import ECKey, RSAKey
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from tests.auth.authority import reply
+from tests.store.memory_store import MemoryHub, MemoryStore
 from trimcp.auth.fetching import _is_public, opened_fetcher
 from trimcp.auth.issuers import Introspection
 from trimcp.auth.jose import ProofKey, hash_of
@@ -468,6 +469,31 @@ async def test_a_bound_token_goes_with_a_proof_each(published: Published) -> Non
         assert isinstance(await ask(server, text, "Bearer"), Refused)  # as if it were bound to nothing
         assert isinstance(await ask(server, text, "DPoP"), Refused)
         assert isinstance(await ask(server, token(), "DPoP", headers=proof(key, text)), Refused)
+
+
+async def test_processes_that_share_a_store_take_a_proof_once(published: Published) -> None:
+    key, hub = attrs.evolve(ProofKey.generate(), now=lambda: NOW), MemoryHub()
+    text = token(cnf={"jkt": key.thumbprint})
+    async with AsyncExitStack() as stack:
+        servers, stores = list[ResourceServer](), list[MemoryStore]()
+        for _ in range(2):
+            servers.append(await stack.enter_async_context(serving(published, nonces=True)))
+            stores.append(MemoryStore(hub))
+            await servers[-1].share(stores[-1])
+        refused = await ask(servers[0], text, "DPoP", headers=proof(key, text))
+        assert isinstance(refused, Refused)
+        key.nonces["https://mcp.example"] = dict(refused.headers)["DPoP-Nonce"]
+        one = proof(key, text)
+        assert isinstance(await ask(servers[1], text, "DPoP", headers=one), Principal)  # a nonce of the other one
+        for server in servers:
+            refused = await ask(server, text, "DPoP", headers=one)
+            assert challenge(refused)["error_description"] == "the proof was used before"
+        assert isinstance(await ask(servers[0], text, "DPoP", headers=proof(key, text)), Principal)
+        stores[1].broken = OSError("away")
+        away = await ask(servers[1], text, "DPoP", headers=proof(key, text))
+        assert isinstance(away, Refused)
+        assert away.status == 503
+        assert dict(away.headers)["Retry-After"] == "5"
 
 
 async def test_a_proof_that_is_for_something_else(published: Published) -> None:

@@ -34,6 +34,8 @@ from trimcp.auth.metadata import (
 )
 from trimcp.auth.verifying import (
     ASYMMETRIC,
+    PROOF_SECONDS,
+    USED,
     AccessToken,
     BadToken,
     Replays,
@@ -50,7 +52,7 @@ from trimcp.support.cleaning import one_line
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.rates import TokenBucket
 from trimcp.transports.http.interfaces import Head, HttpResponse
-from trimcp.transports.http.peers.identity import Authenticate, Identity, Refused
+from trimcp.transports.http.peers.identity import Authenticate, Identity, Refused, SharedUses
 
 if TYPE_CHECKING:
     import httpx2
@@ -123,6 +125,7 @@ class ResourceServer:
     _questions: TokenQuestions | None = attrs.field(init=False, default=None, repr=False)
     _verified: OrderedDict[bytes, _Verified] = attrs.field(init=False, factory=OrderedDict, repr=False)
     _replays: Replays = attrs.field(init=False, factory=Replays, repr=False)
+    _uses: SharedUses | None = attrs.field(init=False, default=None, repr=False)
     _told: TokenBucket = attrs.field(init=False, factory=lambda: TokenBucket(0.2, 10, time.monotonic()), repr=False)
     _secret: bytes = attrs.field(init=False, factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -205,9 +208,14 @@ class ResourceServer:
             finally:
                 self._keys, self._questions = {}, None
 
+    async def share(self, uses: SharedUses, /) -> None:
+        """From now on take each proof once in all processes, and nonces of all of them. Raises OSError."""
+        self._secret = await uses.agree("DPoP-Nonce", self._secret)
+        self._uses = uses
+
     # Who asks
 
-    def __call__(self, head: Head) -> Any:
+    def __call__(self, head: Head) -> Identity | Awaitable[Identity]:
         """Return who makes a request; waits only for a token that was not seen before."""
         said = head.headers.get("authorization", "")
         if "access_token" in head.query:
@@ -254,7 +262,8 @@ class ResourceServer:
         self._verified[digest] = found
         while len(self._verified) > self.max_tokens:
             self._verified.popitem(last=False)
-        return self._allowed(head, scheme, token, found)
+        allowed = self._allowed(head, scheme, token, found)
+        return await allowed if isawaitable(allowed) else allowed
 
     async def _by_others(self, head: Head) -> Principal | None:
         """Return who makes a request by the application's own check, or None."""
@@ -293,21 +302,34 @@ class ResourceServer:
         free = good.key is None and good.certificate is None and self.binding != "required"
         return _Verified(good, _principal(good), self.now(), until, free and set(self.scopes) <= set(good.scopes))
 
-    def _allowed(self, head: Head, scheme: str, token: str, found: _Verified) -> Identity:
+    def _allowed(self, head: Head, scheme: str, token: str, found: _Verified) -> Identity | Awaitable[Identity]:
         """Judge who shows a good token: whether it is theirs, and whether it suffices."""
-        good = found.token
+        good, proof = found.token, None
         try:
             if good.key is not None or scheme == "dpop" or self.binding == "required":
-                self._check_binding(head, scheme, token, good)
+                proof = self._check_binding(head, scheme, token, good)
             if good.certificate is not None and good.certificate != head.certificate:
                 raise BadToken("the token is bound to another certificate")
         except BadToken as bad:
             return self._bad(bad)
         if self.scopes and not set(self.scopes) <= set(good.scopes):
             return self.insufficient(self.scopes)
-        return found.principal
+        if proof is None or self._uses is None:
+            return found.principal
+        return self._first_of_all(self._uses, proof, found)
 
-    def _check_binding(self, head: Head, scheme: str, token: str, good: AccessToken) -> None:
+    async def _first_of_all(self, uses: SharedUses, proof: str, found: _Verified) -> Identity:
+        """Refuse a proof that another process has taken."""
+        try:
+            first = await uses.first_use(f"DPoP {found.token.key}", proof, 2 * PROOF_SECONDS)
+        except OSError as error:
+            log = _log.warning if self._told.take(time.monotonic()) else _log.debug
+            log("a proof could not be checked: %s", one_line(str(error)))
+            return Refused(503, (("Retry-After", "5"),), "proofs cannot be checked now; try again later")
+        return found.principal if first else self._bad(BadToken(USED, "invalid_dpop_proof"))
+
+    def _check_binding(self, head: Head, scheme: str, token: str, good: AccessToken) -> str:
+        """Return the id of the proof that a token is sent with. Raises BadToken."""
         if scheme != "dpop" or self.binding == "off":
             raise BadToken("the token is sent without a proof, or proofs are not taken here")
         if good.key is None:
@@ -315,7 +337,7 @@ class ResourceServer:
         proof = head.headers.get("dpop")
         if not proof or len(proof) > _MAX_CREDENTIALS:
             raise BadToken("the proof is missing", "invalid_dpop_proof")
-        check_proof(
+        return check_proof(
             proof,
             method=head.method,
             url=origin_of(self.resource) + head.root + head.path,

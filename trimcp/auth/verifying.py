@@ -33,7 +33,7 @@ _TYPES: Final = ("at+jwt", "application/at+jwt")
 _PUBLIC: Final[Mapping[str, type[Any]]] = {"RSA": RSAKey, "EC": ECKey, "OKP": OKPKey}
 _KINDS: Final[Mapping[str, type[Any]]] = {"RS": RSAKey, "PS": RSAKey, "ES": ECKey, "Ed": OKPKey, "HS": OctKey}
 _CURVES: Final = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}
-_PROOF_SECONDS: Final = 300.0
+PROOF_SECONDS: Final = 300.0
 
 
 class BadToken(Exception):
@@ -218,6 +218,8 @@ def _text(bound: Mapping[str, Any], name: str) -> str | None:
 
 # Proofs
 
+USED: Final = "the proof was used before"
+
 
 @attrs.define(eq=False)
 class Replays:
@@ -241,14 +243,14 @@ class Replays:
             if entry[2] > now:
                 floors[entry[0]] = max(entry[1], floors.get(entry[0], -math.inf))
                 floors.move_to_end(entry[0])
-        while floors and ((floor := next(iter(floors.values()))) < now - _PROOF_SECONDS or len(floors) > self.most):
+        while floors and ((floor := next(iter(floors.values()))) < now - PROOF_SECONDS or len(floors) > self.most):
             floors.popitem(last=False)
-            if floor >= now - _PROOF_SECONDS:
+            if floor >= now - PROOF_SECONDS:
                 self._floor = max(self._floor, floor)
         mark = hashlib.sha256(f"{key} {id}".encode("utf-8", "surrogatepass")).digest()[:16]
         if mark in used or issued <= max(self._floor, floors.get(key, -math.inf)):
             return False
-        used[mark] = key, issued, now + 2 * _PROOF_SECONDS
+        used[mark] = key, issued, now + 2 * PROOF_SECONDS
         return True
 
 
@@ -262,10 +264,11 @@ def check_proof(
     now: float,
     replays: Replays,
     nonce: Callable[[object], bool] | None = None,
-) -> None:
-    """Check that whoever sends a token has the key it is bound to (RFC 9449 section 4.3). Raises BadToken if not.
+) -> str:
+    """Check that whoever sends a token has the key it is bound to (RFC 9449 section 4.3), and return its proof's id.
 
-    `url` is that of the request without query; `nonce` tells whether the proof's nonce is good; None asks for none.
+    Raises BadToken if not. `url` is that of the request without query; `nonce` tells whether the proof's nonce is good;
+    None asks for none.
     """
 
     def bad(why: str, error: str = "invalid_dpop_proof") -> BadToken:
@@ -300,10 +303,11 @@ def check_proof(
         raise bad("the proof has no id of its own")
     if nonce is not None and not nonce(claims.get("nonce")):
         raise bad("the proof lacks a nonce of ours", "use_dpop_nonce")
-    if not isinstance(issued, int | float) or not now - _PROOF_SECONDS <= issued <= now + _PROOF_SECONDS:
+    if not isinstance(issued, int | float) or not now - PROOF_SECONDS <= issued <= now + PROOF_SECONDS:
         raise bad("the proof is too old, or from the future")
     if not replays.first_use(thumbprint, id, issued, now):
-        raise bad("the proof was used before")
+        raise bad(USED)
+    return id
 
 
 def _equal(one: str, other: str) -> bool:

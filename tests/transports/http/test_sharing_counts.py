@@ -14,10 +14,12 @@ import trio.testing
 from tests.store.memory_store import MemoryHub, MemoryStore
 from tests.transports.http.face import LEGACY, Answer, Visitor
 from tests.transports.http.test_sessions import by_header
+from trimcp.auth import ResourceServer
 from trimcp.net import http_application
 from trimcp.server.server import Server
 from trimcp.session.limits import Limits, Quota
 from trimcp.transports.http.endpoint.application import HttpApplication
+from trimcp.transports.http.peers.identity import SharedUses
 from trimcp.transports.http.settings import HttpSettings
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.revisions import LATEST, Revision
@@ -220,3 +222,16 @@ async def test_what_a_process_that_ends_has_used_is_free_at_once(autojump_clock:
             await trio.testing.wait_all_tasks_blocked()
             assert made.running == ["b"]
         await made.end("b")
+
+
+async def test_what_checks_tokens_shares_before_the_first_request(autojump_clock: Any) -> None:
+    shared: list[Any] = []
+
+    class Issuer(ResourceServer):
+        async def share(self, uses: SharedUses) -> None:
+            shared.append(uses)
+
+    issuer = Issuer("http://localhost:8000/mcp", ["http://localhost:8001"])
+    store = MemoryStore(MemoryHub())
+    async with http_application(Server[Any]("s", "1"), HttpSettings(store=store, auth=issuer)):
+        assert shared == [store]

@@ -317,6 +317,8 @@ class SessionSharing:
         keeper = self._holding.keeper
         if keeper.lacks_state_key:
             keeper.use_state_key(await self.store.agree(_KEY, os.urandom(32)))
+        if (auth := self.shared.settings.auth) is not None:
+            await auth.share(self.store)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.queue.run)

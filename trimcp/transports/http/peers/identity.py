@@ -51,6 +51,18 @@ Authenticate: TypeAlias = Callable[[Head], Identity | Awaitable[Identity]]
 """The application's check, sync or async. It gets the head of each request before the body is read."""
 
 
+class SharedUses(Protocol):
+    """What several processes that check tokens know together; a `SharedStore` is one."""
+
+    async def agree(self, name: str, data: bytes, /) -> bytes:
+        """Return what is kept under a name: what the first process to ask for it proposed as `data`. Raises OSError."""
+        ...
+
+    async def first_use(self, owner: str, mark: str, seconds: float, /) -> bool:
+        """Note the use of something that is good once, and return whether it is the first one. Raises OSError."""
+        ...
+
+
 class TokenAuth(Protocol):
     """Checks access tokens; `trimcp.auth.ResourceServer` is one. An `Authenticate` with a lifetime and metadata."""
 
@@ -62,6 +74,9 @@ class TokenAuth(Protocol):
     def running(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager, inside which tokens can be checked."""
         ...
+
+    async def share(self, uses: SharedUses, /) -> None:
+        """Keep there what has to hold for all processes. Called before requests come. Raises OSError."""
 
     async def describe(self, head: Head, /) -> HttpResponse:
         """Answer a request for its metadata."""
