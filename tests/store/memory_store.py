@@ -19,7 +19,7 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
-    Turn,
+    SharedTurn,
     TurnAnswer,
     Write,
 )
@@ -30,7 +30,7 @@ from trimcp.support.rates import TokenBucket
 class _Asked:
     """A turn, and who asked for it."""
 
-    turn: Turn
+    turn: SharedTurn
     process: str
     round: int
     until: float
@@ -48,7 +48,7 @@ class _Quota:
     def waiting(self) -> list[_Asked]:
         return sorted((each for each in self.turns.values() if not each.come), key=lambda each: each.round)
 
-    def ask(self, turn: Turn, process: str, until: float) -> _Asked:
+    def ask(self, turn: SharedTurn, process: str, until: float) -> _Asked:
         if turn.id not in self.turns:
             own = [each.round for each in self.waiting() if each.turn.whose == turn.whose]
             self.turns[turn.id] = _Asked(turn, process, max([self.round, *own]) + 1, until)
@@ -56,7 +56,7 @@ class _Quota:
         asked.process, asked.until = process, until
         return asked
 
-    def go_on(self, turn: Turn, now: float) -> list[tuple[str, str]]:
+    def go_on(self, turn: SharedTurn, now: float) -> list[tuple[str, str]]:
         self.turns = {id: each for id, each in self.turns.items() if each.until > now}
         come = []
         for each in self.waiting():
@@ -187,7 +187,7 @@ class MemoryStore(SharedStore):
         await self._work()
         return self.hub.agreed.setdefault(name, data)
 
-    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
         await self._work()
         now, come, after = trio.current_time(), list[tuple[str, str]](), list[float | None]()
         for turn in ended:
@@ -210,7 +210,7 @@ class MemoryStore(SharedStore):
                 after.append(bucket.wait(waiting.index(place) + 1) if bucket else self.lease)
         return TurnAnswer(after, come)
 
-    def _quota(self, turn: Turn, now: float) -> _Quota:
+    def _quota(self, turn: SharedTurn, now: float) -> _Quota:
         if turn.quota not in self.hub.quotas:
             rate = turn.per_second
             self.hub.quotas[turn.quota] = _Quota(None if rate is None else TokenBucket(rate, turn.burst, now))

@@ -32,7 +32,7 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
-    Turn,
+    SharedTurn,
     Write,
 )
 from trimcp.store.shared_sqlite import SqliteStore
@@ -405,9 +405,9 @@ async def test_what_the_first_proposed_counts(world: World) -> None:
 # What all use up together
 
 
-def turn(id: str, whose: str = "a", quota: str = "q", **bounds: Any) -> Turn:
+def turn(id: str, whose: str = "a", quota: str = "q", **bounds: Any) -> SharedTurn:
     usual = {"running": 1, "per_second": None, "burst": 1.0, "waiting": 100}
-    return Turn(quota, id, whose, **{**usual, **bounds})
+    return SharedTurn(quota, id, whose, **{**usual, **bounds})
 
 
 async def test_a_quota_counts_the_turns_of_all_processes(world: World) -> None:

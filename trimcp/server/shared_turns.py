@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trimcp.session.turns import Turns
-from trimcp.store.shared import SharedStore, Turn
+from trimcp.store.shared import SharedStore, SharedTurn
 from trimcp.support.cleaning import log_crash
 
 log: logging.Logger = logging.getLogger("trimcp.server")
@@ -32,7 +32,7 @@ _AWAY: Final = "the shared store that counts calls cannot be reached"
 class _AskedTurn:
     """A turn that waits for its time, or that has it."""
 
-    turn: Turn
+    turn: SharedTurn
     deadline: float
     answered: trio.Event = attrs.field(factory=trio.Event)
     refused: str | None = None  # why
@@ -52,7 +52,7 @@ class TurnDesk:
     store: SharedStore
     tell: Callable[[str, str], object]
     _asked: dict[str, _AskedTurn] = attrs.field(init=False, factory=dict)
-    _ended: dict[str, tuple[Turn, float]] = attrs.field(init=False, factory=dict)  # and when
+    _ended: dict[str, tuple[SharedTurn, float]] = attrs.field(init=False, factory=dict)  # and when
     _due: list[tuple[float, str]] = attrs.field(init=False, factory=list)  # a heap
     _changed: trio.Event = attrs.field(init=False, factory=trio.Event)
     _prefix: str = attrs.field(init=False, factory=lambda: token_hex(8))
@@ -68,7 +68,7 @@ class TurnDesk:
         text = whose if isinstance(whose, str) else f"{self._prefix} {id(whose)}"
         return sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
 
-    async def wait(self, turn: Turn, deadline: float) -> _AskedTurn:
+    async def wait(self, turn: SharedTurn, deadline: float) -> _AskedTurn:
         """Wait until the time of a turn has come, or it is refused."""
         asked = self._asked[turn.id] = _AskedTurn(turn, deadline)
         self._ask_at(asked, trio.current_time())
@@ -79,7 +79,7 @@ class TurnDesk:
             raise
         return asked
 
-    def end(self, turn: Turn) -> None:
+    def end(self, turn: SharedTurn) -> None:
         """End a turn, or give it up."""
         self._asked.pop(turn.id, None)
         self._ended[turn.id] = turn, trio.current_time()
@@ -190,7 +190,7 @@ class SharedTurns(Turns):
 
     desk: TurnDesk
     key: str  # of the quota, for all processes
-    _held: list[Turn] = attrs.field(init=False, factory=list)  # they are all the same
+    _held: list[SharedTurn] = attrs.field(init=False, factory=list)  # they are all the same
 
     @property
     def idle(self) -> bool:
@@ -199,7 +199,9 @@ class SharedTurns(Turns):
     async def acquire(self, whose: object, deadline: float = math.inf) -> float:
         quota, desk = self.quota, self.desk
         burst = quota.burst if quota.burst is not None else max(1.0, quota.per_second or 0.0)
-        turn = Turn(self.key, desk.new_id(), desk.owner(whose), quota.running, quota.per_second, burst, quota.waiting)
+        turn = SharedTurn(
+            self.key, desk.new_id(), desk.owner(whose), quota.running, quota.per_second, burst, quota.waiting
+        )
         self.waiting += 1
         try:
             asked = await desk.wait(turn, deadline)

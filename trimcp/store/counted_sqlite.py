@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trimcp.store.database import Database
-from trimcp.store.shared import MOST_MARKS, Turn, TurnAnswer
+from trimcp.store.shared import MOST_MARKS, SharedTurn, TurnAnswer
 
 COUNTED: Final = (
     "CREATE TABLE quotas (name TEXT PRIMARY KEY, tokens REAL NOT NULL, at REAL NOT NULL, tag INTEGER NOT NULL, "
@@ -27,7 +27,7 @@ _EXPIRED: Final = 1_000  # rows forgotten in one transaction
 
 
 def give_turns(
-    database: Database, ended: Sequence[Turn], asked: Sequence[Turn], process: str, lease: float
+    database: Database, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn], process: str, lease: float
 ) -> TurnAnswer:
     """See `SharedStore.turns`."""
     now = time.monotonic()
@@ -40,7 +40,7 @@ def give_turns(
 
 
 def _ask(
-    database: Database, turn: Turn, process: str, now: float, lease: float, come: list[tuple[str, str]]
+    database: Database, turn: SharedTurn, process: str, now: float, lease: float, come: list[tuple[str, str]]
 ) -> float | None:
     ask, quota = database.ask, turn.quota
     known = database.connection.execute(
@@ -69,7 +69,7 @@ def _ask(
     return max(0.001, (before - tokens) / turn.per_second)
 
 
-def _go_on(database: Database, turn: Turn, now: float) -> list[tuple[str, str]]:
+def _go_on(database: Database, turn: SharedTurn, now: float) -> list[tuple[str, str]]:
     """Give the turns of a quota that can be given now."""
     ask, quota, rate = database.ask, turn.quota, turn.per_second
     ask("DELETE FROM turns WHERE quota = ? AND NOT until BETWEEN ? AND ?", quota, now, now + _FAR)

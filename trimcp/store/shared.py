@@ -87,7 +87,7 @@ Write: TypeAlias = SaveSession | EndSession | AppendEvent | DropEvents | Letter
 
 
 @attrs.frozen
-class Turn:
+class SharedTurn:
     """A turn under a quota that all processes share, or a place in its queue.
 
     Attributes:
@@ -192,7 +192,7 @@ class SharedStore(ABC):
     # What all use up together
 
     @abstractmethod
-    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
         """End turns, or give up waiting for them; then ask for others.
 
         A turn whose time has come counts until it is ended, and for the time of a lease at most: asking for it again

@@ -25,7 +25,7 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
-    Turn,
+    SharedTurn,
     TurnAnswer,
     Write,
 )
@@ -142,7 +142,7 @@ class SqliteStore(SharedStore):
     async def agree(self, name: str, data: bytes) -> bytes:
         return await self._open.change(lambda database: _agree(database, name, data))
 
-    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
         return await self._open.change(lambda database: give_turns(database, ended, asked, self.name, self.lease))
 
     async def first_use(self, owner: str, mark: str, seconds: float) -> bool:

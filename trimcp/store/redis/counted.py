@@ -12,7 +12,7 @@ from typing import Final
 
 from trimcp.store.redis.connection import RedisConnection, RedisScript
 from trimcp.store.redis.resp import NotOurs, Part
-from trimcp.store.shared import MOST_MARKS, Turn, TurnAnswer
+from trimcp.store.shared import MOST_MARKS, SharedTurn, TurnAnswer
 
 # KEYS: for each quota what it is, its turns, until when each of these counts, and the last place of each owner.
 # ARGV: milliseconds that a turn counts; then for each turn what to do, the place of its keys, its id, its owner, its
@@ -104,8 +104,8 @@ return 1
 async def give_turns(
     commands: RedisConnection,
     key: Callable[[str], str],
-    ended: Sequence[Turn],
-    asked: Sequence[Turn],
+    ended: Sequence[SharedTurn],
+    asked: Sequence[SharedTurn],
     process: str,
     lease: float,
 ) -> TurnAnswer:

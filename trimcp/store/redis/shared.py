@@ -31,7 +31,7 @@ from trimcp.store.shared import (
     Letter,
     SaveSession,
     SharedStore,
-    Turn,
+    SharedTurn,
     TurnAnswer,
     Write,
 )
@@ -323,7 +323,7 @@ class RedisStore(SharedStore):
         found = await self._redis.commands.repeat("SET", key, data, "NX", "GET", "EX", _EVER)
         return data if found is None else bytes(found)
 
-    async def turns(self, ended: Sequence[Turn], asked: Sequence[Turn]) -> TurnAnswer:
+    async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
         return await give_turns(self._redis.commands, self._key, ended, asked, self.name, self.lease)
 
     async def first_use(self, owner: str, mark: str, seconds: float) -> bool:

@@ -18,8 +18,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Final, Protocol, TypeAlias
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -33,6 +33,9 @@ from trimcp.transports.http.state.deadlines import Deadlines
 from trimcp.wire.codes import INVALID_REQUEST
 from trimcp.wire.jsonrpc import JSON, Message, RequestId, encode_error, parse
 from trimcp.wire.revisions import Revision
+
+if TYPE_CHECKING:
+    from trimcp.store.keeping import SessionKeeper
 
 _log = logging.getLogger("trimcp.http")
 
@@ -486,49 +489,6 @@ class ConnectedSession(PushedSession, Protocol):
 
     def forget(self) -> None:
         """Drop everything, because its connection has ended."""
-
-
-class SessionKeeper(Protocol):
-    """Writes down what a server knows of its legacy sessions, for other processes, and restores them."""
-
-    def state_of(self, pushed: Any, /) -> dict[str, JSON]:
-        """Return the state of a session after its handshake, as JSON."""
-        ...
-
-    def restore(self, pushed: Any, state: Mapping[str, Any], fence: int, /) -> None:
-        """Give a new session this state. Raises an exception if it is none."""
-
-    def listening(self, listener: Callable[[str, bool], object], /) -> AbstractContextManager[None]:
-        """Call `listener` with each change here while the block runs: the list or the resource's URI, and if a list."""
-        ...
-
-    def publish(self, changed: str, is_list: bool, /) -> None:
-        """Tell clients of a change that another process has told. Raises ValueError: there is no such list."""
-
-    @property
-    def lacks_state_key(self) -> bool:
-        """Whether `requestState` is signed with a key that only this process knows."""
-        ...
-
-    def use_state_key(self, key: bytes, /) -> None:
-        """Sign `requestState` with a key that other processes know, too."""
-
-    def share_turns(self, store: Any, tell: Callable[[str, str], object], /) -> SharedCounts:
-        """Count turns under quotas in a store. `tell`: tells another process that the time of a turn has come."""
-        ...
-
-
-class SharedCounts(Protocol):
-    """Asks a store for the turns of this process."""
-
-    async def run(self) -> None:
-        """Ask until cancelled."""
-
-    async def flush(self) -> None:
-        """Give back what is still to be given back."""
-
-    def come(self, id: str, /) -> None:
-        """Note that the time of a turn has come."""
 
 
 class Sharing(Protocol):

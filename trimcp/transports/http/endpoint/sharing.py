@@ -19,6 +19,8 @@ import attrs
 import trio
 
 from trimcp.principal import Principal
+from trimcp.store.keeping import SharedCounts
+from trimcp.store.letters import PostBox
 from trimcp.store.shared import KeptSession, Letter, SharedStore, Write
 from trimcp.store.writing import StoredEvents, WriteQueue
 from trimcp.support.cleaning import log_crash
@@ -32,7 +34,6 @@ from trimcp.transports.http.interfaces import (
     Head,
     HttpReply,
     HttpResponse,
-    SharedCounts,
     Tunnel,
     Upgrade,
     refusal,
@@ -44,15 +45,12 @@ from trimcp.wire.jsonrpc import (
     JSON,
     Batch,
     Request,
-    encode,
     parse,
-    parse_value,
 )
 
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _MOST_ASKED: Final = 64 * 1024 * 1024  # bytes of requests that were handed over and are not answered yet
-_MOST_HEARD: Final = 1_000  # processes whose letters are told apart
 _WINDOW: Final = 64 * 1024  # bytes of a response that may be under way between two processes
 _ATTEMPTS: Final = 3  # to find who has a session
 _LAST: Final = 2.0  # seconds for the last writes of a process that ends
@@ -255,6 +253,7 @@ class SessionSharing:
     store: SharedStore
     admit: Callable[[Head], Admitted]
     queue: WriteQueue = attrs.field(init=False)
+    letters: PostBox = attrs.field(init=False)
     failing: bool = attrs.field(init=False, default=False)
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
@@ -262,7 +261,6 @@ class SessionSharing:
     # requests to sessions that are handed over as soon as their calls have ended, by whom and with which number
     _put_off: dict[str, list[tuple[str, int]]] = attrs.field(init=False, factory=dict)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
-    _heard: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last letter, by process
     _holding: Holding = attrs.field(init=False)
     _counts: SharedCounts = attrs.field(init=False)
     _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
@@ -277,7 +275,17 @@ class SessionSharing:
         events = StoredEvents(queue, max_total_bytes=shared.budget.bound)
         shared.events = events if shared.settings.resumable else None
         self._holding = Holding(queue, events, keeper, 2 * shared.settings.session_idle, self._released)
-        self._counts = keeper.share_turns(self.store, lambda to, id: self.say(to, "turn", id=id))
+        self.letters = letters = PostBox(queue)
+        self._counts = counts = keeper.share_turns(self.store, lambda to, id: letters.say(to, "turn", id=id))
+        letters.readers |= {
+            **dict.fromkeys(_PARTS_OF_ANSWERS, self._take_part),
+            "moved": self._move,
+            "ask": self._serve,
+            "left": self._leave,
+            "taken": self._note_taken,
+            "change": self._take_change,
+            "turn": lambda sender, said, data: counts.come(str(said["id"])),
+        }
         shared.make_session, shared.sharing = partial(HeldSession, common=self._holding), self
 
     # Its life
@@ -322,7 +330,7 @@ class SessionSharing:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.queue.run)
-                nursery.start_soon(self._read_letters)
+                nursery.start_soon(self.letters.run)
                 nursery.start_soon(self._counts.run)
                 if not self._ready:
                     self._ready = True
@@ -445,70 +453,38 @@ class SessionSharing:
 
     def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter, and return it; None if too many wait."""
-        letter = self._letter(to, kind, data, said)
-        return letter if self.queue.put(letter) else None
+        return self.letters.say(to, kind, data, **said)
 
-    def _letter(self, to: str | None, kind: str, data: bytes, said: Mapping[str, JSON]) -> Letter:
-        """Return a letter with a number, larger than that of each one before it: it may come twice."""
-        head = {"kind": kind, "from": self.store.name, "letter": next(self._numbers), **said}
-        return Letter(to, b"\n".join((encode(head), data)))
+    def _take_change(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
+        self._publishing = True
+        try:
+            self._holding.keeper.publish(said["changed"], said["list"])
+        finally:
+            self._publishing = False
 
-    async def _read_letters(self) -> None:
-        while True:
-            try:
-                letters = await self.store.receive()
-            except OSError as error:
-                log.warning("letters of other processes were not read: %s", error)
-                await trio.sleep(_PAUSE)
-                continue
-            for letter in letters:
-                beginning, _, data = letter.partition(b"\n")
-                try:
-                    said = parse_value(beginning)
-                    self._read(said["kind"], said, data)
-                except Exception as error:
-                    log_crash(log, error, "a letter of another process cannot be read")
+    def _leave(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
+        if (reply := self.replies.get((sender, int(said["n"])))) is not None:
+            reply.leave(said["slow"])
 
-    def _read(self, kind: str, said: Mapping[str, Any], data: bytes) -> None:
-        sender, letter = str(said["from"]), int(said["letter"])
-        if letter <= self._heard.get(sender, 0):
-            return
-        self._heard[sender] = letter
-        if len(self._heard) > _MOST_HEARD:
-            del self._heard[next(iter(self._heard))]
-        if kind == "change":
-            self._publishing = True
-            try:
-                self._holding.keeper.publish(said["changed"], said["list"])
-            finally:
-                self._publishing = False
-            return
-        if kind == "turn":
-            self._counts.come(str(said["id"]))
-            return
-        number = int(said["n"])
-        if kind == "ask":
-            self._serve(sender, number, said["head"], data)
-        elif kind in ("left", "taken"):
-            reply = self.replies.get((sender, number))
-            if reply is None:
-                pass
-            elif kind == "left":
-                reply.leave(said["slow"])
-            else:
-                reply.taken(int(said["size"]))
-        else:
-            asked = self._asked.get(number)
-            if asked is None or asked.holder != sender:
-                pass
-            elif kind == "moved":
-                self._nursery.start_soon(asked.again)
-            else:
-                asked.take(kind, said, data)
+    def _note_taken(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
+        if (reply := self.replies.get((sender, int(said["n"])))) is not None:
+            reply.taken(int(said["size"]))
 
-    def _serve(self, sender: str, number: int, written: Mapping[str, Any], body: bytes) -> None:
+    def _move(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
+        if (asked := self._asked_of(sender, said)) is not None:
+            self._nursery.start_soon(asked.again)
+
+    def _take_part(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
+        if (asked := self._asked_of(sender, said)) is not None:
+            asked.take(said["kind"], said, data)
+
+    def _asked_of(self, sender: str, said: Mapping[str, Any]) -> Forwarded | None:
+        asked = self._asked.get(int(said["n"]))
+        return asked if asked is not None and asked.holder == sender else None
+
+    def _serve(self, sender: str, said: Mapping[str, Any], body: bytes) -> None:
         """Answer a request that came to another process."""
-        head = _read_head(written)
+        number, head = int(said["n"]), _read_head(said["head"])
         id = head.headers.get("mcp-session-id")
         if head.path == self.shared.settings.path and not (id and self.shared.sessions.has(id)):
             self.say(sender, "moved", n=number)
@@ -548,7 +524,7 @@ class SessionSharing:
 
     def _changed(self, changed: str, is_list: bool) -> None:
         if not self._publishing:
-            self.queue.put(self._letter(None, "change", b"", {"changed": changed, "list": is_list}))
+            self.letters.say(None, "change", changed=changed, list=is_list)
 
 
 def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
@@ -568,6 +544,7 @@ def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:
     return [list(each) for each in headers]
 
 
+_PARTS_OF_ANSWERS: Final = ("send", "start", "write", "finish", "abort")
 _PARTS: Final = ("method", "path", "query", "peer", "loopback", "secure", "certificate", "root")
 
 

@@ -15,9 +15,10 @@ import trio
 
 from trimcp.budget import MemoryCharge
 from trimcp.principal import Principal
+from trimcp.store.keeping import SessionKeeper
 from trimcp.store.shared import KeptSession, SaveSession
 from trimcp.store.writing import Rows, StoredEvents, Then, WriteQueue
-from trimcp.transports.http.interfaces import Handler, HttpReply, HttpResponse, SessionKeeper
+from trimcp.transports.http.interfaces import Handler, HttpReply, HttpResponse
 from trimcp.transports.http.state.sessions import HttpSession
 from trimcp.transports.http.state.streams import EventStream, SessionEvents
 from trimcp.wire.codes import ERRORS, INTERNAL_ERROR
