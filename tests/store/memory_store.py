@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -17,6 +17,7 @@ from trimcp.store.shared import (
     EndSession,
     KeptSession,
     Letter,
+    RecordChange,
     SaveSession,
     SharedStore,
     SharedTurn,
@@ -78,6 +79,7 @@ class MemoryHub:
     agreed: dict[str, bytes] = attrs.field(factory=dict)
     leased: dict[str, MemoryStore] = attrs.field(factory=dict)  # those whose lease is not over
     quotas: dict[str, _Quota] = attrs.field(factory=dict)
+    records: dict[tuple[str, str], tuple[bytes, float]] = attrs.field(factory=dict)  # and until when
     marks: dict[tuple[str, str], float] = attrs.field(factory=dict)
     numbers: count[int] = attrs.field(factory=lambda: count(1))
 
@@ -224,6 +226,22 @@ class MemoryStore(SharedStore):
         if (owner, mark) in marks or sum(key[0] == owner for key in marks) >= MOST_MARKS:
             return False
         marks[owner, mark] = now + seconds
+        return True
+
+    async def records(self, kind: str) -> Mapping[str, bytes]:
+        await self._work()
+        now = trio.current_time()
+        return {name: data for (of, name), (data, until) in self.hub.records.items() if of == kind and until >= now}
+
+    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
+        found = await self.records(kind)
+        if any(found.get(change.name) not in (change.known, change.data) for change in changes):
+            return False
+        for change in changes:
+            if change.data is None:
+                self.hub.records.pop((kind, change.name), None)
+            else:
+                self.hub.records[kind, change.name] = change.data, trio.current_time() + seconds
         return True
 
     async def receive(self) -> Sequence[bytes]:

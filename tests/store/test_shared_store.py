@@ -30,6 +30,7 @@ from trimcp.store.shared import (
     EndSession,
     KeptSession,
     Letter,
+    RecordChange,
     SaveSession,
     SharedStore,
     SharedTurn,
@@ -572,3 +573,59 @@ async def test_the_uses_of_one_owner_are_bounded(world: World, monkeypatch: pyte
     async with opened(world) as (one, two):
         assert [await one.first_use("much", str(n), LONG) for n in range(5)] == [True] * 3 + [False] * 2
         assert await two.first_use("other", "1", LONG)
+
+
+# What all know
+
+
+async def test_a_record_is_changed_by_who_knows_it(world: World) -> None:
+    async with opened(world) as (one, two):
+        assert await one.records("k") == {}
+        assert await one.change_records("k", [RecordChange("a", None, b"1")], LONG)
+        assert not await two.change_records("k", [RecordChange("a", None, b"theirs")], LONG)
+        assert await two.records("k") == {"a": b"1"}
+        assert await two.change_records("k", [RecordChange("a", b"1", b"2")], LONG)
+        assert not await one.change_records("k", [RecordChange("a", b"1", None)], LONG)
+        assert await one.change_records("k", [RecordChange("a", b"2", None)], LONG)
+        assert await two.records("k") == {}
+
+
+async def test_all_records_change_or_none(world: World) -> None:
+    async with opened(world) as (one, two):
+        await one.change_records("k", [RecordChange("a", None, b"1"), RecordChange("b", None, b"1")], LONG)
+        both = [RecordChange("c", None, b"1"), RecordChange("a", b"1", None), RecordChange("b", b"other", b"2")]
+        assert not await two.change_records("k", both, LONG)
+        assert await two.records("k") == {"a": b"1", "b": b"1"}
+        assert await two.change_records("k", [*both[:2], RecordChange("b", b"1", b"2")], LONG)
+        assert await one.records("k") == {"b": b"2", "c": b"1"}
+
+
+async def test_a_change_of_records_that_is_repeated_changes_nothing(world: World) -> None:
+    async with opened(world, 1) as (one,):
+        for _ in range(3):
+            assert await one.change_records("k", [RecordChange("a", None, b"1")], LONG)
+        for _ in range(3):
+            assert await one.change_records("k", [RecordChange("a", b"1", None)], LONG)
+        assert await one.records("k") == {}
+
+
+async def test_a_record_is_forgotten_when_its_time_is_over(world: World) -> None:
+    async with opened(world) as (one, two):
+        await one.change_records("k", [RecordChange("a", None, b"1"), RecordChange("b", None, b"1")], 0.02)
+        await one.change_records("k", [RecordChange("b", b"1", b"1")], LONG)  # kept for longer
+        await trio.sleep(0.1)
+        await one.renew()
+        assert await two.records("k") == {"b": b"1"}
+        assert await two.change_records("k", [RecordChange("a", None, b"2")], LONG)
+
+
+async def test_records_hold_any_bytes_by_kind(world: World) -> None:
+    async with opened(world) as (one, two):
+        data = bytes(range(256)) * 1_000
+        names = ["", "a b\n", "x' OR 1 --", "\N{SNOWMAN}", "="]
+        assert await one.change_records("k", [RecordChange(name, None, data) for name in names], LONG)
+        assert await one.change_records("empty", [RecordChange("a", None, b"")], LONG)
+        assert await two.records("k") == dict.fromkeys(names, data)
+        assert await two.records("empty") == {"a": b""}
+        assert not await two.change_records("empty", [RecordChange("a", None, b"x")], LONG)
+        assert await two.records("other") == {}

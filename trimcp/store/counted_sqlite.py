@@ -1,6 +1,6 @@
-"""What the processes of one machine use up together, in their SQLite file: turns under quotas, and what is used once.
+"""What the processes of one machine use up and know together, in their SQLite file: turns, what is used once, records.
 
-Times are those since the machine has started, as those of leases. What lies far ahead is of before that.
+Times of turns are those since the machine has started, as those of leases. What lies far ahead is of before that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trimcp.store.database import Database
-from trimcp.store.shared import MOST_MARKS, SharedTurn, TurnAnswer
+from trimcp.store.shared import MOST_MARKS, RecordChange, SharedTurn, TurnAnswer
 
 COUNTED: Final = (
     "CREATE TABLE quotas (name TEXT PRIMARY KEY, tokens REAL NOT NULL, at REAL NOT NULL, tag INTEGER NOT NULL, "
@@ -20,7 +20,9 @@ COUNTED: Final = (
     "CREATE INDEX queues ON turns (quota, come, tag, number);"
     "CREATE TABLE marks (owner TEXT NOT NULL, mark TEXT NOT NULL, until REAL NOT NULL, PRIMARY KEY (owner, mark)) "
     "WITHOUT ROWID;"
-    "CREATE INDEX used ON marks (until)"
+    "CREATE INDEX used ON marks (until);"
+    "CREATE TABLE records (kind TEXT NOT NULL, name TEXT NOT NULL, data BLOB NOT NULL, until REAL NOT NULL, "
+    "PRIMARY KEY (kind, name))"
 )
 _FAR: Final = 3_600.0  # seconds; a lease is shorter
 _EXPIRED: Final = 1_000  # rows forgotten in one transaction
@@ -103,8 +105,33 @@ def first_use(database: Database, owner: str, mark: str, seconds: float) -> bool
     return bool(database.connection.execute(insert, (owner, mark, now + seconds)).rowcount)
 
 
+def records(database: Database, kind: str) -> dict[str, bytes]:
+    """See `SharedStore.records`."""
+    statement = "SELECT name, data FROM records WHERE kind = ? AND until >= ? ORDER BY name"
+    rows = database.connection.execute(statement, (kind, time.time())).fetchall()
+    if not all(type(data) is bytes for _, data in rows):
+        raise ValueError("a row holds what was not written there")
+    return dict(rows)
+
+
+def change_records(database: Database, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
+    """See `SharedStore.change_records`."""
+    ask, now = database.ask, time.time()
+    for change in changes:
+        found = "SELECT data FROM records WHERE kind = ? AND name = ? AND until >= ?"
+        if ask(found, kind, change.name, now) not in (change.known, change.data):
+            return False
+    for change in changes:
+        if change.data is None:
+            ask("DELETE FROM records WHERE kind = ? AND name = ?", kind, change.name)
+        else:
+            ask("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", kind, change.name, change.data, now + seconds)
+    return True
+
+
 def forget_counted(database: Database) -> None:
     """Forget what is over."""
+    database.ask("DELETE FROM records WHERE until < ?", time.time())
     now = time.monotonic()
     database.ask("DELETE FROM turns WHERE NOT until BETWEEN ? AND ?", now, now + _FAR)
     database.ask("DELETE FROM quotas WHERE NOT until BETWEEN ? AND ?", now, now + 100 * _FAR)

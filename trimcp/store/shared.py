@@ -11,7 +11,7 @@ Only bytes are kept here: what they mean, their size and their number are the ca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final, TypeAlias
 
@@ -121,6 +121,15 @@ class TurnAnswer:
 
 
 @attrs.frozen
+class RecordChange:
+    """Bytes that take the place of what is `known` under a name; None is nothing."""
+
+    name: str
+    known: bytes | None
+    data: bytes | None
+
+
+@attrs.frozen
 class KeptSession:
     """A session as it is kept.
 
@@ -204,6 +213,19 @@ class SharedStore(ABC):
         """Note the use of something that is good for one use, and return whether it is the first.
 
         It is remembered for `seconds`, and of each owner `MOST_MARKS`: with more it is no first use.
+        """
+
+    # What all know
+
+    @abstractmethod
+    async def records(self, kind: str) -> Mapping[str, bytes]:
+        """Return what is kept of a kind, by name."""
+
+    @abstractmethod
+    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
+        """Change what is kept of a kind, and keep it for `seconds` from now: all of it, or nothing (False).
+
+        It is changed if each is as it is known, or as it becomes. Then processes are told by a letter of the caller's.
         """
 
     # Between processes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from trimcp.errors import LocalError
-from trimcp.store.counted_sqlite import COUNTED, first_use, forget_counted, give_turns
+from trimcp.store.counted_sqlite import COUNTED, change_records, first_use, forget_counted, give_turns, records
 from trimcp.store.database import Database, FileKind
 from trimcp.store.peers import FilePeers
 from trimcp.store.shared import (
@@ -23,6 +23,7 @@ from trimcp.store.shared import (
     EndSession,
     KeptSession,
     Letter,
+    RecordChange,
     SaveSession,
     SharedStore,
     SharedTurn,
@@ -147,6 +148,12 @@ class SqliteStore(SharedStore):
 
     async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
         return await self._open.change(lambda database: first_use(database, owner, mark, seconds))
+
+    async def records(self, kind: str) -> Mapping[str, bytes]:
+        return await self._open.read(lambda database: records(database, kind))
+
+    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
+        return await self._open.change(lambda database: change_records(database, kind, changes, seconds))
 
     async def receive(self) -> Sequence[bytes]:
         while True:

@@ -1,4 +1,4 @@
-"""What processes of many machines use up together, in Redis: turns under quotas, and what is used once.
+"""What processes of many machines use up and know together, in Redis: turns, what is used once, records.
 
 The turns of a quota are one sorted set, by their places in the queue; those whose time has come are below zero.
 """
@@ -12,7 +12,7 @@ from typing import Final
 
 from trimcp.store.redis.connection import RedisConnection, RedisScript
 from trimcp.store.redis.resp import NotOurs, Part
-from trimcp.store.shared import MOST_MARKS, SharedTurn, TurnAnswer
+from trimcp.store.shared import MOST_MARKS, RecordChange, SharedTurn, TurnAnswer
 
 # KEYS: for each quota what it is, its turns, until when each of these counts, and the last place of each owner.
 # ARGV: milliseconds that a turn counts; then for each turn what to do, the place of its keys, its id, its owner, its
@@ -100,6 +100,46 @@ return 1
 """
 )
 
+# KEYS: all records of a kind. ARGV: milliseconds to keep them; then for each its name, "=" and what is known or "",
+# and "=" and what it becomes or "". Each value begins with the time until which it is kept.
+_CHANGE: Final = RedisScript(
+    """
+local time = redis.call('TIME')
+local now, keep = time[1] * 1000 + math.floor(time[2] / 1000), tonumber(ARGV[1])
+for arg = 2, #ARGV, 3 do
+  local kept = redis.call('HGET', KEYS[1], ARGV[arg])
+  local is = kept and tonumber(string.sub(kept, 1, 16)) >= now and '=' .. string.sub(kept, 17) or ''
+  if is ~= ARGV[arg + 1] and is ~= ARGV[arg + 2] then return 0 end
+end
+for arg = 2, #ARGV, 3 do
+  if ARGV[arg + 2] == '' then
+    redis.call('HDEL', KEYS[1], ARGV[arg])
+  else
+    redis.call('HSET', KEYS[1], ARGV[arg], string.format('%016.0f', now + keep) .. string.sub(ARGV[arg + 2], 2))
+  end
+end
+if redis.call('PTTL', KEYS[1]) < keep then redis.call('PEXPIRE', KEYS[1], keep) end
+return 1
+"""
+)
+
+# KEYS: all records of a kind. Returns names and values; what is over is left out, and forgotten.
+_RECORDS: Final = RedisScript(
+    """
+local time = redis.call('TIME')
+local now, found, all = time[1] * 1000 + math.floor(time[2] / 1000), {}, redis.call('HGETALL', KEYS[1])
+for at = 1, #all, 2 do
+  if (tonumber(string.sub(all[at + 1], 1, 16)) or 0) < now then
+    redis.call('HDEL', KEYS[1], all[at])
+  else
+    found[#found + 1], found[#found + 2] = all[at], string.sub(all[at + 1], 17)
+  end
+end
+return found
+""",
+    "allow-oom",
+)
+
 
 async def give_turns(
     commands: RedisConnection,
@@ -140,3 +180,23 @@ async def first_use(
     return bool(
         await commands.script(_FIRST_USE, keys, secrets.token_hex(8), max(1, round(seconds * 1000)), MOST_MARKS)
     )
+
+
+async def records(commands: RedisConnection, key: Callable[[str], str], kind: str) -> dict[str, bytes]:
+    """See `SharedStore.records`."""
+    found = await commands.script(_RECORDS, [key(f"records:{kind}")])
+    try:
+        return {name.decode(): data for name, data in zip(found[::2], found[1::2], strict=True)}
+    except (TypeError, AttributeError, ValueError) as error:
+        raise NotOurs("Redis has a record that was not written so") from error
+
+
+async def change_records(
+    commands: RedisConnection, key: Callable[[str], str], kind: str, changes: Sequence[RecordChange], seconds: float
+) -> bool:
+    """See `SharedStore.change_records`."""
+    values = list[Part]()
+    for change in changes:
+        values.append(change.name)
+        values += (b"" if each is None else b"=" + each for each in (change.known, change.data))
+    return bool(await commands.script(_CHANGE, [key(f"records:{kind}")], max(1, round(seconds * 1000)), *values))

@@ -8,7 +8,7 @@ nothing.
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from struct import Struct
 from typing import Final
@@ -17,8 +17,8 @@ from urllib.parse import quote
 import attrs
 import trio
 
+from trimcp.store.redis import counted
 from trimcp.store.redis.connection import RedisLimits, RedisScript
-from trimcp.store.redis.counted import first_use, give_turns
 from trimcp.store.redis.resp import NotOurs, Part
 from trimcp.store.redis.streams import Redis, entries_of
 from trimcp.store.shared import (
@@ -29,6 +29,7 @@ from trimcp.store.shared import (
     EndSession,
     KeptSession,
     Letter,
+    RecordChange,
     SaveSession,
     SharedStore,
     SharedTurn,
@@ -324,10 +325,16 @@ class RedisStore(SharedStore):
         return data if found is None else bytes(found)
 
     async def turns(self, ended: Sequence[SharedTurn], asked: Sequence[SharedTurn]) -> TurnAnswer:
-        return await give_turns(self._redis.commands, self._key, ended, asked, self.name, self.lease)
+        return await counted.give_turns(self._redis.commands, self._key, ended, asked, self.name, self.lease)
 
     async def first_use(self, owner: str, mark: str, seconds: float) -> bool:
-        return await first_use(self._redis.commands, self._key, owner, mark, seconds)
+        return await counted.first_use(self._redis.commands, self._key, owner, mark, seconds)
+
+    async def records(self, kind: str) -> Mapping[str, bytes]:
+        return await counted.records(self._redis.commands, self._key, kind)
+
+    async def change_records(self, kind: str, changes: Sequence[RecordChange], seconds: float) -> bool:
+        return await counted.change_records(self._redis.commands, self._key, kind, changes, seconds)
 
     async def receive(self) -> Sequence[bytes]:
         while True:
