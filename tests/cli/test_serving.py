@@ -493,7 +493,6 @@ async def test_workers_that_cannot_start_say_why(tmp_path: Path) -> None:
         (["--http", "--keyfile", SERVER], "--keyfile goes with --certfile"),
         (["--grpc", "--server", "hypercorn"], "--grpc needs HTTP/2, which trimcp's own server speaks"),
         (["--agent-tools", "--ws"], "--agent-tools has WebSocket beside HTTP; leave out --ws"),
-        (["--agent-tools", "--workers", "2"], "--agent-tools keep contexts in one process; leave out --workers"),
         (["--http", "--certfile", "nowhere"], "does not exist"),
         (["--http", "--certfile", SERVER, "--port", "0"], "cannot use the certificate"),
         (["--http", "--certfile", SERVER, "--port", "0", "--server", "hypercorn"], "cannot use the certificate"),

@@ -8,14 +8,16 @@ where the session sends what belongs to the call, and translates it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import attrs
 import trio
 
-from trimcp.agent_tools.answering import Answering, Found
+from trimcp.agent_tools.answering import Answering, Found, Later
 from trimcp.agent_tools.callers import AgentCaller, agent_of
 from trimcp.agent_tools.catalog.catalog import Catalog
 from trimcp.agent_tools.catalog.entries import shown, version_of
@@ -40,6 +42,9 @@ from trimcp.transports.http.peers.shares import Places
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST
+
+if TYPE_CHECKING:
+    from trimcp.agent_tools.catalog.sharing import SharedTools
 
 _INFO: Final = {"name": "agent-tools", "version": "1"}
 _PLAIN: Final = {META_PROTOCOL_VERSION: LATEST.name, META_CLIENT_INFO: _INFO, META_CLIENT_CAPABILITIES: {}}
@@ -122,10 +127,25 @@ class AgentRun:
         `asker` begins a call, or a watch, once its context is known, and gets `received` again. Raises AgentToolsError.
         """
         if type(message) is messages.ToolRequest:
+            if self.catalog.shared is not None and message.tool_name not in self.server.server.tools:
+                return Later(message, partial(self._once_known, self.catalog.shared, message, caller, asker, received))
             return self.answers.in_context(message, caller, asker.call, received, make=True)
         if type(message) is messages.ContextWatch:
             return self.answers.in_context(message, caller, self.answers.in_turn(asker.watch), received)
         return self.answers.receive(message, caller)
+
+    async def _once_known(
+        self,
+        shared: SharedTools,
+        message: messages.ToolRequest,
+        caller: AgentCaller,
+        asker: AgentBinding,
+        received: Any,
+    ) -> Found:
+        """Begin a call of a tool that another process may just have registered."""
+        with suppress(OSError):
+            await shared.refresh()
+        return self.answers.in_context(message, caller, asker.call, received, make=True)
 
     def start_call(
         self,

@@ -154,6 +154,7 @@ class AgentTools:
                 yield
             finally:
                 self.server.beside.remove(run.beside)
+                self.catalog.shared = None
                 del self._runs[running]
                 run.end()
 
@@ -174,7 +175,13 @@ class AgentTools:
                 "agent tools are served without a check of tokens: all callers on this machine are one agent, and "
                 "others are refused; pass authenticate=, or AgentTools(anonymous='loopback') if that is meant"
             )
-        return AgentHttp(self.run_of(running), shared)
+        run = self.run_of(running)
+        if shared.sharing is not None and self.catalog.shared is None:
+            from trimcp.agent_tools.catalog.sharing import SharedTools  # loaded where processes share sessions
+
+            self.catalog.shared = tools = SharedTools(self.catalog, shared.sharing.letters)
+            shared.sharing.parts.append(tools.run)
+        return AgentHttp(run, shared)
 
     def _agent_of(self, principal: Principal | None) -> str:
         """Return the agent of a call of MCP. Raises ErrorReply if its token names none."""

@@ -369,8 +369,6 @@ def check_network(options: RunOptions) -> bool:
         raise click.UsageError("--agent-tools has WebSocket beside HTTP; leave out --ws", context)
     if options.grpc and options.software != "own":
         raise click.UsageError("--grpc needs HTTP/2, which trimcp's own server speaks; leave out --server", context)
-    if options.agent_tools and options.workers > 1:
-        raise click.UsageError("--agent-tools keep contexts in one process; leave out --workers", context)
     if options.reload and options.workers > 1:
         raise click.UsageError("--reload is for one process at a time; leave out --workers", context)
     if options.metrics and options.workers > 1:

@@ -251,8 +251,12 @@ def _with_store(options: RunOptions, settings: HttpSettings) -> HttpSettings:
     named = os.environ.pop(_STORE, None) or options.store
     if named is None:
         return settings
-    from trimcp.store.naming import store_of  # loaded where processes share sessions
+    from trimcp.store.contexts import MemoryContexts
+    from trimcp.store.naming import contexts_beside, store_of  # loaded where processes share sessions
 
+    tools: Any = settings.agent_tools
+    if tools is not None and isinstance(tools.store, MemoryContexts):  # whose author has named no other
+        tools.store = contexts_beside(named)
     return attrs.evolve(settings, store=store_of(named))
 
 

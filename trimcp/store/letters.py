@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 import trio
 
-from trimcp.store.shared import Letter
+from trimcp.store.shared import Letter, SharedStore
 from trimcp.store.writing import WriteQueue
 from trimcp.support.cleaning import log_crash
 from trimcp.wire.jsonrpc import JSON, encode, parse_value
@@ -33,12 +33,19 @@ class PostBox:
 
     Attributes:
         readers: what reads the letters of each kind.
+        on_lost: called with the name of each process that is gone.
     """
 
     queue: WriteQueue
     readers: dict[str, ReadLetter] = attrs.field(init=False, factory=dict)
+    on_lost: list[Callable[[str], object]] = attrs.field(init=False, factory=list)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
     _heard: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last letter, by process
+
+    @property
+    def store(self) -> SharedStore:
+        """The store in which they are."""
+        return self.queue.store
 
     def say(self, to: str | None, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter to a process, or to all others (None), and return it; None if too many wait."""

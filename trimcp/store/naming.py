@@ -54,6 +54,11 @@ def tasks_of(named: str) -> TaskStore:
     return SqliteTasks(Path(_path_of(named)))
 
 
+def contexts_beside(named: str) -> ContextStore:
+    """Return the store of contexts that belongs to a store of sessions: the same Redis, or a file beside its file."""
+    return contexts_of(named if named.startswith(_REDIS) else f"{named}-contexts")
+
+
 def _path_of(named: str) -> str:
     try:
         url = urlsplit(named)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 
@@ -31,6 +31,9 @@ from trimcp.server.offering import Offering
 from trimcp.server.tools import ToolEntry
 from trimcp.support.cleaning import harmless
 from trimcp.wire.tool_versions import version_key
+
+if TYPE_CHECKING:
+    from trimcp.agent_tools.catalog.sharing import SharedTools
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -59,6 +62,9 @@ _Prepared: TypeAlias = tuple[Manifest, Manifest, ToolEntry | None]
 class Catalog:
     """The registered tools of one server.
 
+    It has more than 300 lines because what registers, approves, offers and removes a tool keeps one promise together:
+    all of a message's tools, or none.
+
     Args:
         server: gets the tools.
         implementations: the functions that manifests may name, plain or `Implemented`.
@@ -79,6 +85,7 @@ class Catalog:
         self._maker = EntryMaker(server, implementations or {}, self.rules)
         self._approval = Approval(self.rules)
         self._table = ToolTable(server, self.rules)
+        self.shared: SharedTools | None = None  # with other processes
         self._registering: Counter[Provider | None] = Counter()  # registrations under way, of who was not withdrawn
         server.expect_tools()
         if self.rules.anonymous_on_loopback:
@@ -166,8 +173,23 @@ class Catalog:
         """Return whether registering these may take long: somebody approves them, or a host has to be resolved."""
         return self.rules.approve is not None or any("callback" in raw for raw in raws if type(raw) is dict)
 
+    async def adopt(self, raw: Any, caller: AgentCaller, by: Provider | None) -> None:
+        """Offer a tool that another process has registered. Raises as `register`; nobody is asked for approval."""
+        await self.register_all((raw,), caller, by, adopted=True)
+
+    def offered(self, name: str | None = None) -> list[Candidate]:
+        """Return what is offered: all of it, or the versions of one tool."""
+        families = self._table.families
+        found = families.values() if name is None else filter(None, (families.get(name),))
+        return [place.offered for family in found for place in family.places if place.offered is not None]
+
+    def drop(self, candidates: Collection[Candidate]) -> None:
+        """Stop offering these."""
+        if candidates:
+            self._table.clear(lambda candidate: candidate in candidates)
+
     async def register_all(
-        self, raws: Sequence[Any], caller: AgentCaller, by: Provider | None = None
+        self, raws: Sequence[Any], caller: AgentCaller, by: Provider | None = None, *, adopted: bool = False
     ) -> list[Registered]:
         """Register several tools at the same moment, all of them or none; else as `register`."""
         raw: Any = None
@@ -175,8 +197,11 @@ class Catalog:
         turns = WorkTurns(self.server.budget, caller.account)
         self._registering[by] += 1
         try:
-            self._approval.check(caller)
+            if not adopted:
+                self._approval.check(caller)
             self._table.check_number(len(raws))
+            if self.shared is not None and by is not None and not adopted:
+                await self.shared.make_way(caller)
             prepared: list[_Prepared] = []
             for raw in raws:
                 one = await self._prepared(raw, caller, by, turns)
@@ -199,7 +224,7 @@ class Catalog:
                 place.waiting = Candidate(sent, manifest, caller, by, place, entry)
                 self._table.add(place)
                 found.append(place.waiting)
-            new = await self._decided([each for each in found if isinstance(each, Candidate)])
+            new = await self._decided([each for each in found if isinstance(each, Candidate)], adopted=adopted)
         except BaseException as error:  # whatever it was, cancelling too, no place stays taken
             for each in found:
                 if isinstance(each, Candidate) and each.place.waiting is each:
@@ -233,7 +258,7 @@ class Catalog:
         async with turns:
             return sent, manifest, self._maker.entry(sent, manifest, by)
 
-    async def _decided(self, waiting: Sequence[Candidate]) -> dict[Candidate, Registered]:
+    async def _decided(self, waiting: Sequence[Candidate], *, adopted: bool) -> dict[Candidate, Registered]:
         """Have manifests that wait approved; offer those that are, once all have been decided on."""
         verdicts: list[Verdict] = []
         for each in waiting:
@@ -241,21 +266,36 @@ class Catalog:
                 entry = await self._maker.resolved(each.sent, each.manifest)
                 each.check_waits()
                 each.entry = entry
-            verdict = await self._approval.verdict(each.manifest, each.caller)
+            verdict = adopted or await self._approval.verdict(each.manifest, each.caller)
             if each.place.offered is not each:  # else somebody approved it meanwhile
                 each.check_waits()
                 if verdict is False:
                     raise errors.NotAllowed(f"{each.manifest.name} {each.manifest.version} was not approved")
             verdicts.append(verdict)
-        for each, verdict in zip(waiting, verdicts, strict=True):
+        approved = [each for each, verdict in zip(waiting, verdicts, strict=True) if verdict]
+        shared = None if adopted or not approved else self.shared
+        if shared is not None:
+            await shared.add(approved)
+        try:
+            return self._offer_all(waiting, approved)
+        except BaseException:
+            if shared is not None:
+                shared.remove_soon(approved)
+            raise
+        finally:
+            if shared is not None:
+                shared.added(approved)
+
+    def _offer_all(self, waiting: Sequence[Candidate], approved: Sequence[Candidate]) -> dict[Candidate, Registered]:
+        for each in waiting:
             if each.place.offered is not each:
                 each.check_waits()
-                if verdict:
+                if each in approved:
                     self._table.check_offer(each.place.family, each.manifest)
         registered: dict[Candidate, Registered] = {}
         with self.server.tools.together():
-            for each, verdict in zip(waiting, verdicts, strict=True):
-                if verdict and each.place.offered is not each:
+            for each in waiting:
+                if each in approved and each.place.offered is not each:
                     self._offer(each)
                 manifest, caller = each.manifest, each.caller
                 pending = each.place.offered is not each
@@ -288,6 +328,8 @@ class Catalog:
                 "another manifest waits than the one that was looked at", {"hash": manifest.hash}
             )
         self._offer(candidate)
+        if self.shared is not None:
+            self.shared.add_soon(candidate)
         return Registered(manifest, "registered")
 
     async def remove(self, name: str, caller: AgentCaller | None, version: str | None = None) -> None:
@@ -314,6 +356,8 @@ class Catalog:
         places = family.places if version is None else list(filter(None, (family.find(version),)))
         if not places:
             raise errors.UnknownTool(f"there is no version {harmless(version or '', 64)} of {name}")
+        if self.shared is not None:
+            await self.shared.remove([place.offered for place in places if place.offered is not None])
         for place in places:
             place.offered = place.waiting = None
         self._table.tidy(family)
@@ -325,6 +369,8 @@ class Catalog:
         It does not wait, so it does its work also when cancelled.
         """
         self._registering.pop(by, None)
+        if self.shared is not None:
+            self.shared.forget(by)
         self._table.clear(lambda candidate: candidate.by is by)
 
     def close(self) -> None:

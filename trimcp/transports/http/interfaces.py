@@ -36,6 +36,7 @@ from trimcp.wire.revisions import Revision
 
 if TYPE_CHECKING:
     from trimcp.store.keeping import SessionKeeper
+    from trimcp.store.letters import PostBox
 
 _log = logging.getLogger("trimcp.http")
 
@@ -491,8 +492,20 @@ class ConnectedSession(PushedSession, Protocol):
         """Drop everything, because its connection has ended."""
 
 
+SharingPart: TypeAlias = Callable[..., Awaitable[None]]
+"""What runs while processes share, begun by `nursery.start` before the first request."""
+
+
 class Sharing(Protocol):
-    """What an application asks where it shares its sessions with other processes."""
+    """What an application asks where it shares its sessions with other processes.
+
+    Attributes:
+        letters: those between the processes.
+        parts: what runs beside it.
+    """
+
+    letters: PostBox
+    parts: list[SharingPart]
 
     async def find(self, head: Head, /) -> Admitted | None:
         """Return what answers a request of a session that another process has; None if that is for this one to say."""

@@ -76,13 +76,13 @@ class HttpApplication:
         self.budget = self.shared.budget
         settings = self.settings
         self._hook = settings.authenticate or settings.auth
-        if settings.agent_tools is not None:
-            self.shared.second_protocol = settings.agent_tools.over_http(self.service, self.shared)
-            self._hook = self._hook or settings.agent_tools.authenticate
         if settings.store is not None:
             from trimcp.transports.http.endpoint.sharing import SessionSharing  # loaded where processes share sessions
 
             SessionSharing(self.shared, settings.store, self._admit_shared)
+        if settings.agent_tools is not None:
+            self.shared.second_protocol = settings.agent_tools.over_http(self.service, self.shared)
+            self._hook = self._hook or settings.agent_tools.authenticate
         self.shared.judged_by_head = self._hook is None and settings.access_log is None
 
     def statistics(self) -> dict[str, int]:

@@ -34,6 +34,7 @@ from trimcp.transports.http.interfaces import (
     Head,
     HttpReply,
     HttpResponse,
+    SharingPart,
     Tunnel,
     Upgrade,
     refusal,
@@ -254,6 +255,7 @@ class SessionSharing:
     admit: Callable[[Head], Admitted]
     queue: WriteQueue = attrs.field(init=False)
     letters: PostBox = attrs.field(init=False)
+    parts: list[SharingPart] = attrs.field(init=False, factory=list)
     failing: bool = attrs.field(init=False, default=False)
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
@@ -332,6 +334,8 @@ class SessionSharing:
                 nursery.start_soon(self.queue.run)
                 nursery.start_soon(self.letters.run)
                 nursery.start_soon(self._counts.run)
+                for part in self.parts:
+                    await nursery.start(part)
                 if not self._ready:
                     self._ready = True
                     task_status.started()
@@ -515,6 +519,8 @@ class SessionSharing:
 
     def _lost(self, name: str) -> None:
         """Give up what was under way with a process that is gone."""
+        for lose in self.letters.on_lost:
+            lose(name)
         for asked in [asked for asked in self._asked.values() if asked.holder == name]:
             asked.fail()
         for reply in [reply for (to, _), reply in self.replies.items() if to == name]:
