@@ -154,10 +154,16 @@ SPECIAL = {
 INVENTED: dict[str, Any] = {"string": "text", "number": 5, "integer": 3, "boolean": True, "array": [], "object": {}}
 
 
-def invent(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments that suit a schema, as far as its types tell."""
-    properties = schema.get("properties", {})
-    return {name: INVENTED.get(property.get("type", "string")) for name, property in properties.items()}
+def invent(schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
+    """Return what suits the schema of an object, as far as its types, its choices and its own definitions tell."""
+    root = schema if root is None else root
+    if (name := str(schema.get("$ref", ""))).startswith("#/$defs/"):
+        return invent(root["$defs"][name.removeprefix("#/$defs/")], root)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "properties" in schema or root is schema:
+        return {name: invent(each, root) for name, each in schema.get("properties", {}).items()}
+    return INVENTED.get(schema.get("type", "string"))
 
 
 async def main(url: str) -> None:

@@ -182,6 +182,21 @@ async def test_reconnection(*, ctx: trimcp.Context) -> str:
 
 
 @server.tool
+async def test_tool_slow(durationMs: float, *, ctx: trimcp.Context) -> str:  # noqa: N803  the suite's name
+    """Say that it has begun, and take a while."""
+    await ctx.report_progress(0, 1)
+    await ctx.log("info", "it begins")
+    await trio.sleep(durationMs / 1_000)
+    return f"took {durationMs:g} ms"
+
+
+@server.tool
+async def test_tool_fast() -> str:
+    """Return at once."""
+    return "fast"
+
+
+@server.tool
 async def test_slow(seconds: float, *, ctx: trimcp.Context[Counts]) -> str:
     """Sleep, and count being cancelled."""
     try:

@@ -850,6 +850,17 @@ async def test_a_task_whose_processes_always_crash_fails(orderly: bool, autojump
     assert (state["status"], saw) == ("failed", [None] * 5)
 
 
+async def test_a_task_that_had_not_begun_begins_after_a_restart(autojump_clock: trio.testing.MockClock) -> None:
+    store = TaskStore()
+    async with connected(make_server(store=store, running=1), asking_client()) as session:
+        begun = (await call(session, "wait"))["taskId"]
+        waiting = (await call(session, "count", to=1))["taskId"]
+        await trio.testing.wait_all_tasks_blocked()
+    async with connected(make_server(store=store), asking_client()) as session:
+        assert (await until(session, begun))["status"] == "failed"
+        assert (await until(session, waiting))["status"] == "completed"
+
+
 async def test_a_store_that_fails_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(TaskStore):
         """Fails where it is told to, and says where it has."""
