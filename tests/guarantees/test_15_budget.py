@@ -222,6 +222,29 @@ async def test_many_results_on_each_of_many_websockets_that_nobody_reads_are_bou
     assert spent <= most
 
 
+async def test_results_that_are_made_in_the_same_turn_are_bounded(servers: ServerPool) -> None:
+    """All handlers wait for the same event, and make their results before anybody gives way."""
+    many, each, size = 30, 20, 3_900_000
+    called = {"name": "late", "arguments": {"size": size, "gate": "together"}}
+    asked = [message(initialize()), *(message(request(id, "tools/call", **called)) for id in range(1, each + 1))]
+    async with servers("own", fresh=True) as server:
+        await server.warm()
+        base = server.forget_peak()
+        async with AsyncExitStack() as stack:
+            for _ in range(many):
+                wire = await unread(server, stack)
+                await (await upgrade(wire)).say(*asked)
+            await settled(server.pid)
+            async with on(server, "modern") as peer:
+                await peer.ask(1, "open", gate="together")
+                assert "result" in await peer.ask(2, "echo", text="beside")
+            await settled(server.pid)
+            spent = server.peak - base
+    most = DEFAULT_MEMORY + 64 * MIB
+    figure(15, f"memory for {many * each} results of 3.9 MB made in one turn", spent / MIB, most / MIB, "MiB", "own")
+    assert spent <= most
+
+
 async def test_results_that_nobody_reads_are_bounded_over_all_calls_of_grpc(servers: ServerPool) -> None:
     """Whoever gives way lets go of its message at once, although a server sends it that cannot be hurried."""
     asked = [initialize(), request(1, "tools/call", name="big", arguments={"size": 6 * MIB})]

@@ -61,6 +61,11 @@ def make_server(**options: Any) -> trimcp.Server[None]:
         return "x" * size
 
     @server.tool
+    async def late(size: int, gate: str) -> str:
+        await gates[gate].wait()
+        return "x" * size
+
+    @server.tool
     async def stream(count: int, size: int = 100, *, ctx: trimcp.Context) -> str:
         for n in range(count):
             await ctx.report_progress(n + 1, message="p" * size)

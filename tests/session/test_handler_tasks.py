@@ -318,6 +318,35 @@ async def test_large_results_of_handlers_that_end_together_take_a_turn_each(resu
     assert max(results_of_turns) == 1
 
 
+async def test_of_large_results_that_are_made_together_only_some_are_kept(results_of_turns: list[int]) -> None:
+    inside = 0
+    everybody = trio.Event()
+
+    async def meet(ctx: Any) -> str:
+        nonlocal inside
+        inside += 1
+        if inside == 20:
+            everybody.set()
+        await everybody.wait()
+        return "x" * 1_100_000
+
+    limits = Limits(max_running=40, running_bytes=4_000_000, eof_grace=0)
+    dropped: list[Any] = []
+    async with linked({"meet": meet}, limits=limits) as pair, trio.open_nursery() as nursery:
+
+        async def one() -> None:
+            try:
+                await pair.call("meet")
+            except RemoteError as error:
+                dropped.append(error.data)
+
+        for _ in range(20):
+            nursery.start_soon(one)
+    # The first is encoded at once, seven wait for their turn; the others are dropped before they are encoded.
+    assert dropped == [{"reason": "results_unread"}] * 12
+    assert sum(results_of_turns) == 8
+
+
 async def test_tasks_whose_jobs_are_cancelled_together_take_no_large_jobs_together(
     autojump_clock: Any, results_of_turns: list[int]
 ) -> None:

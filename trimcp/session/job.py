@@ -167,6 +167,7 @@ class _Slots(Protocol):
     def tasks(self) -> _Tasks | None: ...
     def too_much_unread(self, amount: MemoryCharge) -> bool: ...
     async def until_read(self, job: Job) -> None: ...
+    async def until_turn(self, job: Job, result: object) -> bool: ...
     async def wait_for_reader(self, job: Job) -> None: ...
 
 
@@ -330,9 +331,8 @@ class Job:
                 await self.extras.work.join()
             tasks = session.jobs.tasks
             assert tasks is not None
-            if tasks.results.left <= 0:
-                await tasks.results.wait()
-            self._take_result(result)
+            if tasks.results.left > 0 or await session.jobs.until_turn(self, result):
+                self._take_result(result)
             del result  # so that it is not kept while its reply waits
             if self.sink.full:
                 await session.jobs.wait_for_reader(self)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import attrs
 import trio
@@ -28,6 +28,7 @@ _RUNNING: Final = 4096  # bytes that a running request takes beside its text: it
 # Jobs that one task runs in a row before it leaves the rest to the next one, so that other tasks run in between.
 # With fewer, a flood would be read much faster than it is processed, and would wait as tasks instead of bytes.
 _TURN: Final = 256
+_MOST_LOOKED: Final = 1_000  # members of a result whose size is estimated
 
 
 @slotted
@@ -116,6 +117,24 @@ class HandlerTasks:
         if job is not None:  # its scope was cancelled, or it has failed
             left_open = await job.unwind(me) or left_open
         return not left_open and not _changed(context)
+
+
+def _size_about(result: object) -> int:
+    """Return about how many bytes a result takes: those of its texts and of what is binary, in its first members."""
+    size, looked = 0, 0
+    rest: list[Any] = [result]
+    while rest and looked < _MOST_LOOKED:
+        item = rest.pop()
+        looked += 1
+        if isinstance(item, str | bytes):
+            size += len(item)
+        elif isinstance(item, Mapping):
+            rest.extend(item.values())
+        elif isinstance(item, list | tuple):
+            rest.extend(item)
+        else:
+            rest.extend(getattr(item, field.name, None) for field in getattr(item, "__attrs_attrs__", ()))
+    return size
 
 
 def _changed(before: contextvars.Context) -> bool:
@@ -213,6 +232,29 @@ class Jobs:
             await self._unread.park()
         self._unread.unpark()  # the next one checks for itself
         job.started = True
+
+    async def until_turn(self, job: Job, result: object) -> bool:
+        """Wait until a result may be encoded, which is counted with the job meanwhile. Return False if it was dropped.
+
+        Handlers that end in the same turn of the event loop have all made their results before anybody gives way.
+        """
+        assert self.tasks is not None
+        size, memory = _size_about(result), job.session.memory
+        holding = memory.holding
+        much = self.bytes_running + size > 2 * self.limits.running_bytes and self.bytes_running > job.size
+        if much or not (holding is None or holding.fits(size) or holding.budget.held + size <= holding.budget.bound):
+            job.drop_result()
+            return False
+        job.size += size
+        self.bytes_running += size
+        if size >= STEP:
+            job.session.weigh()
+        try:
+            await self.tasks.results.wait()
+        finally:
+            job.size -= size
+            self.bytes_running -= size
+        return True
 
     async def wait_for_reader(self, job: Job) -> None:
         """Wait until there is room for the job's result, which is counted with the job meanwhile.
