@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -237,6 +238,57 @@ def docs(session: nox.Session) -> None:
         # The theme prints an advertisement against its own dependency otherwise.
         env = {"NO_MKDOCS_2_WARNING": "1"}
         session.run("mkdocs", *(session.posargs or ["build", "--strict"]), env=env)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Prepare a release, `-- 0.2.0`: build it, try what was built in bare environments, and make its changelog.
+
+    All of it happens in a copy, and is found in build/release; nothing is uploaded. `-- 0.2.0 --apply` then writes the
+    version and the changelog into this tree and removes the news fragments: commit and tag that.
+    """
+    versions = [argument for argument in session.posargs if not argument.startswith("-")]
+    if len(versions) != 1 or {*session.posargs} - {*versions, "--apply"}:
+        session.error("say which version: nox -s release -- 0.2.0 [--apply]")
+    (version,) = versions
+    session.install("build>=1.2", "twine>=6", "towncrier>=24.8")
+    dist = Path("build", "release").absolute()
+    shutil.rmtree(dist, ignore_errors=True)
+    with timed(session), tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, "trimcp")
+        tracked = session.run("git", "ls-files", "-z", external=True, silent=True) or ""
+        for name in filter(None, tracked.split("\0")):
+            if Path(name).is_file():  # else it was removed, and that is not committed yet
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(name, copy / name)
+        project = copy / "pyproject.toml"
+        line = f'version = "{PYPROJECT["project"]["version"]}"'
+        project.write_text(project.read_text("utf-8").replace(line, f'version = "{version}"', 1), "utf-8")
+        with session.chdir(copy):
+            session.run("towncrier", "build", "--yes", "--version", version, silent=True)
+            session.run("python", "-m", "build", "--outdir", str(dist), silent=True)  # the wheel, from the sdist
+        built = sorted(dist.iterdir())
+        if {path.name for path in built} != {f"trimcp-{version}.tar.gz", f"trimcp-{version}-py3-none-any.whl"}:
+            session.error(f"what was built is {', '.join(path.name for path in built)}")
+        session.run("twine", "check", "--strict", *map(str, built))
+        smoke = Path("tests/release/smoke.py").absolute()
+        for path in built:
+            bare = Path(folder, path.suffix.strip("."))
+            session.run("python", "-m", "venv", str(bare), silent=True)
+            for extra, command in (("", ["python", str(smoke), version]), ("[cli]", ["trimcp", "demo"])):
+                install = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{path}{extra}"]
+                session.run(str(bare / "bin" / "python"), *install, external=True)
+                with session.chdir(folder):  # not in a checkout, where Python would find that
+                    session.run(str(bare / "bin" / command[0]), *command[1:], external=True)
+        shutil.copy2(copy / "CHANGELOG.md", dist / "CHANGELOG.md")
+        if "--apply" in session.posargs:
+            for name in ("pyproject.toml", "CHANGELOG.md"):
+                shutil.copy2(copy / name, name)
+            for fragment in Path("newsfragments").glob("*.md"):
+                if not (copy / fragment).exists():
+                    fragment.unlink()
+            session.log(f"{version} is prepared in this tree: look at it, commit and tag it")
+    session.log(f"{version} is in {dist}")
 
 
 @nox.session(default=False)
