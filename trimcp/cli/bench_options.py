@@ -28,7 +28,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
     "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
     "What it has to keep to": ("require", "baseline", "tolerance", "junit", "github"),
-    "What is shown": ("json", "save", "plot", "trace", "quiet"),
+    "What is shown": ("json", "save", "html", "plot", "trace", "quiet"),
 }
 """The sections of the help, and the options in each."""
 
@@ -101,6 +101,7 @@ class BenchOptions(ReachOptions):
     github: bool = option(is_flag=True, help="Print what failed as annotations of a GitHub workflow.")
     json: bool = option(is_flag=True, help="Print the result as JSON; the table goes to standard error.")
     save: str | None = option(metavar="FILE", help="Write all figures to FILE as JSON.")
+    html: str | None = option(metavar="FILE", help="Write a page to FILE: charts, figures and how they were measured.")
     plot: str | None = option(metavar="FILE", help="Draw them, as .svg or .png (needs trimcp[plot]).")
     trace: str | None = option(
         metavar="[=FILE]", help="Show what is said before anything is measured, or add it to FILE; secrets are masked."
@@ -153,10 +154,14 @@ def check_options(options: BenchOptions) -> None:
         raise Failure("--require, --baseline, --junit and --github judge one server, and --compare shows two")
     if options.find_limit and not options.require:
         raise Failure("--find-limit needs --require to say what has to hold, such as 'p99<50ms,errors<0.1%'")
-    if options.find_limit and (options.compare is not None or options.baseline or options.junit or options.plot):
-        raise Failure("--find-limit measures many times; it goes without --compare, --baseline, --junit and --plot")
+    if options.find_limit and (options.compare is not None or options.baseline or options.junit or _drawn(options)):
+        raise Failure("--find-limit measures many times: leave out --compare, --baseline, --junit, --html and --plot")
     if options.compare is None and (options.compare_headers or options.compare_bearer or options.compare_pids):
         raise Failure("--compare-header, --compare-bearer and --compare-pid go with --compare")
+
+
+def _drawn(options: BenchOptions) -> bool:
+    return bool(options.plot or options.html)
 
 
 def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from trimcp.bench.plan import Plan
 from trimcp.bench.regression import check_same_load
 from trimcp.bench.report import Report
 from trimcp.bench.requirements import Requirement
+from trimcp.cli.bench_html import Side, write_page
 from trimcp.cli.bench_limit import START, find_limit
 from trimcp.cli.bench_options import (
     BENCH_SECTIONS,
@@ -45,7 +47,7 @@ from trimcp.cli.bench_verdict import Judgement, github_lines, read_reports, read
 from trimcp.cli.conversation import Stop, own_version, signals, trace_to
 from trimcp.cli.exits import BENCH_EXIT_CODES, BROKEN, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
-from trimcp.cli.options import SERVER, Subcommand
+from trimcp.cli.options import SERVER, WORDS, Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
@@ -56,6 +58,7 @@ from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
 
 _WRONG: Final = 1
+_HEADERS: Final = ("-H", "--header", "--compare-header")
 _PATIENCE: Final = 30.0
 
 
@@ -88,10 +91,23 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
       trimcp bench server.py --script mix.toml --stages 0:10,30s:200,2m:200,10s:0
       trimcp bench server.py --script mix.toml --find-limit --require 'p99<50ms,errors<0.1%'
     """
-    sys.exit(_measure(target, options, load))
+    words = click.get_current_context().meta.get(WORDS, [])
+    sys.exit(_measure(target, options, load, shown_command(words, target)))
 
 
-def _measure(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int:
+def shown_command(words: Sequence[str], target: str) -> str:
+    """Return the command as it was typed, without values of headers, and of URLs without user and query."""
+    shown = ["trimcp", "bench"]
+    for before, word in zip(["", *words], words, strict=False):
+        if before in _HEADERS or word.startswith(tuple(f"{flag}=" for flag in _HEADERS)):
+            word = f"{word.partition(':')[0]}: ..."
+        elif "://" in word and " " not in word:
+            word = masked_url(word, path=True)
+        shown.append(word)
+    return shlex.join(shown)
+
+
+def _measure(target: str, options: BenchOptions, load: Mapping[str, Any], command: str) -> int:
     """Measure one server, or two in turns; show and save the results, and return the exit code.
 
     The first Ctrl-C ends the measurement and shows its results so far; the second ends the process at once. Raises
@@ -103,7 +119,7 @@ def _measure(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int
         plan = attrs.evolve(plan, mix=mix_of(options))
     if options.plot is not None:
         check_plot(options.plot)
-    for name, file in {"--save": options.save, "--junit": options.junit}.items():
+    for name, file in {"--save": options.save, "--junit": options.junit, "--html": options.html}.items():
         if file is not None and not Path(file).absolute().parent.is_dir():
             raise Failure(f"{name} cannot write {file}: there is no such folder")
     requirements, baseline = read_requirements(options.require), read_reports(options.baseline, "--baseline")
@@ -114,7 +130,7 @@ def _measure(target: str, options: BenchOptions, load: Mapping[str, Any]) -> int
     write = trace_to(options.trace, screen)
     for server in servers if write is not None else ():
         server.target = attrs.evolve(server.target, trace=write)
-    return trio.run(_Bench(screen, options, plan, servers, requirements, baseline).run)
+    return trio.run(_Bench(screen, options, plan, servers, command, requirements, baseline).run)
 
 
 @attrs.define(eq=False)
@@ -144,6 +160,7 @@ class _Bench:
     options: BenchOptions
     plan: Plan
     servers: Sequence[_MeasuredServer]
+    command: str  # as it was typed, without secrets
     requirements: Sequence[Requirement] = ()
     baseline: Sequence[Report] = ()
     _current: _MeasuredServer = attrs.field(init=False)  # the one that is measured, or asked
@@ -174,6 +191,9 @@ class _Bench:
             if whole:
                 judgement = Judgement.of(reports[0], self.requirements, self.baseline, self.options.tolerance)
             show_results(self.screen, self.options, [server.reports for server in self.servers], judgement)
+            if self.options.html is not None:
+                checks = () if judgement is None or len(judgement.checks) == 1 else judgement.checks
+                write_page(self.options.html, self._sides(), self.command, checks)
         if stop.signal is not None:
             if measured:
                 return stop.exit_code
@@ -183,6 +203,16 @@ class _Bench:
         if judgement is not None:
             return judgement.exit_code
         return 0 if reports and all(report.right for report in reports) else _WRONG
+
+    def _sides(self) -> list[Side]:
+        """Return what the page shows beside each other."""
+        names = [headline(server.reports[0], calls=False) for server in self.servers if server.reports]
+        if len(set(names)) < len(names):
+            names = [f"{number}: {server.name}" for number, server in enumerate(self.servers, 1)]
+        if not self.baseline:
+            measured = [server for server in self.servers if server.reports]
+            return [Side(name, server.reports) for name, server in zip(names, measured, strict=True)]
+        return [Side("now", self.servers[0].reports), Side("before", self.baseline)]
 
     async def _find_limit(self) -> int:
         """Measure at rising rates, show what held, and return the exit code."""
