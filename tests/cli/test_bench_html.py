@@ -106,9 +106,7 @@ def test_checks_that_failed_come_first_and_many_kept_ones_are_folded() -> None:
 
 def test_the_command_is_shown_without_secrets() -> None:
     words = ["https://me:pw@x.test/mcp?key=1", "-H", "X-Key: secret", "--header=A: secret", "--tool", "add"]
-    assert (
-        shown_command(words, "") == "trimcp bench 'https://x.test/mcp?...' -H 'X-Key: ...' '--header=A: ...' --tool add"
-    )
+    assert shown_command(words) == "trimcp bench 'https://x.test/mcp?...' -H 'X-Key: ...' '--header=A: ...' --tool add"
 
 
 def test_the_command_writes_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

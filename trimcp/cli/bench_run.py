@@ -92,10 +92,10 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
       trimcp bench server.py --script mix.toml --find-limit --require 'p99<50ms,errors<0.1%'
     """
     words = click.get_current_context().meta.get(WORDS, [])
-    sys.exit(_measure(target, options, load, shown_command(words, target)))
+    sys.exit(_measure(target, options, load, shown_command(words)))
 
 
-def shown_command(words: Sequence[str], target: str) -> str:
+def shown_command(words: Sequence[str]) -> str:
     """Return the command as it was typed, without values of headers, and of URLs without user and query."""
     shown = ["trimcp", "bench"]
     for before, word in zip(["", *words], words, strict=False):
