@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -105,6 +106,19 @@ def test_from_a_refusal_to_a_login_and_back(there: Protected) -> None:
     assert "Logged out" in there.good("logout", there.url)
     assert "there is no login" in there.bad("logout", there.url)
     assert "trimcp login" in there.bad("call", there.url, "whoami")
+
+
+def test_a_bridge_comes_with_the_stored_login(there: Protected) -> None:
+    """A host starts it and speaks standard input and output; the server wants a token and speaks HTTP."""
+    home = f"XDG_DATA_HOME={there.environment['XDG_DATA_HOME']}"  # which a program that is started does not inherit
+    bridge = shlex.join(["env", home, *TRIMCP, "bridge", there.url])
+    refused = there.bad("bridge", there.url)
+    assert "cannot be reached" in refused
+    assert "log in: trimcp login URL" in refused
+    there.good("login", there.url)
+    assert there.good("call", bridge, "whoami") == "ann\n"
+    assert there.good("call", "--revision", "2025-11-25", bridge, "whoami") == "ann\n"
+    assert there.good("inspect", bridge, "--json") == there.good("inspect", there.url, "--json")
 
 
 def test_more_scopes_are_asked_for_by_logging_in_again(there: Protected) -> None:

@@ -541,6 +541,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="of the loopback interface; 0 takes a free one")
     parser.add_argument("--page-size", type=int, help="entries to a page of a list; all on one without it")
     parser.add_argument("--host-software", choices=["own", "hypercorn"], default="own")
+    parser.add_argument("--before", metavar="URL", help="serve a proxy before the server there instead")
     return parser.parse_args()
 
 
@@ -560,7 +561,8 @@ def main() -> None:
     else:
         settings = trimcp.HttpSettings(retry=100, **PATHS[options.transport])
         software = options.host_software
-        trimcp.run_http(server, port=options.port, settings=settings, software=software, ready=announce)
+        served = server if options.before is None else trimcp.proxy(options.before, name="conformance")
+        trimcp.run_http(served, port=options.port, settings=settings, software=software, ready=announce)
 
 
 def announce(urls: list[str]) -> None:

@@ -20,6 +20,7 @@ COMMANDS: Final = {
     "read": ("talking", "Print what a resource holds."),
     "prompt": ("talking", "Print the messages of a prompt."),
     "shell": ("shell", "Talk to a server, line by line."),
+    "bridge": ("composing", "Serve a server over standard input and output."),
     "bench": ("bench_run", "Put load on a server and measure it."),
     "record": ("recording", "Write down what a client and a server say."),
     "new": ("new", "Begin a project: a server, its tests, its deployment."),

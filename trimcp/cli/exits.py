@@ -41,6 +41,15 @@ Exit codes:
   130  a second Ctrl-C ended it at once (143: SIGTERM)
 """
 
+BRIDGE_EXIT_CODES: Final = """\
+\b
+Exit codes:
+  0    the client left, or it was told to end (Ctrl-C, SIGTERM)
+  2    the command line is wrong, or the file it names
+  3    no connection to a server
+  130  a second Ctrl-C ended it at once (143: SIGTERM)
+"""
+
 WORKER_EXIT_CODES: Final = """\
 \b
 Exit codes:

@@ -122,7 +122,7 @@ class Forwarding:
         asks = row is not None and row.may_ask_from is not None and ctx.revision >= row.may_ask_from
         kept = kept_of(ctx) if asks else {}
         answers: Mapping[str, Any] = getattr(params, "input_responses", None) or {}
-        if row is not None:
+        if not isinstance(params, dict):
             params = attrs.evolve(params, meta=None)
         if method == "tools/call":
             params = attrs.evolve(params, task=None)
