@@ -49,6 +49,10 @@ AGENTS = {
 INSPECTOR = "@modelcontextprotocol/inspector@2.12.0"
 EXT_APPS = "@modelcontextprotocol/ext-apps@2.0.4"  # it brings the client
 EXT_TASKS = "@modelcontextprotocol/ext-tasks@0.2.2"
+NODE_SKILLS = [
+    f"@modelcontextprotocol/{name}@{PEERS['npm'][f'@modelcontextprotocol/{name}']}"
+    for name in ("server", "node", "client")
+]
 # A client of gRPC and the conformance suite of HTTP/2, in Go.
 GRPCURL = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3"
 H2SPEC = "github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible"
@@ -371,6 +375,7 @@ def interop(session: nox.Session) -> None:
         "TRIMCP_NODE_INSPECTOR": str(install_from_npm(session, INSPECTOR)),
         "TRIMCP_NODE_APPS": str(install_from_npm(session, EXT_APPS)),
         "TRIMCP_NODE_TASKS": str(install_from_npm(session, EXT_TASKS, NODE_CLIENT)),
+        "TRIMCP_NODE_SKILLS": str(install_from_npm(session, *NODE_SKILLS)),
         "TRIMCP_NODE_EVERYTHING": str(install_from_npm(session, EVERYTHING_SERVER)),
         "TRIMCP_NODE_OIDC_PROVIDER": str(install_from_npm(session, OIDC_PROVIDER)),
         "TRIMCP_REAL_SERVERS": json.dumps(install_real_servers(session)),

@@ -1,4 +1,4 @@
-"""FastMCP reads the skills that we serve, and we those that it serves: both verify what they read."""
+"""FastMCP and the official TypeScript SDK read the skills that we serve, and we theirs: all verify what they read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import pytest
 import trio
 
 import trimcp
-from tests.interop.peers import HERE, serving
+from tests.interop.peers import HERE, NODE, serving
 
-FASTMCP = Path(os.environ["TRIMCP_FASTMCP_SKILLS"])
-PROGRAM = HERE / "fastmcp_skills.py"
+PEERS = {
+    "fastmcp": [Path(os.environ["TRIMCP_FASTMCP_SKILLS"]), HERE / "fastmcp_skills.py"],
+    "typescript": [NODE, HERE / "node_skills.mjs"],
+}
+each = pytest.mark.parametrize("peer", PEERS)
 GIT = "skill://git-workflow/SKILL.md"
 BOTH = ["skill://acme/refunds/SKILL.md", GIT]
 
@@ -33,8 +36,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "skills"
 
 
-async def test_we_read_and_verify_what_fastmcp_serves(folder: Path, tmp_path: Path) -> None:
-    with serving([FASTMCP, PROGRAM, "serve", folder], tmp_path / "log") as served:
+@each
+async def test_we_read_and_verify_what_others_serve(peer: str, folder: Path, tmp_path: Path) -> None:
+    with serving([*PEERS[peer], "serve", folder], tmp_path / "log") as served:
         async with trimcp.Client("skills").connect(served.http) as session:
             skills = trimcp.ServerSkills(session, lambda skill: True)
             found = await skills.list_all()
@@ -44,12 +48,13 @@ async def test_we_read_and_verify_what_fastmcp_serves(folder: Path, tmp_path: Pa
             assert [await active.read(path) for path in ("references/a b.md", "logo.bin")] == [b"# A b\n", b"\xff\x00"]
 
 
-async def test_fastmcp_reads_and_verifies_what_we_serve(folder: Path) -> None:
+@each
+async def test_others_read_and_verify_what_we_serve(peer: str, folder: Path) -> None:
     server: trimcp.Server[None] = trimcp.Server("skills")
     server.skills(folder)
     async with trio.open_nursery() as nursery:
         urls = await nursery.start(partial(trimcp.serve_http, server, port=0))
-        words = [str(FASTMCP), str(PROGRAM), "read", str(urls[0]), GIT]
+        words = [*map(str, PEERS[peer]), "read", str(urls[0]), GIT]
         done = await trio.run_process(words, capture_stdout=True, capture_stderr=True, check=False)
         nursery.cancel_scope.cancel()
     assert done.returncode == 0, done.stderr.decode()
