@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from trimcp.transports.http.client.exchanges import ClientAuth
     from trimcp.transports.http.client.policy import Mode, Timeouts
     from trimcp.transports.http.client.target import HttpServer
+    from trimcp.transports.http.h1.spread import ConnectionShares
     from trimcp.transports.websocket.client import WebSocketServer
 
 Software: TypeAlias = Literal["own", "hypercorn"]
@@ -128,6 +129,7 @@ async def serve_http(
     port: int = 8000,
     uds: str | Path | None = None,
     sockets: Sequence[socket.socket] = (),
+    shares: ConnectionShares | None = None,
     auth: TokenAuth | None = None,
     agent_tools: SecondProtocolFactory | None = None,
     store: SharedStore | str | None = None,
@@ -153,6 +155,8 @@ async def serve_http(
         port: 0 for any free port.
         uds: the path of a Unix socket to listen on instead.
         sockets: listening sockets to use instead, as passed by a service manager.
+        shares: how many connections other processes have that accept from the same `sockets`, as those of
+            `trimcp run --workers` do.
         auth: validates access tokens: `trimcp.auth.ResourceServer(...)`. The same as in `settings`.
         agent_tools: serves agent tools beside MCP: `trimcp.agent_tools.AgentTools(server)`. The same as in `settings`.
         store: where processes share their sessions: "sqlite:///path", "redis://host" or a store. The same as in
@@ -221,6 +225,7 @@ async def serve_http(
                 port=at_port,
                 path=uds,
                 sockets=sockets,
+                shares=shares,
                 ssl_context=ssl_context or from_files,
                 limits=limits,
                 serve_websocket=partial(served.serve_websocket, keep_alive),

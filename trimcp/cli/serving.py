@@ -103,6 +103,7 @@ async def _serve_here(
             await serve_http(
                 server,
                 sockets=sockets,
+                shares=None if worker is None else worker.shares,
                 settings=settings,
                 certfile=options.certfile,
                 keyfile=options.keyfile,

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
@@ -15,9 +16,11 @@ import trio
 
 from trimcp.run import on_signals
 from trimcp.support.descendants import signal_name
+from trimcp.transports.http.h1.spread import ConnectionShares, leave, open_shares
 
 _CONTROL: Final = "TRIMCP_WORKER_CONTROL"
 _SOCKETS: Final = "TRIMCP_WORKER_SOCKETS"
+_SHARES: Final = "TRIMCP_WORKER_SHARES"
 # In seconds.
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 10.0
@@ -28,10 +31,11 @@ _REAPED: Final = 5.0
 
 @attrs.define(eq=False)
 class InheritedSockets:
-    """The sockets that a worker inherits from its parent: listening sockets and the control socket."""
+    """What a worker inherits from its parent: listening sockets, the control socket, and how connections are spread."""
 
     sockets: list[socket.socket]
     _control: socket.socket
+    shares: ConnectionShares | None
 
     def ready(self) -> None:
         """Tell the parent that requests are answered from now on."""
@@ -62,7 +66,12 @@ def inherited() -> InheritedSockets | None:
     found = [socket.socket(fileno=int(number)) for number in (control, *sockets.split(","))]
     for each in found:
         each.set_inheritable(False)  # child processes of the server must not get them
-    return InheritedSockets(found[1:], found[0])
+    shares: ConnectionShares | None = None
+    if place := os.environ.pop(_SHARES, None):
+        fd, _, number = place.partition(":")
+        shares = ConnectionShares(int(fd), int(number))
+        os.close(int(fd))
+    return InheritedSockets(found[1:], found[0], shares)
 
 
 @attrs.define(eq=False)
@@ -88,6 +97,7 @@ class Workers:
     _ready: set[int] = attrs.field(init=False, factory=set)
     _stop: trio.Event = attrs.field(init=False, factory=trio.Event)
     _code: int = attrs.field(init=False, default=0)
+    _shares: int | None = attrs.field(init=False, default=None)
 
     async def run(self, listening: Callable[[], object]) -> int:
         """Keep the workers running until SIGINT or SIGTERM comes, and return the exit code.
@@ -96,7 +106,11 @@ class Workers:
         any has been ready there is no sense in starting others: all end, and the code is that worker's. `listening` is
         called once, when each of them is ready for the first time.
         """
-        with on_signals(lambda number: self._stop.set(), self._kill_all):
+        with ExitStack() as stack:
+            stack.enter_context(on_signals(lambda number: self._stop.set(), self._kill_all))
+            if self.number > 1:
+                self._shares = open_shares(self.number)
+                stack.callback(os.close, self._shares)
             async with trio.open_nursery() as nursery:
                 for number in range(1, self.number + 1):
                     nursery.start_soon(self._keep, number, listening)
@@ -113,7 +127,7 @@ class Workers:
         pause = self.pause
         while not self._stop.is_set():
             begun = trio.current_time()
-            process = await self._run_one(partial(self._heard, number, listening))
+            process = await self._run_one(partial(self._heard, number, listening), number - 1)
             how = _how_it_ended(process.returncode)
             if self._stop.is_set():
                 if process.returncode:
@@ -182,11 +196,14 @@ class Workers:
                 nursery.cancel_scope.deadline = trio.current_time() + self.grace + _MARGIN
         return 0
 
-    async def _run_one(self, ready: Callable[[trio.Process], object]) -> trio.Process:
-        """Run a worker until it ends; `ready` is called once it is."""
+    async def _run_one(self, ready: Callable[[trio.Process], object], place: int = 0) -> trio.Process:
+        """Run a worker until it ends; `ready` is called once it is. `place`: its own in the shares of connections."""
         ours, theirs = socket.socketpair()
         fds = [theirs.fileno(), *(each.fileno() for each in self.sockets)]
         env = {**os.environ, **self.env, _CONTROL: str(fds[0]), _SOCKETS: ",".join(map(str, fds[1:]))}
+        if self._shares is not None:
+            env[_SHARES] = f"{self._shares}:{place}"
+            fds.append(self._shares)
         with theirs:
             # A group of its own: Ctrl-C at a terminal is for the parent, which then asks its workers to end.
             process = await trio.lowlevel.open_process(
@@ -203,6 +220,8 @@ class Workers:
                 raise
             finally:
                 del self._controls[process]
+                if self._shares is not None:
+                    leave(self._shares, place)
         return process
 
     async def _attend(

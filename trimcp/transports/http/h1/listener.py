@@ -20,6 +20,7 @@ from trimcp.budget import owner_of
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, ServeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
+from trimcp.transports.http.h1.spread import ConnectionShares
 from trimcp.transports.http.h1.wires import PolledWire, Poller, SocketWire, StreamWire, Wire
 from trimcp.transports.http.interfaces import Application
 from trimcp.transports.http.peers.shares import Shares
@@ -43,6 +44,7 @@ async def serve_http1(
     port: int | None = None,
     path: str | os.PathLike[str] | None = None,
     sockets: Sequence[socket.socket] = (),
+    shares: ConnectionShares | None = None,
     ssl_context: ssl.SSLContext | None = None,
     limits: HttpLimits | None = None,
     serve_websocket: ServeWebSocket | None = None,
@@ -58,6 +60,7 @@ async def serve_http1(
 
     Args:
         sockets: listening sockets that the caller has opened. They are closed when accepting ends.
+        shares: how many connections other processes have that accept from the same `sockets`.
         ssl_context: enables TLS; `sockets.tls_context` makes one.
         serve_websocket: serves a WebSocket; None refuses them.
         stop: once it is set, no connection is accepted, connections without a request are closed, and others end with
@@ -93,7 +96,7 @@ async def serve_http1(
             if poller is not None:
                 nursery.start_soon(poller.run)
             hosting = Hosting(application, limits, nursery, serve_websocket)
-            listener = _Listener(hosting, ssl_context, poller)
+            listener = _Listener(hosting, ssl_context, poller, shares)
             stack.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:
                 for sock in listening:
@@ -102,6 +105,8 @@ async def serve_http1(
                 task_status.started(urls)
                 await stop.wait()
                 accepting.cancel_scope.cancel(reason="this server stops")
+            if shares is not None:
+                shares.leave()
             stack.close()
             if drained is not None:
                 await drained.wait()
@@ -134,6 +139,7 @@ class _Listener:
     _hosting: Hosting
     _ssl_context: ssl.SSLContext | None
     _poller: Poller | None
+    _others: ConnectionShares | None
     _connections: set[H1Connection] = attrs.field(init=False, factory=set)
     _waiting: dict[_Accepted, None] = attrs.field(init=False, factory=dict)
     _shares: Shares[_Accepted] = attrs.field(init=False, factory=lambda: Shares(2))
@@ -144,8 +150,14 @@ class _Listener:
     async def accept(self, sock: socket.socket) -> None:
         """Accept connections until cancelled."""
         while True:
+            most = min(_AT_ONCE, 1 + len(self._connections) // _ONE_FOR)
+            if self._others is not None:
+                most = 1
+                self._others.note(len(self._connections) + len(self._waiting))
             await trio.lowlevel.wait_readable(sock)
-            for _ in range(min(_AT_ONCE, 1 + len(self._connections) // _ONE_FOR)):
+            if self._others is not None:
+                await self._others.wait_turn(sock, len(self._connections) + len(self._waiting))
+            for _ in range(most):
                 try:
                     accepted, address = sock.accept()
                 except BlockingIOError:
@@ -246,6 +258,8 @@ class _Listener:
             self._shares.remove(accepted)
             self._hosting.application.connections -= 1
             self._ended.unpark_all()
+            if self._others is not None:
+                self._others.note(len(self._connections) + len(self._waiting))
             while self._waiting and len(self._connections) < self._hosting.limits.max_connections:
                 first = next(iter(self._waiting))
                 self._dequeue(first)
