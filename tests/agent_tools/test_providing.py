@@ -78,10 +78,10 @@ class Provided:
 
 
 @asynccontextmanager
-async def service(transport: str, port: int = 0) -> AsyncIterator[tuple[str, Any]]:
+async def service(transport: str, port: int = 0, **more: Any) -> AsyncIterator[tuple[str, Any]]:
     server = trimcp.Server("service")
     tools = agent_tools.AgentTools(server, authenticate=trimcp.bearer_tokens({"agent": "agent-7", "provider": "calc"}))
-    options: dict[str, Any] = {} if "unix" in transport else {"port": port}
+    options: dict[str, Any] = {**more, **({} if "unix" in transport else {"port": port})}
     async with served(server, transport.replace("websocket", "http"), agent_tools=tools, **options) as place:
         url = place.url.removesuffix("/mcp")
         with trio.fail_after(PATIENCE):
@@ -97,6 +97,15 @@ async def providing_to(url: str, tools: Any, **options: Any) -> AsyncIterator[li
 
         yield await nursery.start(provide)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+async def test_a_trace_shows_what_is_said_with_a_provider(transport: str) -> None:
+    lines: list[str] = []
+    async with service(transport, settings=trimcp.HttpSettings(trace=lines.append)) as (url, _):
+        async with providing_to(url, []):
+            said = [line for line in lines if "tools_registered" in line or "provide_tools" in line]
+        assert [line.split()[1] for line in said] == ["<--", "-->"]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

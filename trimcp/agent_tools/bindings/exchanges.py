@@ -30,6 +30,7 @@ from trimcp.support.nurseries import server_ends
 from trimcp.transports.http.interfaces import Handler, Head, HttpReply, token_expired
 from trimcp.transports.http.state.sessions import Shared
 from trimcp.transports.http.state.streams import EventStream, StreamSink
+from trimcp.transports.trace import traced
 
 AGENT_HEADER: Final = "agent-id"
 """The header that may repeat the agent's id."""
@@ -72,7 +73,8 @@ class AgentPort:
         """Serve a connection whose two directions go their own ways, until it ends or its caller's token expires."""
         from trimcp.agent_tools.bindings.websocket import AgentStream
 
-        channel.holding, channel.link = head.holding, head.link
+        channel.holding, channel.link, write = head.holding, head.link, self.shared.settings.trace
+        channel = channel if write is None else traced(channel, write)
         idle = MemoryCharge(head.holding)
         idle.set(_IDLE)
         try:

@@ -23,7 +23,7 @@ from trimcp.agent_tools.messages import errors, messages
 from trimcp.agent_tools.messages.answers import CallAnswer
 from trimcp.agent_tools.messages.http import FORMS, MERGE_PATCH, HttpForm
 from trimcp.agent_tools.service import AgentCall
-from trimcp.channel import MessageChannel, MessageWriter
+from trimcp.channel import MessageWriter
 from trimcp.errors import LocalError
 from trimcp.transports.http.endpoint.accept import EVENTS, JSON, accepts, is_compressed, is_json, is_websocket_key
 from trimcp.transports.http.interfaces import (
@@ -37,7 +37,6 @@ from trimcp.transports.http.interfaces import (
     Upgrade,
 )
 from trimcp.transports.http.state.streams import EventStream
-from trimcp.transports.trace import traced
 from trimcp.wire.jsonrpc import Malformed, parse_value
 
 _REGISTERING: Final = (("POST", "/tools/register"), ("POST", "/trimcp.v1.AgentTools/RegisterTool"))
@@ -144,17 +143,15 @@ class AgentHttp(AgentPort):
             raise errors.draining()
         offered = [name.strip() for name in head.headers.get("sec-websocket-protocol", "").split(",")]
         agreed = messages.SUBPROTOCOL if messages.SUBPROTOCOL in offered else None
-        caller, write, most = self.caller(head), self.shared.settings.trace, self.shared.service.max_message
-
-        async def serve(channel: MessageChannel) -> None:
-            await self.serve(head, caller, channel if write is None else traced(channel, write))
+        caller, most = self.caller(head), self.shared.service.max_message
 
         def opened(writer: MessageWriter) -> ConnectedSession:
             from trimcp.agent_tools.bindings.websocket import open_agent
 
             return open_agent(self.run, caller, self.shared.sessions, head.holding, writer)
 
-        show = None if write is None else self.shared.show
+        show = None if self.shared.settings.trace is None else self.shared.show
+        serve = partial(self.serve, head, caller)
         return Upgrade(
             serve, agreed, most, head.principal, head.headers, parse_value, open=opened, show=show, until=head.until
         )
