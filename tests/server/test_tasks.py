@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Collection
@@ -861,6 +862,34 @@ async def test_a_task_that_had_not_begun_begins_after_a_restart(autojump_clock: 
         assert (await until(session, waiting))["status"] == "completed"
 
 
+async def test_a_checkpoint_waits_for_a_store_that_is_away(autojump_clock: trio.testing.MockClock) -> None:
+    class Away(TaskStore):
+        since = math.inf
+
+        async def save(self, task: KeptTask) -> bool:
+            if self.since <= trio.current_time() < self.since + 100:
+                raise OSError("it is away")
+            return await super().save(task)
+
+    store, begun = Away(), list[Any]()
+    server = make_server(store=store, poll_interval=1)
+
+    @server.tool(task="required", restart="fail")
+    async def steps(ctx: trimcp.Context) -> str:
+        begun.append(ctx.task.saved)
+        for step in range(3):
+            await ctx.task.checkpoint(step)
+            store.since = trio.current_time() + 1
+            await trio.sleep(2)
+        return "all steps"
+
+    async with connected(server, asking_client()) as session:
+        began, id = trio.current_time(), (await call(session, "steps"))["taskId"]
+        assert (await session.task(id, tool="steps").result()).text == "all steps"
+        assert begun == [None]
+        assert trio.current_time() - began >= 200
+
+
 async def test_a_store_that_fails_ends_no_server(caplog: pytest.LogCaptureFixture) -> None:
     class Failing(TaskStore):
         """Fails where it is told to, and says where it has."""
@@ -899,17 +928,18 @@ async def test_a_store_that_fails_ends_no_server(caplog: pytest.LogCaptureFixtur
             await call(session, "count", to=1)
         await store.failed["forget"].wait()
         store.broken = frozenset({"save", "renew"})
-        await call(session, "count", to=1)
+        id = (await call(session, "count", to=1))["taskId"]
         with trio.fail_after(10):
             for event in store.failed.values():
                 await event.wait()
         store.broken = frozenset()
         assert (await session.call_tool("plain")).text == "plain"
+        assert (await until(session, id))["status"] == "completed"  # its result was kept as soon as it could be
         assert (await session.call_tool("count", {"to": 2})).text == "counted to 2"
     said = {record.message.partition("\n")[0] for record in caplog.records if record.name == "trimcp.server"}
     assert said == {
         "a task could not be forgotten",
-        "a task could not be kept",
+        "a task could not be kept, which is tried again",
         "the leases of tasks could not be renewed",
     }
 

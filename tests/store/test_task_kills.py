@@ -194,6 +194,23 @@ async def test_a_worker_that_is_told_to_end_lets_the_next_go_on_at_once(url: str
         assert done["total"] == 55
 
 
+async def test_a_worker_that_stood_still_has_lost_its_job(url: str) -> None:
+    port, client = free_port(), trimcp.Client("test", tasks=True)
+    async with leaving(port, url), client.connect(at(port)) as session:
+        task, id = await start(session, 40)
+        async with worker(url) as first:
+            await reached(task, 5)
+            first.send_signal(signal.SIGSTOP)
+            async with worker(url):
+                await reached(task, 15)
+                first.send_signal(signal.SIGCONT)  # which wants to go on
+                done = await result_of(session, id)
+            check(done, 40, begun=2)
+            assert await result_of(session, id) == done
+            again, _ = await start(session, 3)
+            assert (await again.result()).structured_content  # what stood still works on, with other jobs
+
+
 @pytest.mark.needs("redis-server")
 async def test_a_job_survives_a_redis_that_is_killed() -> None:
     port, client = free_port(), trimcp.Client("test", tasks=True)

@@ -26,7 +26,6 @@ class TaskClaims:
     """The lease of a run of a server, and the tasks that it claims."""
 
     runs: TaskRuns
-    _missed: bool = attrs.field(init=False, default=False)  # the store failed: it may have given tasks to nobody
 
     async def keep_up(self) -> None:
         """Look around as often as the lease wants, and when there is something; forget what is over."""
@@ -43,7 +42,7 @@ class TaskClaims:
                     for run in [run for run in self.runs.tasks.values() if run.kept.ended and run.kept.until < now]:
                         run.leave()
             except Exception as error:  # of a store: the next time it may be there again
-                looked, self._missed = trio.current_time(), True
+                looked, self.runs.missed = trio.current_time(), True
                 log_crash(log, error, "the leases of tasks could not be renewed")
 
     async def hear(self) -> None:
@@ -62,10 +61,10 @@ class TaskClaims:
             for id, note in await self.runs.store.renew(self.runs.runner, self.runs.served.lease):
                 if (run := self.runs.tasks.get(id)) is not None:
                     await run.tell(note)
-            if self._missed:
+            if self.runs.missed:
                 held = await self.runs.store.held(self.runs.runner)
                 await self.runs.store.release([id for id in held if id not in self.runs.tasks], self.runs.runner)
-                self._missed = False
+                self.runs.missed = False
             await self._take_over()
         await self.runs.tell_watchers()
 
@@ -97,7 +96,11 @@ class TaskClaims:
             run.fail(INTERNAL_ERROR, f"{_MOST_RUNS} processes have ended while they ran this task")
         if note:
             await run.tell(note)
-        await self.runs.store.save(kept)  # before its handler can end this one
+        try:
+            await self.runs.store.save(kept)  # before its handler can end this one
+        except BaseException:
+            run.leave()
+            raise
         self.runs.nursery.start_soon(run.live)
 
     async def drain(self) -> None:
@@ -112,7 +115,10 @@ class TaskClaims:
         with trio.move_on_after(self.runs.served.grace):
             for run in left:
                 await run.over.wait()
-        for run in left:
-            run.kept.runs = min(run.kept.runs, run.begun)  # an orderly end is not the task's doing
-            await self.runs.store.save(run.kept)
-        await self.runs.store.release([run.id for run in left], self.runs.runner)
+        try:
+            for run in left:
+                run.kept.runs = min(run.kept.runs, run.begun)  # an orderly end is not the task's doing
+                await self.runs.store.save(run.kept)
+            await self.runs.store.release([run.id for run in left], self.runs.runner)
+        except Exception as error:  # of a store: they are claimed when the lease is over
+            log_crash(log, error, "tasks could not be left to others")

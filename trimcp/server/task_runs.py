@@ -89,6 +89,7 @@ class TaskRuns:
     turns: Turns = attrs.field(init=False)
     watched: Counter[str] = attrs.field(init=False, factory=Counter)
     draining: bool = attrs.field(init=False, default=False)
+    missed: bool = attrs.field(init=False, default=False)  # the store may have tasks for this run that it does not know
     woken: trio.Event = attrs.field(init=False, factory=trio.Event)
     _seen: dict[str, float] = attrs.field(init=False, factory=dict)  # when tasks that others run changed, if watched
 
@@ -217,6 +218,18 @@ class TaskRuns:
         except Exception as error:
             log_crash(log, error, "a task could not be forgotten")
 
+    async def save(self, task: KeptTask) -> bool:
+        """Save a task, and wait while the store is away; return False if another process has the task."""
+        warned = False
+        while True:
+            try:
+                return await self.store.save(task)
+            except OSError as error:
+                if not warned:
+                    log_crash(log, error, "a task could not be kept, which is tried again")
+                warned = True
+            await trio.sleep(self.served.poll_interval)
+
     def wake(self) -> None:
         """Look at the store soon: something may have changed."""
         self.woken.set()
@@ -289,8 +302,8 @@ class TaskRun(Sink):
         except trio.Cancelled:  # the run of the server ends without a word
             self._lost = True
             raise
-        except Exception as error:  # mostly of a store: the task is claimed when its lease is over
-            self._lost = True
+        except Exception as error:  # of a store of somebody's own, or a bug: it is begun again from what is kept
+            self._lost = self.runs.missed = True
             log_crash(log, error, "a task could not be kept")
         finally:
             self._disconnect()
@@ -336,10 +349,15 @@ class TaskRun(Sink):
             pushed.close()
 
     async def _save(self) -> None:
-        if not await self.runs.store.save(self.kept):
-            self.lose()
-        else:
+        if await self._saved():
             self.runs.changed(self.kept)
+
+    async def _saved(self) -> bool:
+        """Save it; return False if another process has it, so that it is lost here."""
+        kept = await self.runs.save(self.kept)
+        if not kept:
+            self.lose()
+        return kept
 
     async def _save_progress(self) -> None:
         """Let other processes see how far it is, as often as clients are to look."""
@@ -348,23 +366,19 @@ class TaskRun(Sink):
         self._saving = False
         if not self.over.is_set() and not self.kept.ended and not self._lost:
             with suppress(OSError):  # it is for show
-                await self._save()
+                await self.runs.store.save(self.kept)
 
     async def tell(self, note: Mapping[str, Any]) -> None:
         """Take answers to its questions, or a cancellation."""
         kept = self.kept
         if note.get("cancelled"):
             self.cancel("cancelled by its client")
-        new = {key: each for key, each in note.get("answers", {}).items() if key in kept.questions}
-        new = {key: each for key, each in new.items() if key not in kept.answers}
-        if new and kept.status == "input_required":
-            kept.answers.update(new)
+        if kept.status == "input_required" and kept.answer(note.get("answers", {})):
             kept.updated = time.time()
-            if len(kept.answers) == len(kept.questions):
-                kept.status = "working"
-                self._answered.set()
+            if len(kept.answers) < len(kept.questions):
+                await self._saved()
             else:
-                await self.runs.store.save(kept)
+                self._answered.set()
             self.runs.changed(kept)
 
     def cancel(self, why: str) -> None:
@@ -435,8 +449,7 @@ class TaskRun(Sink):
         self.kept.checkpoint = saved
         self.charge.set(RECORD + len(saved))
         await trio.lowlevel.checkpoint()
-        if self.stored.is_set() and not await self.runs.store.save(self.kept):
-            self.lose()
+        if self.stored.is_set() and not await self._saved():
             await trio.sleep_forever()  # until the cancellation arrives: another process has the task
 
     # The holder of its memory

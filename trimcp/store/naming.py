@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from trimcp.errors import LocalError
 from trimcp.store.contexts import ContextStore
 from trimcp.store.shared import SharedStore
-from trimcp.store.tasks import TaskStore
+
+if TYPE_CHECKING:
+    from trimcp.store.tasks import TaskStore
 
 _REDIS = ("redis://", "rediss://", "unix://")
 

@@ -88,6 +88,14 @@ class KeptTask:
             questions[name] = question
         self.status, self.questions = "input_required", questions
 
+    def answer(self, answers: Mapping[str, Any]) -> bool:
+        """Take answers to what is asked, each once; return whether there were any. With all of them it works on."""
+        new = {key: each for key, each in answers.items() if key in self.questions and key not in self.answers}
+        self.answers.update(new)
+        if len(self.answers) == len(self.questions):
+            self.status = "working"
+        return bool(new)
+
     def remember(self) -> None:
         """Add what was answered to what the handler was answered before."""
         assert self.memory is not None
