@@ -96,6 +96,8 @@ def test_every_name_of_the_json_stays() -> None:
             "ceiling_per_second": 10.0,
             "answers": 5,
             "seconds": 2.0,
+            "busiest": None,
+            "processes": 1,
         },
         "interrupted": False,
         "requests": {"echo": one},

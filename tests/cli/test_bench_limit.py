@@ -52,7 +52,7 @@ def test_the_limit_is_told_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_where_the_generator_is_the_limit_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_run, "measure", Slowing(70.0, busy=0.9))
     result = trimcp(*WORDS, "--", "node", "server.js")
-    assert "SATURATED: the generator was at its own limit; the server may hold more" in result.stdout
+    assert "SATURATED: the generator was at its own limit; try --processes" in result.stdout
 
 
 def test_a_server_that_never_holds_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

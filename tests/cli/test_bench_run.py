@@ -53,7 +53,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, *results: Any) -> Measured:
 def test_help_has_examples_and_the_exit_codes() -> None:
     result = trimcp("bench", "--help")
     assert result.exit_code == 0
-    assert result.stdout.count("  trimcp bench ") == 9
+    assert result.stdout.count("  trimcp bench ") == 10
     assert "1    some were not; the table lists them by kind" in result.stdout
 
 

@@ -41,6 +41,7 @@ async def measure(
     tick: float = 0.5,
     stop: trio.Event | None = None,
     ssl_context: ssl.SSLContext | None = None,
+    gate: Callable[[], Awaitable[None]] | None = None,
 ) -> Report:
     """Put load on a server and return a report.
 
@@ -49,7 +50,8 @@ async def measure(
     counted instead.
 
     `on_tick` is called with the current state every `tick` seconds. It must return at once, and its time counts as the
-    generator's. `stop`, once set, ends the measurement early; the report is then about the time until then.
+    generator's. `stop`, once set, ends the measurement early; the report is then about the time until then. `gate` is
+    awaited once all sessions are open, before any call.
     """
     if not plan.mix:
         raise LocalError("there is nothing to send: name a tool or a method")
@@ -61,7 +63,7 @@ async def measure(
     tally = Tally()
     supply = Supply(plan, found.requests, tally)
     load = Load(plan, found.revision, supply, tally, ssl_context)
-    run = Measurement(load, _session_runner(target, found.transport, load), stop, on_tick, tick)
+    run = Measurement(load, _session_runner(target, found.transport, load), stop, on_tick, tick, gate)
     await run.run()
     return run.report(name_of(target), found)
 
@@ -121,6 +123,7 @@ class Measurement:
     _stop: trio.Event
     _on_tick: Callable[[Snapshot], object] | None
     _tick_length: float
+    _gate: Callable[[], Awaitable[None]] | None = None
     _began: _Mark | None = attrs.field(init=False, default=None)
     _ended: _Mark | None = attrs.field(init=False, default=None)
     _interrupted: bool = attrs.field(init=False, default=False)
@@ -148,6 +151,8 @@ class Measurement:
                 self._closing, self._sessions_nursery = sessions.cancel_scope, sessions
                 await self._open(sessions)
                 self._processes.find()
+                if self._gate is not None:
+                    await self._gate()
                 serving.start_soon(self._tick)
                 await self._conduct()
                 patience = _IMPATIENT if self._interrupted else load.plan.patience

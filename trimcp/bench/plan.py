@@ -208,6 +208,8 @@ class Plan:
     reply: Literal["any", "json", "sse"] = _choice(
         "any", "json", "sse", help="How a server has to answer a POST; anything else is an error."
     )
+    first_number: int = attrs.field(default=0, kw_only=True)
+    """What `{n}` counts from: generators that share a plan do not use the same numbers."""
     pids: tuple[int, ...] = attrs.field(default=(), kw_only=True)
     """Processes whose CPU time and memory count as the server's, with their descendants and any child process."""
     reopen: int = _number(3, NumberCheck(whole=True))

@@ -168,21 +168,23 @@ class Generator:
     cpu_seconds: float  # its CPU time while calls were counted
     seconds: float  # the wall-clock time meanwhile
     answers: int  # responses processed in that time, right or wrong
+    busiest: float | None = None  # of several processes, the largest share of a core; None for one
+    processes: int = 1
 
     @property
     def busy(self) -> float:
-        """Its share of one core."""
+        """Its share of one core; of several processes the sum."""
         return self.cpu_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def saturated(self) -> bool:
         """Whether it may have limited the rate, so that the server could be faster."""
-        return self.busy > _BUSY
+        return (self.busy if self.busiest is None else self.busiest) > _BUSY
 
     @property
     def ceiling(self) -> float | None:
         """Estimated calls of this kind per second that it could make at most; None without any call."""
-        return self.answers / self.cpu_seconds if self.cpu_seconds and self.answers else None
+        return self.processes * self.answers / self.cpu_seconds if self.cpu_seconds and self.answers else None
 
 
 @attrs.frozen
@@ -422,6 +424,8 @@ class Report:
                 "ceiling_per_second": self.generator.ceiling,
                 "answers": self.generator.answers,
                 "seconds": self.generator.seconds,
+                "busiest": self.generator.busiest,
+                "processes": self.generator.processes,
             },
             "requests": {label: times.to_json() for label, times in self.requests.items()},
             "slices": [each.to_json() for each in self.slices],
@@ -465,6 +469,8 @@ def _report_from(value: Mapping[str, Any]) -> Report:
             generator["cpu_seconds"],
             generator.get("seconds", value["seconds"]),
             generator.get("answers", value["calls"]),
+            generator.get("busiest"),
+            generator.get("processes", 1),
         ),
         requests={label: Histogram.from_json(each) for label, each in value.get("requests", {}).items()},
         slices=tuple(map(Slice.from_json, value.get("slices", ()))),

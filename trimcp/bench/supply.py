@@ -81,6 +81,7 @@ class Supply:
 
     def __attrs_post_init__(self) -> None:
         self._random = random.Random(self.plan.seed)
+        self._number = self.plan.first_number
         self._weights = list(accumulate(request.entry.weight for request in self.requests))
         self._only = self.requests[0] if len(self.requests) == 1 else None
         self._paced = self.plan.paced

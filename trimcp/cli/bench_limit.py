@@ -72,7 +72,7 @@ class Limit:
             yield row("", "no rate surely broke: the limit is at this rate or above it"), "yellow"
         if self.of_generator:
             yield (
-                row("", "SATURATED: the generator was at its own limit; the server may hold more"),
+                row("", "SATURATED: the generator was at its own limit; try --processes"),
                 "bold yellow",
             )
         yield row("", what_times_are(self.steps[0].report.plan)), "dim"

@@ -22,6 +22,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
     "How much at a time": (
         *("sessions", "session_calls", "under_way", "rate", "spacing", "think", "stages", "stages_of", "find_limit"),
+        *("processes", "listen", "join"),
     ),
     "For how long": ("seconds", "count", "warm_up"),
     "What is given up": ("cancel", "cancel_after", "timeout", "timeouts"),
@@ -82,6 +83,16 @@ class BenchOptions(ReachOptions):
     compare_bearer: str | None = option(metavar="SOURCE", repr=False, help="--bearer for the other.")
     compare_pids: tuple[int, ...] = option(
         "--compare-pid", multiple=True, type=_PID, metavar="PID", help="--pid for the other."
+    )
+    processes: int = option(
+        metavar="N", default=1, type=click.IntRange(1, 64), help="Generate the load in so many processes together."
+    )
+    listen: str | None = option(
+        metavar="HOST:PORT", help="Let so many --processes join from elsewhere, and gather what they measure."
+    )
+    join: str | None = option(
+        metavar="HOST:PORT",
+        help="Be one of those: whoever listens says what to send. TARGET is as seen from here.",
     )
     find_limit: bool = option(
         is_flag=True, help="Raise the rate until --require breaks, and tell the highest that held."
@@ -152,6 +163,8 @@ def check_options(options: BenchOptions) -> None:
         raise Failure("with --script each call says by itself what to expect")
     if options.compare is not None and (options.require or options.baseline or options.junit or options.github):
         raise Failure("--require, --baseline, --junit and --github judge one server, and --compare shows two")
+    if options.listen is not None and (options.find_limit or options.compare is not None or options.join is not None):
+        raise Failure("--listen gathers one measurement: leave out --find-limit, --compare and --join")
     if options.find_limit and not options.require:
         raise Failure("--find-limit needs --require to say what has to hold, such as 'p99<50ms,errors<0.1%'")
     if options.find_limit and (options.compare is not None or options.baseline or options.junit or _drawn(options)):

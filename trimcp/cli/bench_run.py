@@ -43,6 +43,7 @@ from trimcp.cli.bench_table import (
     three,
     what,
 )
+from trimcp.cli.bench_team import be_generator, measure_together, shared_secret
 from trimcp.cli.bench_verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
 from trimcp.cli.conversation import Stop, own_version, signals, trace_to
 from trimcp.cli.exits import BENCH_EXIT_CODES, BROKEN, NO_CONNECTION, REMOTE_ERROR, Failure
@@ -90,6 +91,7 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
       trimcp bench server.py --script mix.toml --under-way 8 --baseline figures.json --github
       trimcp bench server.py --script mix.toml --stages 0:10,30s:200,2m:200,10s:0
       trimcp bench server.py --script mix.toml --find-limit --require 'p99<50ms,errors<0.1%'
+      trimcp bench http://127.0.0.1:8000/mcp --method tools/list --sessions 64 --processes 4
     """
     words = click.get_current_context().meta.get(WORDS, [])
     sys.exit(_measure(target, options, load, shown_command(words)))
@@ -130,7 +132,21 @@ def _measure(target: str, options: BenchOptions, load: Mapping[str, Any], comman
     write = trace_to(options.trace, screen)
     for server in servers if write is not None else ():
         server.target = attrs.evolve(server.target, trace=write)
+    if options.join is not None:
+        return trio.run(_join, options.join, servers[0], options.pids, screen)
+    if options.listen is not None:
+        shared_secret()
     return trio.run(_Bench(screen, options, plan, servers, command, requirements, baseline).run)
+
+
+async def _join(address: str, server: _MeasuredServer, pids: tuple[int, ...], screen: Screen) -> int:
+    """Be a generator of another measurement."""
+    with signals(screen) as stop:
+        try:
+            await be_generator(address, server.target, pids, stop)
+        except McpError as error:
+            raise _failure(error, server.target) from None
+    return stop.exit_code if stop.signal is not None else 0
 
 
 @attrs.define(eq=False)
@@ -139,6 +155,7 @@ class _MeasuredServer:
 
     target: Target
     name: str  # the typed target, a URL without user and query
+    words: tuple[str, ...] = attrs.field(repr=False)  # of the command line, which name the server to a process of ours
     reports: list[Report] = attrs.field(init=False, factory=list)  # its reports, in the order of measurement
 
     @staticmethod
@@ -147,9 +164,9 @@ class _MeasuredServer:
         target = find_target(text, screen.server_says, read_headers(headers, bearer))
         if isinstance(target, GrpcServer):
             raise Failure("bench does not measure gRPC; it takes commands and URLs with http, https, ws and wss")
-        return _MeasuredServer(
-            target, theirs(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
-        )
+        name = theirs(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
+        words = [text, *(word for header in headers for word in ("--header", header))]
+        return _MeasuredServer(target, name, (*words, *(() if bearer is None else ("--bearer", bearer))))
 
 
 @attrs.define(eq=False)
@@ -227,7 +244,7 @@ class _Bench:
                     assert plan is not None
                     view.begin(f"{what(plan)} of {server.name} at {three(rate)} a second")
                     step = attrs.evolve(plan, rate=rate)
-                    return await measure(server.target, step, on_tick=view.tick, tick=view.tick_length, stop=stop.came)
+                    return await self._measure_one(server, step, stop, view)
 
                 if plan is not None:
                     limit = await find_limit(measure_at, self.requirements, plan.rate or START)
@@ -243,6 +260,15 @@ class _Bench:
         if stop.signal is not None:
             return stop.exit_code
         return BROKEN if limit is None or limit.knee.rate is None else 0
+
+    async def _measure_one(self, server: _MeasuredServer, plan: Plan, stop: Stop, view: MeasurementView) -> Report:
+        """Measure, in this process or in several."""
+        options = self.options
+        if options.processes == 1 and options.listen is None:
+            return await measure(server.target, plan, on_tick=view.tick, tick=view.tick_length, stop=stop.came)
+        view.end()
+        size, say = options.processes, self.screen.note
+        return await measure_together(server.words, plan, size, options.listen, stop.came, say)
 
     async def _planned(self, stop: Stop) -> Plan | None:
         """Return the plan with its requests; None after a signal."""
@@ -268,9 +294,7 @@ class _Bench:
                 self._current = server
                 title = f"{what(plan)} of {server.name}"
                 view.begin(title if rounds == 1 else f"round {number + 1} of {rounds}: {title}")
-                report = await measure(
-                    server.target, its_plan, on_tick=view.tick, tick=view.tick_length, stop=stop.came
-                )
+                report = await self._measure_one(server, its_plan, stop, view)
                 server.reports.append(report)
                 if stop.signal is not None:
                     return

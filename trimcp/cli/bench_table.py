@@ -166,6 +166,8 @@ def _cost(report: Report) -> Line:
 def _generator(report: Report) -> Iterator[Line]:
     generator = report.generator
     text = f"{100 * generator.busy:.0f} % of a core"
+    if generator.busiest is not None:
+        text += f" in {generator.processes} processes, {100 * generator.busiest:.0f} % in the busiest"
     if generator.ceiling is not None:
         text += f"; it could make about {three(float(f'{generator.ceiling:.2g}'))} such calls per second"
     if not generator.saturated:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any, Final
-from xml.sax.saxutils import escape, quoteattr
 
 import attrs
 
@@ -153,16 +153,20 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
+def _attribute(text: str) -> str:
+    return f'"{escape(text)}"'
+
+
 def write_junit(file: str, title: str, report: Report, judgement: Judgement) -> None:
     """Write what was checked as a suite of tests. Raises Failure: the file cannot be written."""
-    name = quoteattr(theirs(title, 400))
+    name = _attribute(theirs(title, 400))
     failed = sum(not each.passed for each in judgement.checks)
     head = f'<testsuite name={name} tests="{len(judgement.checks)}" failures="{failed}" time="{report.seconds:.3f}">'
     cases = []
     for each in judgement.checks:
         text = theirs(each.text, 400)
-        inner = f"<system-out>{escape(text)}</system-out>" if each.passed else f"<failure message={quoteattr(text)}/>"
-        cases.append(f"  <testcase classname={name} name={quoteattr(theirs(each.name, 400))}>{inner}</testcase>")
+        inner = f"<system-out>{escape(text)}</system-out>" if each.passed else f"<failure message={_attribute(text)}/>"
+        cases.append(f"  <testcase classname={name} name={_attribute(theirs(each.name, 400))}>{inner}</testcase>")
     whole = ['<?xml version="1.0" encoding="UTF-8"?>', head, *cases, "</testsuite>", ""]
     try:
         Path(file).write_text("\n".join(whole), "utf-8")
