@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
@@ -64,6 +65,40 @@ def interrupts() -> None:
         assert session.statistics().pending == 0
         assert session.call_tool("add", {"a": 1, "b": 2}).text == "3"
         print(interrupted >= 1_000, session.wait(tasks) <= before)
+    print(ours())
+
+
+def cancels() -> None:
+    """Cancel 1,000 calls of asyncio, each at another moment, and ten connections."""
+    lots = random.Random(7)
+
+    async def main() -> None:
+        interrupted = 0
+        async with trimcp.asyncio.connect(make_server()) as session:
+            await session.ping()
+            before = 0
+            for number in range(101):
+                calls = [asyncio.create_task(session.call_tool("wait")) for _ in range(10)]
+                for call in calls:
+                    if lots.random() < 0.7:
+                        await asyncio.sleep(lots.uniform(0, 1e-3))
+                    call.cancel()
+                ends = await asyncio.gather(*calls, return_exceptions=True)
+                interrupted += sum(isinstance(end, asyncio.CancelledError) for end in ends)
+                if not number:  # tasks that run handlers are kept, and used again
+                    await session.ping()
+                    before = await session.wait(tasks)
+            await session.ping()
+            assert session.statistics().pending == 0
+            assert (await session.call_tool("add", {"a": 1, "b": 2})).text == "3"
+            print(interrupted >= 1_000, await session.wait(tasks) <= before, len(asyncio.all_tasks()))
+        for _ in range(10):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(lots.uniform(0, 5e-3)), trimcp.asyncio.connect(make_server()) as other:
+                    await other.ping()
+        print(len(asyncio.all_tasks()))
+
+    asyncio.run(main())
     print(ours())
 
 

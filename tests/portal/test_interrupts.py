@@ -16,6 +16,11 @@ def test_of_a_thousand_interrupted_calls_no_thread_and_no_task_is_left() -> None
 
 
 @pytest.mark.slow
+def test_of_a_thousand_cancelled_calls_of_asyncio_no_thread_and_no_task_is_left() -> None:
+    assert run("cancels") == ["True True 1", "1", "0"]
+
+
+@pytest.mark.slow
 def test_a_connection_that_is_interrupted_leaves_nothing() -> None:
     assert run("connects") == ["3 1", "0"]
 
