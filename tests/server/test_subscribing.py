@@ -11,7 +11,7 @@ import trio.testing
 
 from trimcp.server.registry import Bus, Change
 from trimcp.server.server import Server
-from trimcp.server.subscribing import Watch, _notification
+from trimcp.server.subscribing import Watch, notification_of
 from trimcp.session.listening import ResourceUpdated
 from trimcp.testing import connected, every_revision
 from trimcp.wire.revisions import LATEST_LEGACY, Revision
@@ -19,7 +19,7 @@ from trimcp.wire.revisions import LATEST_LEGACY, Revision
 
 @pytest.mark.parametrize("change", Change)
 def test_each_change_has_its_notification(change: Change) -> None:
-    assert _notification(change) == (f"notifications/{change.name.lower()}/list_changed", None)
+    assert notification_of(change) == (f"notifications/{change.name.lower()}/list_changed", None)
 
 
 async def test_a_watch_gives_what_it_watches_once_each_in_order() -> None:
@@ -86,6 +86,85 @@ def test_a_listener_may_leave_while_it_is_told() -> None:
     bus.publish(Change.TOOLS)
     bus.publish(Change.TOOLS)
     assert told == ["a", "b"]
+
+
+class Told:
+    """Many listeners of a bus, and who was told what in which turn of the event loop."""
+
+    def __init__(self, bus: Bus, count: int) -> None:
+        self.turns: list[list[tuple[int, object]]] = [[]]
+        self.listeners = [lambda change, n=n: self.turns[-1].append((n, change)) for n in range(count)]
+        for listener in self.listeners:
+            bus.attach(listener)
+
+    def of(self, n: int) -> list[object]:
+        return [change for turn in self.turns for told, change in turn if told == n]
+
+    async def all(self) -> None:
+        """Count turns until nothing is told any more."""
+        while True:
+            self.turns.append([])
+            await trio.lowlevel.checkpoint()
+            if not self.turns[-1] and not self.turns[-2]:
+                return
+
+
+async def test_many_listeners_are_told_in_several_turns() -> None:
+    bus = Bus()
+    told = Told(bus, 500)
+    bus.publish("a")
+    assert told.turns[0], "the first ones at once"
+    await told.all()
+    assert max(map(len, told.turns)) <= 2 * 32  # a turn of ours may have two of the loop's in it
+    assert [told.of(n) for n in range(500)] == [["a"]] * 500
+
+
+async def test_changes_are_told_in_their_order_and_one_that_waits_once() -> None:
+    bus = Bus()
+    told = Told(bus, 100)
+    for _ in range(1_000):
+        bus.publish("a")
+        bus.publish("b")
+    await told.all()
+    assert [told.of(n) for n in range(100)] == [["a", "b", "a"]] * 100  # the first was being told already
+    bus.publish("b")
+    await told.all()
+    assert told.of(99) == ["a", "b", "a", "b"]
+
+
+async def test_a_listener_that_leaves_or_crashes_meanwhile_keeps_nobody_from_being_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bus = Bus()
+    told = Told(bus, 99)
+
+    def crash(change: object) -> None:
+        raise ValueError("for the test")
+
+    bus.attach(crash)
+    last = Told(bus, 50)
+    bus.publish("a")
+    bus.detach(last.listeners[0])
+    await told.all()
+    assert told.of(98) == ["a"]
+    assert (last.of(0), last.of(1)) == ([], ["a"])
+    assert "for the test" in caplog.text
+
+
+def test_the_end_of_the_loop_keeps_nobody_from_being_told_later() -> None:
+    bus = Bus()
+    told = Told(bus, 1_000)
+
+    async def run(change: str) -> None:
+        bus.publish(change)
+        if change == "b":
+            await told.all()
+
+    trio.run(run, "a")
+    trio.run(run, "b")
+    assert told.of(999)[-1] == "b"
+    bus.publish("c")  # outside of any loop
+    assert told.of(999)[-1] == "c"
 
 
 @every_revision

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Final, Generic, TypeAlias, TypeVar
 
 import attrs
+import trio
 
 from trimcp.errors import ErrorReply, LocalError
 from trimcp.principal import Principal
@@ -42,15 +44,29 @@ Hides: TypeAlias = Callable[[Admission], bool]
 """Returns whether something does not exist for the sender of a request."""
 _NOTHING: Final[frozenset[str]] = frozenset()
 
+_TOLD_AT_ONCE: Final = 32  # listeners that are told of changes in one turn of the event loop
+_MOST_UNTOLD: Final = 10_000  # changes that wait to be told; more are told at once
+_log: Final = logging.getLogger("trimcp.server")
+
 Listener: TypeAlias = Callable[[Change | str], object]
 """Called with a changed list, or with the URI of a resource whose contents changed. It must not block."""
 
 
 @slotted
 class Bus:
-    """Calls every listener for every change, or those of one client for a change that concerns it alone."""
+    """Calls every listener for every change, or those of one client for a change that concerns it alone.
+
+    Some are called at once and, if there are many, the others in the following turns of the event loop, so that other
+    tasks run in between. Outside of Trio all are called at once.
+    """
 
     _listeners: dict[Listener, Hashable] = attrs.field(init=False, factory=dict)  # with their clients
+    # Changes, each with the client that it concerns, of which no listener was told yet. One that is published again
+    # before its turn is told once.
+    _untold: dict[tuple[Change | str, Hashable], None] = attrs.field(init=False, factory=dict)
+    _left: list[tuple[Listener, Hashable]] = attrs.field(init=False, factory=list)  # who is still told, in reverse
+    _change: tuple[Change | str, Hashable] = attrs.field(init=False, default=("", None))  # of which they are told
+    _loop: trio.lowlevel.TrioToken | None = attrs.field(init=False, default=None)  # in which the rest is told
 
     def attach(self, listener: Listener, client: Hashable = None) -> None:
         self._listeners[listener] = client
@@ -59,9 +75,51 @@ class Bus:
         self._listeners.pop(listener, None)
 
     def publish(self, change: Change | str, client: Hashable = None) -> None:
+        loop = self._loop
+        if len(self._listeners) > _TOLD_AT_ONCE or loop is not None:
+            try:
+                now = trio.lowlevel.current_trio_token()
+            except RuntimeError:
+                now = None
+            if now is not None and len(self._untold) < _MOST_UNTOLD:
+                if loop is not now:  # the loop of an earlier run ended in between
+                    self._untold.clear()
+                    self._left.clear()
+                self._untold[change, client] = None
+                if self._loop is not now:
+                    self._loop = now
+                    self._tell_some()
+                return
         for listener, whose in list(self._listeners.items()):
             if client is None or whose == client:
                 listener(change)
+
+    def _tell_some(self) -> None:
+        """Call some listeners, and the others in the next turn."""
+        called, left = 0, self._left
+        while called < _TOLD_AT_ONCE:
+            if not left:
+                if not self._untold:
+                    self._loop = None
+                    return
+                self._change = next(iter(self._untold))
+                self._untold.pop(self._change)
+                left.extend(reversed(self._listeners.items()))
+                if not left:
+                    continue
+            listener, whose = left.pop()
+            change, client = self._change
+            if (client is None or whose == client) and listener in self._listeners:
+                called += 1
+                try:
+                    listener(change)
+                except Exception as error:  # it would end the loop; the other listeners are told all the same
+                    from trimcp.support.cleaning import log_crash
+
+                    log_crash(_log, error, "telling of a change crashed")
+        assert self._loop is not None
+        with suppress(trio.RunFinishedError):  # nobody is left who would listen
+            self._loop.run_sync_soon(self._tell_some)
 
 
 @slotted
