@@ -14,7 +14,7 @@ from tests.fleet.shaky import Shaky
 from tests.fleet.test_supervisor import supervised
 from trimcp import ResourceUpdated, ToolsChanged, UpstreamDown
 from trimcp.fleet import Restarts, UpstreamState
-from trimcp.server.subscribing import _tell
+from trimcp.server.subscribing import tell_subscriber
 from trimcp.testing import every_revision
 from trimcp.wire.lifecycle import SubscriptionsAcknowledgedParams, SubscriptionsListenResult
 from trimcp.wire.resources import ResourceUpdatedParams
@@ -76,10 +76,10 @@ async def test_what_nobody_reads_is_kept_up_to_a_weight(autojump_clock: Any) -> 
     @server.method("subscriptions/listen")
     async def listen(params: Any, ctx: Any) -> Any:
         agreed = SubscriptionsAcknowledgedParams(notifications=params.notifications)
-        await _tell(*ctx.internals, "notifications/subscriptions/acknowledged", agreed)
+        await tell_subscriber(*ctx.internals, "notifications/subscriptions/acknowledged", agreed)
         for n in range(40):
             updated = ResourceUpdatedParams(uri=f"note://a/{n}/{'x' * 1_000_000}")
-            await _tell(*ctx.internals, "notifications/resources/updated", updated)
+            await tell_subscriber(*ctx.internals, "notifications/resources/updated", updated)
         await trio.sleep_forever()
 
     async with supervised(server) as upstream, upstream.listen(resources=["note://a"]) as changes:

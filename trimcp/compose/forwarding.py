@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -26,9 +27,11 @@ from trimcp.errors import (
     UpstreamDown,
 )
 from trimcp.fleet.combinators import first_of
+from trimcp.framing.headers import METHOD, Mirror, find_mirrors
 from trimcp.server.calling import Handler
 from trimcp.server.registry import Change
 from trimcp.server.subscribing import notification_of, send_notice, tell_subscriber
+from trimcp.server.tools import check_headers
 from trimcp.session.context import Context
 from trimcp.session.listening import PromptsChanged, ResourcesChanged, ResourceUpdated, Subscription, ToolsChanged
 from trimcp.session.session import Session
@@ -45,6 +48,7 @@ from trimcp.wire.lifecycle import (
 )
 from trimcp.wire.methods import METHODS, TASK_NOTICE
 from trimcp.wire.resources import ReadResourceParams, SubscribeParams
+from trimcp.wire.tools import CallToolParams, Tool
 
 log: logging.Logger = logging.getLogger("trimcp.compose")
 
@@ -61,6 +65,8 @@ _CHANGES: Final[Mapping[object, Change]] = {
     PromptsChanged(): Change.PROMPTS,
     ResourcesChanged(): Change.RESOURCES,
 }
+_MOST_MIRRORED: Final = 4_096
+_MOST_PAGES: Final = 100
 _MOST_HELD: Final = 16  # calls of one client that may wait for its answers
 _MOST_WATCHED: Final = 200  # resources of one session: each is a subscription of its own
 _MOST_LISTENED: Final = 1_000
@@ -68,9 +74,18 @@ _MOST_LISTENED: Final = 1_000
 
 @attrs.define(eq=False, repr=False)
 class Forwarding:
-    """Makes the requests of clients at one upstream."""
+    """Makes the requests of clients at one upstream.
+
+    It has more than 300 lines because lists, calls, and changes for each kind of client are passed on each in its way.
+    """
 
     relays: Relays
+    _mirrors: dict[str, tuple[Mirror, ...]] = attrs.field(init=False, factory=dict)  # of tools that have any
+    # where changes are heard for all clients together, and where they are published
+    _common: Relay | None = attrs.field(init=False, default=None)
+    _publish: Callable[[Change | str], object] | None = attrs.field(init=False, default=None)
+    _watched: set[str] = attrs.field(init=False, factory=set)
+    _listed_once: bool = attrs.field(init=False, default=False)
 
     def handlers(self, methods: Iterable[str]) -> dict[str, Handler]:
         """Return the handlers of the protocol's methods, and of these of extensions."""
@@ -98,13 +113,37 @@ class Forwarding:
             row = METHODS[method]
             if not declares(session.server_capabilities, row.capability or ""):
                 return row.result(**{row.members or "": []})
-            return await session.list_page(method, cursor)
+            page = await session.list_page(method, cursor)
+            if method == "tools/list":
+                self._note_mirrors(page.tools)
+            return page
 
         try:
             async with self.relays.lease(ctx) as relay:
                 return await (await relay.connected()).use(ask, idempotent=True)
         except (McpError, trio.TooSlowError) as error:
             raise self.translated(error, ctx, None) from None
+
+    def _note_mirrors(self, tools: Iterable[Tool]) -> None:
+        """Note which arguments of tools have to be repeated in headers, to check those of calls."""
+        for tool in tools:
+            self._mirrors.pop(tool.name, None)
+            with suppress(ValueError):
+                if mirrors := find_mirrors(tool.input_schema):
+                    self._mirrors[tool.name] = mirrors
+        for name in list(self._mirrors)[:-_MOST_MIRRORED]:
+            del self._mirrors[name]
+
+    async def _check_headers(self, ctx: Context[Any], params: CallToolParams) -> None:
+        if METHOD not in ctx.headers or not ctx.revision.method_headers:
+            return
+        if not self._listed_once:  # nobody has asked for the list yet
+            cursor, pages = None, 0
+            while pages < _MOST_PAGES and (pages == 0 or cursor is not None):
+                cursor, pages = (await self.page(ctx, "tools/list", cursor)).next_cursor, pages + 1
+            self._listed_once = True
+        if mirrors := self._mirrors.get(params.name):
+            check_headers(params.name, mirrors, ctx, params.arguments or {})
 
     async def extension(self, method: str, ctx: Context[Any], params: Mapping[str, Any]) -> Any:
         """Make a request of an extension."""
@@ -113,6 +152,8 @@ class Forwarding:
     async def request(self, ctx: Context[Any], method: str, params: Any) -> Any:
         """Make a request at the upstream, and return its result or questions of it."""
         try:
+            if method == "tools/call":
+                await self._check_headers(ctx, params)
             return await self._request(ctx, method, params)
         except (McpError, trio.TooSlowError) as error:
             raise self.translated(error, ctx, params) from None
@@ -265,6 +306,44 @@ class Forwarding:
             if (scope := relay.watched.pop((session, params.uri), None)) is not None:
                 scope.cancel(reason="the client unsubscribed")
         return EmptyResult()
+
+    # Changes, for all clients together
+
+    def tell_all(self, publish: Callable[[Change | str], object]) -> None:
+        """Publish changes of the upstream's lists, over a connection of its own, from now on."""
+        relay = self._common = self.relays.open(("changes",), None, None, None)
+        relay.users += 1
+        self._publish = publish
+        self.relays.nursery.start_soon(self._tell_all, {"tools": True, "prompts": True, "resources_list": True}, None)
+
+    async def _tell_all(self, wanted: dict[str, Any], opened: trio.Event | None) -> None:
+        relay, publish = self._common, self._publish
+        assert relay is not None
+        assert publish is not None
+        uris = wanted.get("resources", ())
+        try:
+            async with (await relay.connected()).listen(**wanted) as changes:
+                if uris and not changes.acknowledged.resource_subscriptions:
+                    return  # it has no such resource
+                self._watched.update(uris)
+                if opened is not None:
+                    opened.set()
+                async for change in changes:
+                    publish(change.uri if isinstance(change, ResourceUpdated) else _CHANGES[change])
+        except McpError as error:
+            log.debug("no changes of the upstream %r: %s", self.relays.name, one_line(str(error)))
+        finally:
+            self._watched.difference_update(uris)
+            if opened is not None:
+                opened.set()
+
+    async def watch_for_all(self, ctx: Context[Any], uri: str) -> bool:
+        """Publish changes of a resource from now on; return whether it can be watched."""
+        if uri not in self._watched and len(self._watched) < _MOST_LISTENED:
+            opened = trio.Event()
+            self.relays.nursery.start_soon(self._tell_all, {"resources": [uri]}, opened)
+            await opened.wait()
+        return uri in self._watched
 
     # Changes, for clients that ask for them
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,15 @@ from trimcp.server.server import Server
 from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_members, check_number
+from trimcp.support.cleaning import one_line
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import OLDEST, Revision
 
 if TYPE_CHECKING:
     from trimcp.session.facts import Beside
+
+log: logging.Logger = logging.getLogger("trimcp.compose")
 
 _INITIALIZED = "notifications/initialized"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
@@ -32,8 +36,19 @@ _ROOTS_CHANGED = "notifications/roots/list_changed"
 class ProxyServer(Server[None]):
     """A server whose requests are made at an upstream. `proxy` makes one."""
 
-    def __init__(self, relays: Relays, methods: Iterable[str], notifications: Iterable[str], **options: Any) -> None:
+    reads_unlisted = True
+
+    def __init__(
+        self,
+        relays: Relays,
+        methods: Iterable[str],
+        notifications: Iterable[str],
+        *,
+        required: bool = True,
+        **options: Any,
+    ) -> None:
         self._declared: ServerCapabilities | None = None
+        self._required = required
         self.relays = relays
         super().__init__(relays.name, dynamic=True, **options)
         self._forwarding = Forwarding(relays)
@@ -50,8 +65,17 @@ class ProxyServer(Server[None]):
     async def _relaying(self, running: Running) -> AsyncIterator[None]:
         """Serve a run from the upstream while the block runs."""
         async with self.relays.opened():
-            await self.relays.learn()
-            self._introduce()
+            try:
+                await self.relays.learn()
+                self._introduce()
+            except LocalError as error:
+                if self._required:
+                    raise
+                log.warning("%s; it is tried again", one_line(str(error)))
+            if self.mounted:
+                # Beside others it cannot pass on a client's subscription as it is: one of its own serves all clients.
+                self._forwarding.tell_all(self.changes.publish)
+                running.subscribers.others = self._forwarding.watch_for_all
             running.serve_by(self._handlers)
             running.on_notified = self._noticed
             yield
@@ -84,6 +108,8 @@ class ProxyServer(Server[None]):
         name, relays = event.method.name, self.relays
         relay = relays.find(session)
         if name == _INITIALIZED:
+            if self.mounted:
+                return
             declared = event.admission.capabilities
             assert isinstance(declared, ClientCapabilities)
             relay = relay or relays.of_session(session, event.admission.peer, declared)

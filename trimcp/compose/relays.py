@@ -23,6 +23,7 @@ from trimcp.client.session import ClientSession
 from trimcp.compose.calls import HeldCall, RelayedCall
 from trimcp.errors import AskRefused, CannotAsk, ErrorReply, LocalError, McpError, RemoteError, UpstreamDown
 from trimcp.fleet.combinators import first_of
+from trimcp.fleet.supervisor import UpstreamState
 from trimcp.fleet.upstream import Upstream, supervise
 from trimcp.protocol.events import Notified
 from trimcp.session.context import Context
@@ -42,6 +43,7 @@ from trimcp.wire.revisions import LATEST, Revision
 
 log: logging.Logger = logging.getLogger("trimcp.compose")
 
+_TRIED: Final = tuple(state for state in UpstreamState if state is not UpstreamState.CONNECTING)
 _MOST_TOLD: Final = 100  # notifications of one client that wait for the connection
 QUESTIONS: Final = ("roots/list", "sampling/createMessage", "elicitation/create")
 COMPLETE: Final = "notifications/elicitation/complete"
@@ -65,6 +67,7 @@ class Relays:
         target: what is connected to.
         name: its name in errors and logs.
         revision: the revision to speak with it; None for the newest that both know.
+        patient: whether calls wait for a connection that was lost; else they fail at once.
         shared: whether all clients share one connection, over which nobody is asked.
         most: how many connections there may be.
         idle: seconds after which a connection that belongs to no session ends unless it is used.
@@ -75,6 +78,7 @@ class Relays:
     target: Connectable
     name: str
     revision: Revision | str | None = None
+    patient: bool = True
     shared: bool = False
     most: int = 100
     idle: float = 300.0
@@ -254,7 +258,12 @@ class Relay:
         lasting = Restarts(connect_timeout=relays.connect_timeout)
         try:
             supervising = supervise(
-                self.client, relays.target, name=relays.name, revision=relays.revision, restarts=lasting
+                self.client,
+                relays.target,
+                name=relays.name,
+                revision=relays.revision,
+                when_down="wait" if relays.patient else "fail",
+                restarts=lasting,
             )
             async with supervising as self.upstream:
                 self._opened.set()
@@ -280,6 +289,8 @@ class Relay:
     async def connected(self) -> Upstream:
         """Return the upstream, for calls. Raises UpstreamDown: the connection was closed."""
         await self._opened.wait()
+        if self.upstream is not None and not self.relays.patient:
+            await self.upstream.wait_state(*_TRIED)  # the first attempt is waited for
         if self.upstream is None or self._failure is not None:
             raise UpstreamDown(f"the connection to the upstream {self.relays.name!r} was closed")
         return self.upstream

@@ -44,6 +44,8 @@ class Extending(Offering):
 
     parts: list[Callable[[Running], AbstractAsyncContextManager[object]]]
     beside: list[Callable[[], Iterable[Beside]]]
+    reads_unlisted: bool = False
+    """Whether it may have resources that it knows only when they are read."""
     _skills: ServedSkills | None = None
     _tasks: ServedTasks | None = None
     _switches: ToolSwitches | None = None

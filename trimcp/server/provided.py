@@ -56,7 +56,7 @@ class Provided:
 async def provided(needs: Sequence[tuple[str, Need]], ctx: Context[Any]) -> AsyncIterator[dict[str, Any]]:
     """Enter what a handler needs while the block runs, and yield it by parameter."""
     session, _ = ctx.internals
-    running: Any = session.endpoint  # a `Running`, which calls this
+    running = ctx.running
     alone: tuple[Owner, ...] = ("request", "session")  # a session of one request ends with it
     owners = alone if session.transport.single_request else alone[:1]
 

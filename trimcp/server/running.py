@@ -31,7 +31,7 @@ from trimcp.session.scopes import Scope, guarded, written
 from trimcp.session.session import Session
 from trimcp.support.nurseries import unwrap_single
 from trimcp.support.slotted import slotted
-from trimcp.wire.codes import INVALID_PARAMS, TIMED_OUT
+from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, TIMED_OUT
 from trimcp.wire.common import META_TIMEOUT, LoggingLevel, PageParams
 from trimcp.wire.jsonrpc import JSON, Unencodable, encode
 from trimcp.wire.prompts import CompleteParams, GetPromptParams, ListPromptsResult, PromptReference
@@ -138,18 +138,36 @@ class Running:
 
         `own`: the methods whose handlers call the middleware themselves.
         """
-        server = self.server
         for name, handler in handlers.items():
-            if not server.offers_method(name):
-                continue
-            if name in _SHARED:
-                handler = self.pools.shared(handler)
-            handler = server.audited(name, handler) if name in own else server.with_middleware(name, handler)
-            self._handlers[name] = handler if server.around is None else server.around(handler)
+            if self.server.offers_method(name):
+                self._handlers[name] = self.within(name, handler, own=name in own)
+
+    def within(self, name: str, handler: Handler, *, own: bool = False) -> Handler:
+        """Return the handler of a method inside the turns, middleware and filters; `own` as for `serve_by`."""
+        server = self.server
+        if name in _SHARED:
+            handler = self.pools.shared(handler)
+        handler = server.audited(name, handler) if own else server.with_middleware(name, handler)
+        return handler if server.around is None else server.around(handler)
 
     def around_calls(self, wrap: Callable[[Handler], Handler]) -> None:
         """Pass each call of a tool through another handler, outermost."""
         self._handlers["tools/call"] = wrap(self._handlers["tools/call"])
+
+    def replace(self, name: str, wrap: Callable[[Handler | None], Handler]) -> None:
+        """Put another handler in the place of a method's, which `wrap` gets; None if there is none."""
+        self._handlers[name] = wrap(self._handlers.get(name))
+
+    def handle_for(self, ctx: Context[Any], name: str, params: Any) -> Awaitable[Any]:
+        """Handle a request that another running server got, in this run: `ctx` is the one of that run.
+
+        Raises ErrorReply: there is no such method here.
+        """
+        handler = self._handlers.get(name)
+        if handler is None or name not in self:
+            raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {name[:100]}")
+        session, job = ctx.internals
+        return handler(Context(session, job, self.state, self._scope, self), params)
 
     def watch_tasks(self, tasks: WatchedTasks) -> None:
         """Tell subscribers of the changes of tasks, too."""
@@ -264,6 +282,11 @@ class Running:
             self.subscribers.attach(session)
         if self.on_notified is not None:
             self.on_notified(session, event)
+        self.notice(session, event)
+
+    def notice(self, session: Session, event: Notified) -> None:
+        """Call the handlers of a notification, and the middleware around them."""
+        name = event.method.name
         if session.driven and (self.server.middlewares or name in self.server.notification_handlers):
             if session.jobs.notices >= session.limits.backlog_requests:
                 session.counts.drop("others")

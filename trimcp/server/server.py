@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 from trimcp.budget import DEFAULT_MEMORY, Budget
 from trimcp.channel import require_trio
 from trimcp.errors import LocalError
+from trimcp.protocol.events import Admission
 from trimcp.protocol.profile import Profile, Role
 from trimcp.protocol.request_state import Cipher, Sealer
 from trimcp.server.extending import Extending
 from trimcp.server.offering import Confirm, HandlerErrors, Offers
-from trimcp.server.options import check_cache_scope
+from trimcp.server.options import check_cache_scope, check_scopes
 from trimcp.server.running import Running
 from trimcp.session.context import StateT
 from trimcp.session.drive import AnyChannel, direct_ends
@@ -31,6 +32,7 @@ from trimcp.wire.revisions import REVISIONS, Revision
 if TYPE_CHECKING:
     from trimcp.guard.audit import Audit
     from trimcp.guard.permission import Fallback
+    from trimcp.server.mounting import Mounts
     from trimcp.session.facts import Beside
     from trimcp.watch.observing import Observation
     from trimcp.watch.statistics import ServerStatistics
@@ -45,6 +47,8 @@ async def _no_lifespan(server: Server[Any]) -> AsyncIterator[Any]:
 
 class Server(Extending, Generic[StateT]):
     """An MCP server: add tools, resources and prompts, then serve it over any transport.
+
+    It has more than 300 lines because its settings are documented here, and each way to compose and watch it.
 
     Args:
         name: the program's name, for display.
@@ -81,6 +85,8 @@ class Server(Extending, Generic[StateT]):
         info: its name, version and so on, as sent to clients.
         tools, resources, templates, prompts: the entries, by name or URI. Read only; methods change them.
         runs: the runs under way, each with its `sessions`.
+        mounts: the servers that are mounted in it, or None.
+        mounted: whether it is mounted in another.
         parts: called with each run; what they return is entered before anybody is served, and left after the last.
         lifespan, offers, dynamic, page_size, list_ttl_ms, list_cache_scope, extensions: as given.
         max_threads, max_processes, limits, audit, confirm, confirm_fallback, handler_errors: as given.
@@ -117,6 +123,7 @@ class Server(Extending, Generic[StateT]):
         confirm_fallback: Fallback = "refuse",
         handler_errors: HandlerErrors = "log",
     ) -> None:
+        self.mounts: Mounts | None = None
         if handler_errors not in ("log", "tell", "raise"):
             raise ValueError(f"handler_errors is 'log', 'tell' or 'raise', not {handler_errors!r}")
         check_truth("dynamic", dynamic)
@@ -161,6 +168,7 @@ class Server(Extending, Generic[StateT]):
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
         self.beside: list[Callable[[], Iterable[Beside]]] = []
         self.parts: list[Callable[[Running], AbstractAsyncContextManager[object]]] = []
+        self.mounted: bool = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Running]:
@@ -239,6 +247,54 @@ class Server(Extending, Generic[StateT]):
             raise TypeError(f"include takes a trimcp.Server, not {other!r:.60}")
         own = {"a lifespan": other.lifespan is not _no_lifespan, "middleware": other.middlewares}
         include(self, other, live=self._live, own={**own, "filters": other._filters})
+
+    def mount(
+        self,
+        other: Server[Any],
+        *,
+        prefix: str,
+        scopes: Iterable[str] = (),
+        visible: Callable[[Admission], bool] | None = None,
+    ) -> None:
+        """Offer what another server offers, with a prefix: its tool `distance` is `maps__distance` with "maps".
+
+        Unlike an included one, it keeps everything of its own: it runs beside this server, with its lifespan and state,
+        its middleware, filters, limits and quotas, and what it changes while it runs changes here. It may be a
+        `trimcp.proxy`. Addresses of resources stay as they are, unless two servers have the same one.
+
+        Args:
+            other: the server.
+            prefix: letters, digits, - and single _; it comes before the names of its tools and prompts.
+            scopes: the scopes that a token needs to see any of it.
+            visible: returns whether it exists for the sender of a request, such as by `admission.principal`.
+
+        Raises:
+            TypeError: it is no server.
+            LocalError: the prefix is taken or not valid, this server runs, or the other has tools that run as tasks.
+        """
+        from trimcp.server.mounting import Mounted, Mounts  # few servers need it
+
+        if not isinstance(other, Server):
+            raise TypeError(f"mount takes a trimcp.Server, not {other!r:.60}; make one of a target with trimcp.proxy")
+        if self._live:
+            raise LocalError("a server cannot be mounted while this one runs")
+        if visible is not None:
+            check_callable("visible", visible)
+        if self.mounts is None:
+            self.mounts = Mounts(self)
+            self.parts.append(self.mounts.while_running)
+        self.mounts.add(Mounted(prefix, other, frozenset(check_scopes("scopes", scopes)), visible))
+
+    @property
+    def completes(self) -> bool:
+        """Whether there are suggestions for arguments, here or in a mounted server."""
+        mounts = self.mounts
+        return super().completes or (mounts is not None and any(each.server.completes for each in mounts))
+
+    @property
+    def has_tasks(self) -> bool:
+        """Whether calls of any of its tools may become tasks."""
+        return self._tasks is not None
 
     def statistics(self) -> ServerStatistics:
         """Return a snapshot of the requests that run, wait or were refused, dropped messages, and memory."""

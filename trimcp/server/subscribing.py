@@ -6,7 +6,7 @@ Pending changes are a set of lists and URIs, so the memory for a slow client is 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -97,6 +97,8 @@ class Subscribers:
 
     server: Offering
     tasks: WatchedTasks | None = attrs.field(init=False, default=None)
+    # returns whether a resource that is not the server's own may be watched; None if there are no others
+    others: Callable[[Context[Any], str], Awaitable[bool]] | None = attrs.field(init=False, default=None)
     _listeners: dict[Session, _LegacyListener] = attrs.field(init=False, factory=dict)
     _lists: frozenset[Change] = attrs.field(init=False, default=frozenset())  # as announced to the last session
 
@@ -128,7 +130,7 @@ class Subscribers:
             session.sink.post(Outgoing(session.encode_notification("notifications/message", params), Kind.NOTIFICATION))
 
     async def subscribe(self, ctx: Context[Any], params: SubscribeParams) -> EmptyResult:
-        if not await self._may_watch(ctx, params.uri):
+        if not await self.may_watch(ctx, params.uri):
             from trimcp.server.resources import missing
 
             raise missing(ctx, params.uri)
@@ -151,14 +153,14 @@ class Subscribers:
         """Subscribe a session anew that was subscribed in another process."""
         self._listeners[session].uris.update(dict.fromkeys(uris[:_MOST_SUBSCRIPTIONS]))
 
-    async def _may_watch(self, ctx: Context[Any], uri: str) -> bool:
+    async def may_watch(self, ctx: Context[Any], uri: str) -> bool:
         """Return whether there is a resource with this URI. Raises as `Permission.require` if it may not be read."""
         entry, variables = self.server.find_resource(uri)
         if entry is not None and entry.permission is not None:
             if entry.permission.hides(ctx.admission):
                 return False
             await entry.permission.require(ctx, uri, variables)
-        return entry is not None
+        return entry is not None or (self.others is not None and await self.others(ctx, uri))
 
     def _listener(self, ctx: Context[Any]) -> _LegacyListener:
         session, _ = ctx.internals
@@ -177,7 +179,7 @@ class Subscribers:
         honoured = []
         for uri in uris:  # the acknowledgement lacks what is not there or not allowed
             with suppress(ErrorReply):
-                if await self._may_watch(ctx, uri):
+                if await self.may_watch(ctx, uri):
                     honoured.append(uri)
         ids = list(dict.fromkeys(wanted.task_ids or ())) if self.tasks is not None else []
         if len(ids) > _MOST_SUBSCRIPTIONS:

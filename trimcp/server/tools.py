@@ -176,18 +176,8 @@ class ToolEntry:
             return failed_call(text)
 
     def check_headers(self, ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
-        """Check the headers that repeat arguments, if the request has the header `Mcp-Method`.
-
-        Headers of a WebSocket upgrade are not checked: they do not describe single requests.
-        """
-        headers = ctx.headers
-        if METHOD in headers and ctx.revision.method_headers:
-            mismatch = check_params(self.mirrors, arguments, headers)
-            if mismatch is not None:
-                from trimcp.security import security_event
-
-                security_event("header_mismatch", why=mismatch, tool=self.listed.name, principal=ctx.principal)
-                raise ErrorReply(HEADER_MISMATCH, mismatch)
+        """Check the headers that repeat arguments, see `check_headers`."""
+        check_headers(self.listed.name, self.mirrors, ctx, arguments)
 
     async def _timed(self, pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any], timeout: float) -> Any:
         """Run within the tool's own timeout. Waiting for a turn counts, waiting for the client's answer does not."""
@@ -241,6 +231,23 @@ class ToolEntry:
             return fitting
         problems = "; ".join(validator.problems(structured))
         raise TypeError(f"{self.listed.name} returned what its outputSchema forbids: {problems}")
+
+
+def check_headers(name: str, mirrors: tuple[Mirror, ...], ctx: Context[Any], arguments: Mapping[str, Any]) -> None:
+    """Check the headers that repeat arguments of a tool, if the request has the header `Mcp-Method`.
+
+    Headers of a WebSocket upgrade are not checked: they do not describe single requests.
+
+    Raises ErrorReply: they differ.
+    """
+    headers = ctx.headers
+    if METHOD in headers and ctx.revision.method_headers:
+        mismatch = check_params(mirrors, arguments, headers)
+        if mismatch is not None:
+            from trimcp.security import security_event
+
+            security_event("header_mismatch", why=mismatch, tool=name, principal=ctx.principal)
+            raise ErrorReply(HEADER_MISMATCH, mismatch)
 
 
 def _has_own_errors(ctx: Context[Any]) -> bool:

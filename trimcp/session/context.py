@@ -95,6 +95,7 @@ class Context(Admitted, Generic[StateT]):
     _job: Job
     state: StateT
     _server_scope: Scope | None = None
+    _running: object = None
 
     # The sender
 
@@ -178,6 +179,11 @@ class Context(Admitted, Generic[StateT]):
         """The reason that the peer sent when it cancelled, or None. Untrusted text."""
         cancelled = self._job.cancelled
         return None if cancelled is None else cancelled.detail
+
+    @property
+    def running(self) -> Any:
+        """The run of the server whose handler it is for; another than the session's if that server is mounted."""
+        return self._running or self._session.endpoint
 
     @property
     def internals(self) -> tuple[Session, Job]:
