@@ -85,6 +85,24 @@ async def test_questions_and_answers_pass_between_the_processes(world: World) ->
         assert (await session.call_tool("ask")).text == "{'name': 'Ada'} {'name': 'Ada'}"
 
 
+async def test_answers_that_nobody_asked_for_are_not_kept(world: World) -> None:
+    async with leaving(world) as session, working(world) as server:
+        id = (await call(session, "ask"))["taskId"]
+        (key,) = (await until(session, id, "input_required"))["inputRequests"]
+        store = world.store()
+        async with store.opened():
+            for number in range(3):
+                update = {"taskId": id, "inputResponses": {f"unknown {number}": {"x": "x" * 1000}}}
+                await session.request_raw("tasks/update", update)
+            kept = await store.load(id)
+            assert kept is not None
+            assert kept.note == {}
+        answer = {"action": "accept", "content": {"name": "Ada"}}
+        await session.request_raw("tasks/update", {"taskId": id, "inputResponses": {key: answer}})
+        assert (await until(session, id, "input_required", without=key))["inputRequests"]
+        assert server.statistics().running == 0
+
+
 async def test_an_answer_that_is_soon_there_is_that_of_the_call(world: World) -> None:
     async with leaving(world) as session, working(world):
         answer = await call(session, "soon")
@@ -200,6 +218,25 @@ async def test_a_worker_whose_claim_was_lost_gives_the_tasks_back(world: World) 
             await lost.wait()
             other = (await call(session, "count", to=2))["taskId"]
             assert (await until(session, other))["status"] == "completed"
+            assert (await until(session, id))["status"] == "completed"
+
+
+async def test_a_worker_whose_store_fails_when_it_begins_a_task_begins_it_later(world: World) -> None:
+    async with leaving(world) as session:
+        store, server, failed = world.store(), make_server(), trio.Event()
+        server.move_tasks(store, lease=0.3)
+        save = store.save
+
+        async def failing(task: Any) -> bool:
+            if not failed.is_set():
+                failed.set()
+                raise OSError("it is away")
+            return await save(task)
+
+        async with server.running():
+            store.save = failing  # type: ignore[method-assign]
+            id = (await call(session, "count", to=1))["taskId"]
+            await failed.wait()
             assert (await until(session, id))["status"] == "completed"
 
 

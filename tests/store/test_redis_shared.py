@@ -13,11 +13,13 @@ import trio.testing
 
 from tests.store.redis_server import RedisServer, redis_server, relayed, until
 from tests.store.test_contexts import kept
+from tests.store.test_tasks import found, task
 from trimcp.errors import ConnectionLost
 from trimcp.store.redis.connection import RedisLimits
 from trimcp.store.redis.contexts import RedisContexts
 from trimcp.store.redis.resp import RedisRefusal
 from trimcp.store.redis.shared import RedisStore
+from trimcp.store.redis.tasks import RedisTasks
 from trimcp.store.shared import AppendEvent, DropEvents, EndSession, KeptSession, Letter, SaveSession, Write
 
 pytestmark = pytest.mark.needs("redis-server")
@@ -266,8 +268,8 @@ async def test_what_the_guide_gives_a_user_is_enough(server: RedisServer, caplog
     rule = next(line for line in page.splitlines() if line.startswith("ACL SETUSER trimcp"))
     assert server.say(rule) == b"+OK\r\n"
     url = server.url.replace("unix://", "unix://trimcp:password@")
-    one, two, contexts = RedisStore(url), RedisStore(url), RedisContexts(url)
-    async with one.opened(), two.opened(), contexts.opened():
+    one, two, contexts, tasks = RedisStore(url), RedisStore(url), RedisContexts(url), RedisTasks(url)
+    async with one.opened(), two.opened(), contexts.opened(), tasks.opened():
         assert not await one.commit([new("s"), AppendEvent("s", 1, 1, 1, b"x"), Letter(None, b"x")])
         assert await two.receive() == [b"x"]
         assert await one.renew()
@@ -279,6 +281,16 @@ async def test_what_the_guide_gives_a_user_is_enough(server: RedisServer, caplog
         assert await contexts.load(*kept().key) is not None
         assert await contexts.expire(5e9) == [kept().key]
         assert set(await contexts.changed() or ()) == {kept().key}
+        await tasks.renew("me", LONG)
+        await tasks.create(task(runner="gone"))
+        assert [each.id for each in await tasks.claim("me", 9)] == ["a"]
+        await tasks.tell("a", {"cancelled": True})
+        assert [id for id, _ in await tasks.renew("me", LONG)] == ["a"]
+        assert await tasks.save(await found(tasks))
+        await tasks.release(await tasks.held("me"), "me")
+        assert await tasks.updated(["a"])
+        await tasks.forget([], 5e9)
+        assert await tasks.count("principal ada") == 0
         with pytest.raises(RedisRefusal, match="NOPERM"):
             await contexts._redis.commands.run("FLUSHALL")
     assert not caplog.records

@@ -134,7 +134,9 @@ class TaskRuns:
         if run is not None:
             await run.tell(note)
         elif not task.ended:
-            await self.store.tell(task.id, note)
+            answers = task.wanted(note.get("answers", {}))  # nobody keeps what was not asked
+            if answers or note.get("cancelled"):
+                await self.store.tell(task.id, {**note, "answers": answers})
 
     def told(self, task: KeptTask) -> dict[str, Any]:
         """Return a task as clients are told of it."""

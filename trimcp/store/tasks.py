@@ -88,9 +88,13 @@ class KeptTask:
             questions[name] = question
         self.status, self.questions = "input_required", questions
 
+    def wanted(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of these answers that it waits for."""
+        return {key: each for key, each in answers.items() if key in self.questions and key not in self.answers}
+
     def answer(self, answers: Mapping[str, Any]) -> bool:
         """Take answers to what is asked, each once; return whether there were any. With all of them it works on."""
-        new = {key: each for key, each in answers.items() if key in self.questions and key not in self.answers}
+        new = self.wanted(answers)
         self.answers.update(new)
         if len(self.answers) == len(self.questions):
             self.status = "working"
