@@ -11,7 +11,18 @@ import pytest
 import trio
 
 import trimcp
-from tests.store.test_task_kills import COMMAND, EXAMPLE, SECONDS, at, free_port, leaving, reached, start, started
+from tests.store.test_task_kills import (
+    COMMAND,
+    EXAMPLE,
+    SECONDS,
+    at,
+    free_port,
+    leaving,
+    reached,
+    start,
+    started,
+    worker,
+)
 
 PLAIN = "import trimcp\nserver = trimcp.Server('plain')\n"
 
@@ -54,6 +65,15 @@ async def test_a_worker_is_seen_in_the_live_view_and_ends_when_it_is_told(tmp_pa
             assert await process.wait() == 0
         assert (await task.state()).status == "working"
         await task.cancel()
+
+
+async def test_a_server_on_standard_input_leaves_tasks_too(tmp_path: Path) -> None:
+    url, client = f"sqlite://{tmp_path}/jobs.db", trimcp.Client("test", tasks=True)
+    server = trimcp.stdio([*COMMAND, "run", EXAMPLE, "--tasks", url])
+    with trio.fail_after(SECONDS):
+        async with client.connect(server) as session, worker(url):
+            result = await session.call_tool("add_up", {"numbers": 3, "seconds": 0})
+            assert result.structured_content == {"next": 4, "total": 6, "begun": [1]}
 
 
 def test_a_worker_loads_no_transport() -> None:

@@ -18,6 +18,7 @@ from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR
 log: logging.Logger = logging.getLogger("trimcp.server")
 
 _MOST_RUNS: Final = 5  # processes that may end without a word while they run one task: it may be why they do
+_AT_ONCE: Final = 4  # tasks claimed at once, so that other workers get their share
 _ENDED_BY_RESTART: Final = "the server ended while this task ran, and does not begin it again"
 
 
@@ -72,7 +73,7 @@ class TaskClaims:
         """Claim as many tasks that wait as may run, and do with each what its tool wants."""
         while not self.runs.draining:
             free = self.runs.served.running - sum(run.at_work for run in self.runs.tasks.values())
-            claimed = await self.runs.store.claim(self.runs.runner, free) if free > 0 else ()
+            claimed = await self.runs.store.claim(self.runs.runner, min(free, _AT_ONCE)) if free > 0 else ()
             for kept in claimed:
                 await self._begin(kept)
             if not claimed:

@@ -190,8 +190,9 @@ class SqliteTasks(TaskStore):
         return await self._change(change, wake=False) if await self._open.read(waits) else ()
 
     async def held(self, runner: str) -> Collection[str]:
-        found = await self._open.read(lambda database: _select(database, "runner = ? AND NOT ended", runner))
-        return [task.id for task in found]
+        statement = "SELECT id FROM tasks WHERE runner = ? AND NOT ended"
+        found = await self._open.read(lambda database: database.connection.execute(statement, (runner,)).fetchall())
+        return [id for (id,) in found]
 
     async def release(self, ids: Collection[str], runner: str) -> None:
         def change(database: Database) -> None:
