@@ -180,7 +180,7 @@ class SchemaReader:
         for name in hidden:
             del made["properties"][name]
         if hidden and isinstance(made.get("required"), list):
-            made["required"] = [name for name in made["required"] if name not in hidden]
+            made["required"] = [name for name in made["required"] if not (isinstance(name, str) and name in hidden)]
 
 
 def _modern(schema: dict[str, Any], *, nullable: bool) -> dict[str, Any]:

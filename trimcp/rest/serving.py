@@ -18,6 +18,7 @@ from trimcp.errors import LocalError, ToolError
 from trimcp.rest.document import Place, UnfitOperation, open_document
 from trimcp.rest.operations import ApiCall, ApiOperation, ApiRequest, operations, read_operation
 from trimcp.schema.engine import SchemaError
+from trimcp.schema.validator import peer_validator
 from trimcp.server.media import Audio, Image, json_text
 from trimcp.server.needs import Depends
 from trimcp.server.server import Server
@@ -228,7 +229,12 @@ def openapi(
             continue
         try:
             call = read_operation(about, place, item, root)
-            server.add_tool(_function(api, call), **{**_options(call), **({} if chosen is True else chosen)})
+            bounded = peer_validator(call.schema)  # a stranger's schema may take for ever to judge a value
+            options: Any = {**_options(call), **({} if chosen is True else chosen)}
+            server.add_tool(_function(api, call), **options)
+            entry = server.tools.get(options["name"] or about.name)
+            if entry is not None:
+                entry.validator = bounded
         except (UnfitOperation, SchemaError) as error:
             _log.warning("%s is left out: %s", one_line(f"{about.method} {about.path}"), one_line(str(error)))
     return server
