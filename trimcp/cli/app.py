@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "prompt": ("talking", "Print the messages of a prompt."),
     "shell": ("shell", "Talk to a server, line by line."),
     "bridge": ("composing", "Serve a server over standard input and output."),
+    "gateway": ("composing", "Serve the servers of a file as one."),
     "bench": ("bench_run", "Put load on a server and measure it."),
     "record": ("recording", "Write down what a client and a server say."),
     "new": ("new", "Begin a project: a server, its tests, its deployment."),

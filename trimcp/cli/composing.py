@@ -1,4 +1,4 @@
-"""`trimcp bridge`: a server of standard input and output before another one."""
+"""`trimcp bridge`, a server of standard input and output before another one, and `trimcp gateway`, many as one."""
 
 from __future__ import annotations
 
@@ -10,13 +10,25 @@ import attrs
 import click
 
 from trimcp.cli.exits import BRIDGE_EXIT_CODES, NO_CONNECTION, Failure
-from trimcp.cli.options import SERVER, ReachOptions, Subcommand, option, with_options
-from trimcp.cli.targets import TARGET_HELP, find_target, read_headers, token_hint
+from trimcp.cli.loading import Loaded
+from trimcp.cli.options import (
+    RUN_SECTIONS,
+    SERVER,
+    ReachOptions,
+    RunOptions,
+    Subcommand,
+    check_network,
+    option,
+    with_options,
+)
+from trimcp.cli.targets import TARGET_HELP, find_target, read_headers, token_hint, with_stored_login
 from trimcp.cli.text import theirs
 from trimcp.client.client import named
+from trimcp.client.hosts import ServerEntry
+from trimcp.compose.gateway import gateway as make_gateway
 from trimcp.compose.proxy import proxy
 from trimcp.errors import LocalError, McpError
-from trimcp.run import run_stdio
+from trimcp.run import run_stdio, target_of
 
 _FACT: Final = 1_000  # characters of what went wrong, which may be a server's text
 
@@ -63,3 +75,42 @@ def bridge(target: str, options: BridgeOptions) -> None:
         raise Failure(theirs(str(error), _FACT) + hint, NO_CONNECTION) from None
     except KeyboardInterrupt:
         sys.exit(0)
+
+
+@click.command(cls=Subcommand, sections=RUN_SECTIONS, epilog=BRIDGE_EXIT_CODES)
+@click.argument("file", type=click.Path(dir_okay=False))
+@with_options(RunOptions)
+def gateway(file: str, options: RunOptions) -> None:
+    """Serve the servers that FILE lists (mcpServers, as hosts have them) as one, each with its name as prefix.
+
+    They are connected to with their own credentials: headers, variables, stored logins. When FILE changes, what is new
+    is started and what is gone is ended. An entry may also have "scopes" and "principals" (who sees it), "tools"
+    (patterns), "quota" and "shared".
+
+    \b
+    Examples:
+      trimcp gateway servers.json
+      trimcp gateway servers.json --http --port 8000 --token-file tokens.txt
+    """
+    if options.workers > 1 or options.reload or options.tasks is not None:
+        raise Failure("a gateway is one process without tasks of its own: --workers, --reload and --tasks are for run")
+    if options.trace is not None:
+        os.environ["TRIMCP_TRACE"] = "stderr" if options.trace == "-" else options.trace
+    over_network = check_network(options)
+    try:
+        server = make_gateway(file, prepare=_reached)
+    except LocalError as error:
+        raise Failure(theirs(str(error), _FACT)) from None
+    if over_network:
+        from trimcp.cli.serving import serve  # not needed on standard input and output
+
+        sys.exit(serve(lambda: Loaded(server), (), options))
+    try:
+        run_stdio(server, grace=options.grace, watchdog=options.watchdog)
+    except LocalError as error:
+        raise Failure(theirs(str(error), _FACT)) from None
+
+
+def _reached(entry: ServerEntry) -> Any:
+    """Return what is connected to, with its stored login. It may block."""
+    return with_stored_login(target_of(entry))

@@ -60,16 +60,16 @@ def find_target(
     try:
         target = _find(text, on_stderr)
         if not headers:
-            return _with_login(target)
+            return with_stored_login(target)
         if isinstance(target, StdioServer):
             raise Failure(NO_HEADERS)
         headers = {**target.headers, **{name.lower(): headers[name] for name in headers}}
-        return _with_login(attrs.evolve(target, headers=headers))
+        return with_stored_login(attrs.evolve(target, headers=headers))
     except LocalError as error:
         raise Failure(str(error)) from None
 
 
-def _with_login(target: Target) -> Target:
+def with_stored_login(target: Target) -> Target:
     """Return the target with its stored login, if any."""
     if isinstance(target, StdioServer):
         return target

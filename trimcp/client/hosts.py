@@ -87,6 +87,12 @@ def read_servers(
     }
 
 
+def server_settings(source: Source) -> dict[str, tuple[ServerEntry, Mapping[str, Any]]]:
+    """Return the servers in a configuration as `read_servers` does, each with its entry as written."""
+    raw = _entries(source)
+    return {name: (_entry(name, entry, os.environ), entry) for name, entry in raw.items()}
+
+
 def _entries(source: Source) -> dict[str, Any]:
     config = source if isinstance(source, Mapping) else _load(Path(source))
     named = next((config[key] for key in ("mcpServers", "servers") if key in config), config)

@@ -311,10 +311,18 @@ class Forwarding:
 
     def tell_all(self, publish: Callable[[Change | str], object]) -> None:
         """Publish changes of the upstream's lists, over a connection of its own, from now on."""
-        relay = self._common = self.relays.open(("changes",), None, None, None)
+        relay = self._common = self.relays.open(None if self.relays.shared else ("changes",), None, None, None)
         relay.users += 1
         self._publish = publish
         self.relays.nursery.start_soon(self._tell_all, {"tools": True, "prompts": True, "resources_list": True}, None)
+
+    async def learn(self) -> None:
+        """Learn what the upstream offers, from that connection. Raises LocalError: it cannot be reached."""
+        assert self._common is not None
+        try:
+            await (await self._common.connected(tried=True)).use(ClientSession.ping, idempotent=True)
+        except (McpError, trio.TooSlowError) as error:
+            raise LocalError(f"the upstream {self.relays.name!r} cannot be reached: {error}") from error
 
     async def _tell_all(self, wanted: dict[str, Any], opened: trio.Event | None) -> None:
         relay, publish = self._common, self._publish

@@ -65,17 +65,17 @@ class ProxyServer(Server[None]):
     async def _relaying(self, running: Running) -> AsyncIterator[None]:
         """Serve a run from the upstream while the block runs."""
         async with self.relays.opened():
+            if self.mounted:
+                # Beside others it cannot pass on a client's subscription as it is: one of its own serves all clients.
+                self._forwarding.tell_all(self.changes.publish)
+                running.subscribers.others = self._forwarding.watch_for_all
             try:
-                await self.relays.learn()
+                await (self._forwarding.learn() if self.mounted else self.relays.learn())
                 self._introduce()
             except LocalError as error:
                 if self._required:
                     raise
                 log.warning("%s; it is tried again", one_line(str(error)))
-            if self.mounted:
-                # Beside others it cannot pass on a client's subscription as it is: one of its own serves all clients.
-                self._forwarding.tell_all(self.changes.publish)
-                running.subscribers.others = self._forwarding.watch_for_all
             running.serve_by(self._handlers)
             running.on_notified = self._noticed
             yield

@@ -286,11 +286,16 @@ class Relay:
             with trio.move_on_after(min(left, self.relays.idle)):
                 await trio.sleep_forever()
 
-    async def connected(self) -> Upstream:
-        """Return the upstream, for calls. Raises UpstreamDown: the connection was closed."""
+    async def connected(self, *, tried: bool = False) -> Upstream:
+        """Return the upstream, for calls. Raises UpstreamDown: the connection was closed, or the first attempt failed.
+
+        `tried`: wait until the first attempt to connect has ended, and raise if it failed.
+        """
         await self._opened.wait()
-        if self.upstream is not None and not self.relays.patient:
-            await self.upstream.wait_state(*_TRIED)  # the first attempt is waited for
+        if self.upstream is not None and (tried or not self.relays.patient):
+            state = await self.upstream.wait_state(*_TRIED)
+            if tried and state is not UpstreamState.UP:
+                raise UpstreamDown(self.upstream.statistics().last_reason or "it is not there")
         if self.upstream is None or self._failure is not None:
             raise UpstreamDown(f"the connection to the upstream {self.relays.name!r} was closed")
         return self.upstream

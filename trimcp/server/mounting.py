@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,6 +22,7 @@ from trimcp.protocol.events import Admission, Notified
 from trimcp.server.calling import Handler
 from trimcp.server.registry import Change
 from trimcp.session.context import Context
+from trimcp.session.limits import Quota
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND
@@ -39,6 +41,7 @@ SEPARATOR: Final = "__"
 """Between a prefix and a name."""
 
 _LISTS: Final = ("tools/list", "prompts/list", "resources/list", "resources/templates/list")
+_COUNTED: Final = ("tools/call", "prompts/get", "resources/read", "completion/complete")
 _MOST_PAGES: Final = 1_000
 _MOST_LISTED: Final = 10_000  # entries of one list of one mounted server
 _MOST_CLAIMS: Final = 50_000  # addresses of which is known whose they are
@@ -52,6 +55,8 @@ class Mounted:
         prefix: of its names.
         server: the server.
         scopes, visible: who may see it, see `Server.mount`.
+        tools: patterns of the names of its tools that are offered; None for all.
+        quota: how many requests it gets at once, and per second; None for no bound.
         running: its run, while the server runs that it is mounted in.
     """
 
@@ -59,6 +64,8 @@ class Mounted:
     server: Any  # a `Server`, which imports this
     scopes: frozenset[str] = frozenset()
     visible: Callable[[Admission], bool] | None = None
+    tools: tuple[str, ...] | None = None
+    quota: Quota | None = None
     running: Running | None = None
 
     def seen_by(self, ctx: Context[Any]) -> bool:
@@ -73,8 +80,17 @@ class Mounted:
 
     def ask(self, ctx: Context[Any], method: str, params: Any) -> Awaitable[Any]:
         """Have it handle a request."""
-        assert self.running is not None
-        return self.running.handle_for(ctx, method, params)
+        running = self.running
+        assert running is not None
+        if self.quota is None or method not in _COUNTED:
+            return running.handle_for(ctx, method, params)
+        return running.pools.in_turn(
+            ctx, "tool", self.prefix, self.quota, lambda pools, ctx: running.handle_for(ctx, method, params)
+        )
+
+    def offers(self, tool: str) -> bool:
+        """Return whether a tool of this name, as it is called there, is offered."""
+        return self.tools is None or any(fnmatchcase(tool, pattern) for pattern in self.tools)
 
 
 @attrs.define(eq=False, repr=False)
@@ -92,7 +108,17 @@ class Mounts:
         return iter(list(self.by_prefix.values()))
 
     def add(self, mounted: Mounted) -> None:
-        """Mount a server. Raises LocalError: the prefix is taken or no part of a name, or it cannot be mounted."""
+        """Mount a server. Raises LocalError: see `check`."""
+        self.check(mounted)
+        other = mounted.server
+        self.by_prefix[mounted.prefix] = mounted
+        for name in other.foreign:
+            self.server.foreign.setdefault(name, nobody)
+        self.server.dynamic = True
+        self.declare(other)
+
+    def check(self, mounted: Mounted) -> None:
+        """Raise LocalError if the prefix is taken or no part of a name, or the server cannot be mounted."""
         prefix, other = mounted.prefix, mounted.server
         if not prefix or SEPARATOR in prefix or not prefix.replace("-", "").replace("_", "").isalnum():
             raise LocalError(f"a prefix is made of letters, digits, - and single _, not {prefix!r:.60}")
@@ -103,11 +129,6 @@ class Mounts:
         if other.has_tasks:
             raise LocalError(f"{other.info.name} has tools that run as tasks: include it, or mount a proxy before it")
         other.mounted = True
-        self.by_prefix[prefix] = mounted
-        for name in other.foreign:
-            self.server.foreign.setdefault(name, _nobody)
-        self.server.dynamic = True
-        self.declare(other)
 
     def declare(self, other: Any) -> None:
         """Declare the extensions of a mounted server."""
@@ -154,7 +175,8 @@ class Mounts:
 
     def methods(self) -> set[str]:
         """Return the methods of extensions that any of them serves."""
-        return {name for mounted in self.by_prefix.values() for name in mounted.server.foreign}
+        mounted = {name for each in self.by_prefix.values() for name in each.server.foreign}
+        return mounted | {name for name, handler in self.server.foreign.items() if handler is nobody}
 
     def _noticed(self, session: Session, event: Notified) -> None:
         for mounted in self.by_prefix.values():
@@ -206,6 +228,8 @@ class Mounts:
                 log.warning("the list %s of the mounted server %r has no end: it is cut", name, mounted.prefix)
         except ErrorReply as error:
             log.warning("%s of the mounted server %r failed: %s", name, mounted.prefix, one_line(error.message))
+        if name == "tools/list":
+            entries = [tool for tool in entries if mounted.offers(tool.name)]
         found[mounted.prefix] = entries[:_MOST_LISTED]
 
     def _renamed(self, mounted: Mounted, entry: Any) -> Any:
@@ -305,7 +329,8 @@ class Mounts:
 
     def _of_name(self, ctx: Context[Any], method: str, name: str) -> tuple[Mounted, str]:
         found = self._split(name)
-        if found is None or not found[0].seen_by(ctx):
+        hidden = found is not None and method == "tools/call" and not found[0].offers(found[1])
+        if found is None or hidden or not found[0].seen_by(ctx):
             what = "tool" if method == "tools/call" else "prompt"
             raise ErrorReply(INVALID_PARAMS, f"unknown {what}: {name[:100]}")
         return found
@@ -375,7 +400,7 @@ class Mounts:
         return {"skills": skills, "ttlMs": 0, "cacheScope": "private"}
 
 
-async def _nobody(ctx: Context[Any], params: Any) -> Any:
+async def nobody(ctx: Context[Any], params: Any) -> Any:
     """Stand for a method that only mounted servers serve."""
     raise ErrorReply(METHOD_NOT_FOUND, f"method not offered here: {ctx.method[:100]}")
 
