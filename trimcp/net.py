@@ -49,6 +49,12 @@ Software: TypeAlias = Literal["own", "hypercorn"]
 _FLUSH: Final = 2.0
 """Seconds allowed for sending the last answers to their clients."""
 
+_QUIET: Final = 0.25
+"""Seconds for which clients that go on with another request are still answered, and then told to go elsewhere."""
+
+_QUIET_OF_MANY: Final = 2.0
+"""The same where others go on: a balancer keeps more connections than a client, and needs longer to come to each."""
+
 
 class _Common(TypedDict, total=False):
     """Options of everything that listens; `serve_http` has the defaults."""
@@ -195,7 +201,7 @@ async def serve_http(
         http_application(server, settings) as application,
         open_service_nursery() as nursery,
     ):
-        closing, drained = trio.Event(), trio.Event()
+        drained = trio.Event()
         if software == "hypercorn":
             from trimcp.transports.http.asgi.app import AsgiApp
             from trimcp.transports.http.asgi.hypercorn import serve_hypercorn
@@ -229,18 +235,18 @@ async def serve_http(
                 ssl_context=ssl_context or from_files,
                 limits=limits,
                 serve_websocket=partial(served.serve_websocket, keep_alive),
-                stop=closing,
-                drained=drained,
+                stop=stop,
+                drain=partial(application.drain, grace),
+                quiet=min(_QUIET if settings.store is None else _QUIET_OF_MANY, grace / 4),
                 grace=_FLUSH,
             )
         ended = trio.Event()
         urls = await nursery.start(_listen, listen, ended)
         task_status.started([_endpoint(url, settings) for url in urls])
-        await stop.wait()
-        # No new connections are accepted. Present clients may still answer a question of a running call, or cancel it.
-        closing.set()
-        await application.drain(grace)
-        drained.set()
+        if software == "hypercorn":
+            await stop.wait()
+            await application.drain(grace)
+            drained.set()
         await ended.wait()
 
 

@@ -34,7 +34,7 @@ async def refused_from_now_on(session: ClientSession) -> RemoteError | Connectio
 
 
 async def test_draining_answers_what_is_under_way_and_refuses_the_rest(links: Links, clock: Any) -> None:
-    links.grace = 1.5
+    links.grace = 4.0  # a client that finds nobody any more tries three times
     held: list[Any] = []
     hung: list[Any] = []
     until = f"key stopped: {links.cancelled}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -49,8 +50,10 @@ class Keeper:
             "subscriptions": self.subscribers.uris_of(session),
         }
 
-    def restore(self, pushed: Pushed, state: Mapping[str, Any], fence: int) -> None:
+    def restore(self, pushed: Pushed, state: Mapping[str, Any], fence: int) -> Callable[[], object]:
         """Give a new session the state of one that another process held.
+
+        Returns a function that tells it what it may have missed: nobody heard of changes while nobody held it.
 
         Raises ErrorReply, ValueError, KeyError or TypeError: it is no such state. It is judged as a client's words are.
         """
@@ -65,6 +68,7 @@ class Keeper:
         legacy.log_level = level
         # An answer to what the former holder asked must not be one to what this one asks.
         session.engine.skip_ids(fence * _IDS)
+        return partial(self.subscribers.tell_everything, session)
 
     @contextmanager
     def listening(self, listener: Callable[[str, bool], object]) -> Iterator[None]:
@@ -74,11 +78,11 @@ class Keeper:
             is_list = isinstance(change, Change)
             listener(change.value if isinstance(change, Change) else change, is_list)
 
-        self.server.changes.attach(tell)
+        self.server.changes.relays.append(tell)
         try:
             yield
         finally:
-            self.server.changes.detach(tell)
+            self.server.changes.relays.remove(tell)
 
     def publish(self, changed: str, is_list: bool) -> None:
         """Tell clients of a change that another process has told. Raises ValueError: there is no such list."""

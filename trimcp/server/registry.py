@@ -27,6 +27,10 @@ EntryT = TypeVar("EntryT")
 _MOST_PAGES = 64
 
 
+EVERYTHING: Final = ""
+"""Published in place of a URI: changes may have been missed, so anything that is watched may have changed."""
+
+
 class Change(Enum):
     """A list that may change."""
 
@@ -60,6 +64,7 @@ class Bus:
     tasks run in between. Outside of Trio all are called at once.
     """
 
+    relays: list[Listener] = attrs.field(init=False, factory=list)  # called at once with what concerns all clients
     _listeners: dict[Listener, Hashable] = attrs.field(init=False, factory=dict)  # with their clients
     # Changes, each with the client that it concerns, of which no listener was told yet. One that is published again
     # before its turn is told once.
@@ -75,6 +80,9 @@ class Bus:
         self._listeners.pop(listener, None)
 
     def publish(self, change: Change | str, client: Hashable = None) -> None:
+        if client is None:
+            for relay in self.relays:
+                relay(change)
         loop = self._loop
         if len(self._listeners) > _TOLD_AT_ONCE or loop is not None:
             try:

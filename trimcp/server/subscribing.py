@@ -16,7 +16,7 @@ import trio
 from trimcp.channel import Kind, Outgoing
 from trimcp.errors import ErrorReply
 from trimcp.protocol.states import Inbound
-from trimcp.server.registry import Change
+from trimcp.server.registry import EVERYTHING, Change
 from trimcp.session.context import Context, client_key
 from trimcp.session.job import Job
 from trimcp.session.queues import Changes
@@ -74,7 +74,11 @@ class _LegacyListener:
     uris: dict[str, None] = attrs.field(factory=dict)  # an empty set takes three times as much memory
 
     def tell(self, change: Change | str) -> None:
-        if change in self.lists or change in self.uris:
+        if change == EVERYTHING:
+            watched: list[Change | str] = [*self.lists, *self.uris]
+            for each in watched:
+                self.tell(each)
+        elif change in self.lists or change in self.uris:
             name, params = notification_of(change)
             self.session.notify_latest(name, params, key=None if params is None else params.uri)
 
@@ -89,6 +93,9 @@ class Watch:
     def note(self, change: Change | str) -> None:
         if change in self.watched:
             self.noted.add(change)
+        elif change == EVERYTHING:
+            for each in self.watched:
+                self.noted.add(each)
 
 
 @slotted
@@ -152,6 +159,11 @@ class Subscribers:
     def watch(self, session: Session, uris: Sequence[str]) -> None:
         """Subscribe a session anew that was subscribed in another process."""
         self._listeners[session].uris.update(dict.fromkeys(uris[:_MOST_SUBSCRIPTIONS]))
+
+    def tell_everything(self, session: Session) -> None:
+        """Tell a session that anything it watches may have changed."""
+        if session in self._listeners:
+            self._listeners[session].tell(EVERYTHING)
 
     async def may_watch(self, ctx: Context[Any], uri: str) -> bool:
         """Return whether there is a resource with this URI. Raises as `Permission.require` if it may not be read."""

@@ -17,8 +17,9 @@ class SessionKeeper(Protocol):
         """Return the state of a session after its handshake, as JSON."""
         ...
 
-    def restore(self, pushed: Any, state: Mapping[str, Any], fence: int, /) -> None:
-        """Give a new session this state. Raises an exception if it is none."""
+    def restore(self, pushed: Any, state: Mapping[str, Any], fence: int, /) -> Callable[[], object]:
+        """Give a new session this state; return what tells it of changes it may have missed. Raises if it is none."""
+        ...
 
     def listening(self, listener: Callable[[str, bool], object], /) -> AbstractContextManager[None]:
         """Call `listener` with each change here while the block runs: the list or the resource's URI, and if a list."""

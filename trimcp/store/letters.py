@@ -47,6 +47,11 @@ class PostBox:
         """The store in which they are."""
         return self.queue.store
 
+    @property
+    def has_come(self) -> bool:
+        """Whether another process has sent a letter."""
+        return bool(self._heard)
+
     def say(self, to: str | None, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter to a process, or to all others (None), and return it; None if too many wait."""
         # With a number, larger than that of each one before it: it may come twice.

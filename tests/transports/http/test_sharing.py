@@ -322,6 +322,30 @@ async def test_a_process_that_ends_hands_its_sessions_over(autojump_clock: Any) 
         assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
 
 
+async def test_a_process_that_ends_lets_others_answer_and_ends_the_streams_of_their_sessions(
+    autojump_clock: Any,
+) -> None:
+    async with replicas() as ([_, two], visitor):
+        await visitor.initialize()
+        far = two.visit(visitor)
+        stream = await far.listen()
+        await stream.begun()
+        call, late = await far.call("wait", seconds=3), await far.call("wait", seconds=30)
+        await call.begun()
+        await late.begun()
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(two.face.drain, 5)
+            await stream.done()
+            assert trio.current_time() == began
+            assert bytes(stream.body).endswith(b"retry: 1000\n\n")
+            assert (await call.done()).messages[-1]["result"]["content"][0]["text"] == "waited"
+        assert trio.current_time() == began + 5
+        assert late.finished  # and its client comes back for the rest
+        rest = await visitor.listen(late.now()[-1].id)
+        assert (await rest.done()).messages[-1]["result"]["content"][0]["text"] == "waited"
+
+
 async def test_what_comes_while_the_holder_ends_is_for_the_next_one(autojump_clock: Any) -> None:
     async with replicas() as ([one, two], visitor):
         await visitor.initialize()
@@ -353,9 +377,49 @@ async def test_the_state_of_a_session_goes_with_it(autojump_clock: Any) -> None:
         stream = await later.listen()
         logged = await (await later.call("level")).done()
         assert [message.get("method") for message in logged.messages] == ["notifications/message", None]
+        # Of what changed while nobody held the session nobody has heard.
+        assert [message["method"] for message in stream.messages] == ["notifications/resources/updated"]
         await (await later.call("touch")).done()
         await trio.testing.wait_all_tasks_blocked()
-        assert [message["method"] for message in stream.messages] == ["notifications/resources/updated"]
+        assert [message["method"] for message in stream.messages] == 2 * ["notifications/resources/updated"]
+
+
+async def test_a_change_is_passed_on_once_however_many_listen(autojump_clock: Any) -> None:
+    """Many are told in several turns of the loop; what another process has told is not told to it again."""
+    async with replicas() as ([one, two], _):
+        wanted = {"notifications": {"resourceSubscriptions": ["app://state"]}}
+        for replica in (one, two):
+            modern = Visitor(replica.face, LATEST)
+            for _number in range(40):
+                await (await modern.post(modern.request("subscriptions/listen", wanted))).events(1)
+        before = one.store.commits + two.store.commits
+        for _number in range(3):
+            one.server.resource_updated("app://state")
+            one.server.resource_updated("app://other")
+        await trio.sleep(1)
+        assert 0 < one.store.commits + two.store.commits - before <= 2
+
+
+async def test_who_could_not_be_reached_for_a_while_tells_that_anything_may_have_changed(autojump_clock: Any) -> None:
+    """A process that stood still, whose letters the others did not send; and one whose own letter was refused."""
+    async with replicas() as ([one, two], _):
+        wanted = {"notifications": {"resourceSubscriptions": ["app://state"]}}
+        heard = []
+        for replica in (one, two):
+            modern = Visitor(replica.face, LATEST)
+            heard.append(await modern.post(modern.request("subscriptions/listen", wanted)))
+            await heard[-1].events(1)
+        one.die()
+        await (await Visitor(two.face, LATEST).call("touch")).done()
+        await trio.sleep(20)
+        assert [len(answer.messages) for answer in heard] == [2, 2]
+        two.store.broken = OSError("out of order")
+        await (await Visitor(two.face, LATEST).call("touch")).done()
+        await trio.sleep(5)
+        assert [len(answer.messages) for answer in heard] == [2, 3]
+        two.store.broken = None
+        await trio.sleep(20)
+        assert [len(answer.messages) for answer in heard] == [3, 3]
 
 
 async def test_a_change_in_one_process_is_told_by_all(autojump_clock: Any) -> None:

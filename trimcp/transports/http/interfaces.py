@@ -523,8 +523,8 @@ class Sharing(Protocol):
         """Return what answers a GET of a session that is here."""
         ...
 
-    def hand_over(self) -> None:
-        """Hand over all sessions in which nothing runs, because this process is about to end."""
+    async def hand_over(self, grace: float) -> None:
+        """Hand over all sessions in which nothing runs, and have `grace` seconds for what others answer."""
 
     def running(self, end: Callable[[], object], /) -> AbstractAsyncContextManager[None]:
         """Share while the block runs. `end` ends all sessions, after it. Raises OSError: there is no store."""

@@ -441,6 +441,25 @@ async def test_an_error_that_says_when_to_come_back_is_not_the_last_word(autojum
     assert len(server.asked) == 1
 
 
+@pytest.mark.parametrize("started", [False, True, None])
+async def test_a_call_that_a_server_did_not_begin_because_it_ends_is_sent_again(
+    started: bool | None, autojump_clock: object
+) -> None:
+    data = {"reason": "drain", **({} if started is None else {"started": started})}
+    error = {"jsonrpc": "2.0", "id": 1, "error": {"code": 1002, "message": "shutting down", "data": data}}
+
+    async def ending(exchange: Exchange) -> None:
+        await exchange.json(error, 503, retry_after="1")
+
+    (message,), server = await ask(failing(1, ending), request(1, "tools/call"))
+    if started is False:
+        assert message == Response(1, {"attempt": 2})
+        assert server.asked[1].at == 1
+    else:
+        assert message == ErrorResponse(1, 1002, "shutting down", data)
+        assert len(server.asked) == 1
+
+
 async def test_what_never_left_is_sent_again_whatever_it_is(autojump_clock: object) -> None:
     async def handle(exchange: Exchange) -> None:
         await exchange.result()

@@ -119,7 +119,7 @@ async def test_what_happens_during_a_request_that_is_like_the_one_before(how: st
             assert isinstance(client.stream, trio.StapledStream)
             await client.stream.send_eof()
         elif how == "is drained":
-            site.hosting.draining = True
+            site.hosting.ending = site.hosting.draining = True
             connection.wake()
         elif how == "gives way":
             connection.evict("for the test")
@@ -676,7 +676,7 @@ async def test_draining_ends_idle_connections_and_lets_others_finish(autojump_cl
         await wait_all_tasks_blocked()
         site.face.handlers[2].reply.start(HttpResponse(200, (), b"event"))
 
-        site.hosting.draining = True
+        site.hosting.ending = site.hosting.draining = True
         for connection in site.connections:
             connection.wake()
         await idle.closed()
@@ -800,7 +800,7 @@ async def test_an_upgrade_gets_the_head_as_it_was_read_and_all_that_follows(auto
         await client.fetch("POST", body=HELLO)
         await client.send(ask + b"frame")
         await wait_all_tasks_blocked()
-        site.hosting.draining = True
+        site.hosting.ending = site.hosting.draining = True
         site.connections[0].wake()  # not for us to end
         await trio.sleep(1_000)
         await client.send(b"end")

@@ -6,12 +6,13 @@ import errno
 import gc
 import logging
 import os
+import select
 import socket
 import stat
 import struct
 import sys
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -668,8 +669,12 @@ async def test_it_stops_when_it_is_told_to(tmp_path: Path, steady_clock: trio.ab
 
 async def test_connections_stay_until_the_work_is_drained() -> None:
     face, stop, drained = DummyFace(), trio.Event(), trio.Event()
+
+    async def drain(end_idle: object) -> None:
+        await drained.wait()
+
     async with trio.open_nursery() as nursery:
-        (url,) = await nursery.start(partial(serve_with_clock, face, port=0, stop=stop, drained=drained))
+        (url,) = await nursery.start(partial(serve_with_clock, face, port=0, stop=stop, drain=drain))
         client = await connect(url)
         await client.fetch("POST", body=HELLO)
         stop.set()
@@ -681,6 +686,85 @@ async def test_connections_stay_until_the_work_is_drained() -> None:
         drained.set()
         await client.closed()
         await client.stream.aclose()
+
+
+async def test_who_goes_on_while_it_ends_is_answered_and_told_to_go_elsewhere(steady_clock: trio.abc.Clock) -> None:
+    face, stop, idle_ended = DummyFace(), trio.Event(), trio.Event()
+
+    async def drain(end_idle: Callable[[], Awaitable[object]]) -> None:
+        await end_idle()
+        idle_ended.set()
+
+    async with trio.open_nursery() as nursery:
+        serve = partial(serve_with_clock, face, port=0, stop=stop, drain=drain, quiet=60)
+        (url,) = await nursery.start(serve)
+        clients = [await connect(url) for _ in range(3)]
+        for client in clients:
+            await client.fetch("POST", body=HELLO)
+        streaming = clients[2]
+        await streaming.request("POST", "/wait", body=HELLO)
+        await until(lambda: face.handlers[-1].head.path == "/wait" and face.handlers[-1].body is not None)
+        reply = face.handlers[-1].reply
+        reply.start(HttpResponse(200, (), b"event"))
+        stop.set()
+        await wait_all_tasks_blocked()
+        for client in clients[:2]:
+            assert not idle_ended.is_set()
+            answer = await client.fetch("POST", body=HELLO)
+            assert (answer.body, answer.headers.get("connection")) == (HELLO, "close")
+            await client.closed()
+            await client.stream.aclose()
+        await idle_ended.wait()  # there is nobody else to wait for
+        if sys.platform == "linux":
+            ended = select.poll()
+            ended.register(streaming.stream.socket.fileno(), select.POLLRDHUP)
+            assert not ended.poll(0)
+            reply.finish(b"end")
+            assert ended.poll(0), "the connection ends later than the response, and the next request comes between"
+        else:
+            reply.finish(b"end")
+        answer = await streaming.answer()
+        assert (answer.body, answer.headers.get("connection")) == (b"eventend", None)
+        await streaming.closed()
+        await streaming.stream.aclose()
+
+
+async def test_what_has_connected_before_it_stops_is_answered() -> None:
+    face, stop = DummyFace(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(serve_with_clock, face, port=0, stop=stop))
+        early = [socket.create_connection(("127.0.0.1", port_of(url))) for _ in range(50)]
+        for sock in early:
+            sock.sendall(http_request("POST", "/echo", body=HELLO))
+        stop.set()  # no task has run since
+        for sock in early:
+            client = HttpWire(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
+            assert (await client.answer()).body == HELLO
+            await client.closed()
+            await client.stream.aclose()
+
+
+async def test_a_request_that_came_before_its_connection_was_closed_is_answered() -> None:
+    face, stop, ending = DummyFace(), trio.Event(), trio.Event()
+
+    async def drain(end_idle: Callable[[], Awaitable[object]]) -> None:
+        await ending.wait()
+        for client in clients:
+            client.stream.socket._sock.send(http_request("POST", "/echo", body=HELLO))
+        await end_idle()
+
+    async with trio.open_nursery() as nursery:
+        (url,) = await nursery.start(partial(serve_with_clock, face, port=0, stop=stop, drain=drain))
+        clients = [await connect(url) for _ in range(5)]
+        for client in clients:
+            await client.fetch("POST", body=HELLO)
+        stop.set()
+        await wait_all_tasks_blocked()
+        ending.set()
+        for client in clients:
+            answer = await client.answer()
+            assert (answer.body, answer.headers.get("connection")) == (HELLO, "close")
+            await client.stream.aclose()
 
 
 async def test_what_does_not_end_in_time_is_cut(steady_clock: trio.abc.Clock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable
@@ -46,6 +47,36 @@ _POLLED = pytest.param(polled, marks=pytest.mark.skipif(sys.platform != "linux",
 EVERY = pytest.mark.parametrize("make", [unix_socket, tcp_socket, _POLLED, stream])
 SOCKETS = pytest.mark.parametrize("make", [unix_socket, tcp_socket, _POLLED])
 Make = Callable[[], tuple[Wire, trio.socket.SocketType]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux holds back")
+async def test_what_is_held_back_arrives_together_with_the_end() -> None:
+    wire, peer = tcp_socket()
+    wire.hold_back()
+    assert wire.try_write(b"0\r\n\r\n") == 5
+    poll = select.poll()
+    poll.register(peer.fileno(), select.POLLIN | select.POLLRDHUP)
+    assert not poll.poll(0)
+    wire.shut_write_now()
+    assert poll.poll(0) == [(peer.fileno(), select.POLLIN | select.POLLRDHUP)]
+    assert await peer.recv(100) == b"0\r\n\r\n"
+    assert await peer.recv(100) == b""
+    peer.close()
+    await wire.close()
+
+
+@SOCKETS
+async def test_what_cannot_be_held_back_is_sent(make: Make) -> None:
+    wire, peer = make()
+    wire.hold_back()
+    assert wire.try_write(b"end") == 3
+    wire.shut_write_now()
+    assert await peer.recv(100) == b"end"
+    assert await peer.recv(100) == b""
+    peer.close()
+    wire.hold_back()
+    wire.shut_write_now()
+    await wire.close()
 
 
 @EVERY

@@ -24,7 +24,7 @@ from trimcp.transports.http.client.pool import LINGER, PooledConnection
 from trimcp.transports.http.client.state import SESSION, ClientState, method_of
 from trimcp.transports.http.h1.replies import ReplyParser
 from trimcp.transports.targets import status_text
-from trimcp.wire.codes import FORBIDDEN, INVALID_REQUEST, OVERLOADED
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, FORBIDDEN, INVALID_REQUEST, OVERLOADED
 from trimcp.wire.jsonrpc import Batch, ErrorResponse, Malformed, Message, RequestId, parse
 from trimcp.wire.methods import OPENING
 from trimcp.wire.revisions import find
@@ -385,8 +385,10 @@ class Post:
         if error is None and busy and self._method not in OPENING:
             data = {"reason": "overloaded", **({} if after is None else {"retryAfter": after})}
             error = ErrorResponse(self.outgoing.request_id, OVERLOADED, why, data)
-        # A server that was too busy for the handshake has begun nothing.
-        untouched = passing and busy and self._method == "initialize"
+        # A server that was too busy for the handshake has begun nothing; one that ends says what it has not begun.
+        said = None if error is None else error.data
+        unbegun = code == CANCELLED_BY_DRAIN and isinstance(said, dict) and said.get("started") is False
+        untouched = passing and busy and (unbegun or self._method == "initialize")
         return Trouble(why, untouched=untouched, passing=passing, after=after, answer=error, status=status)
 
     async def _resume(self, cursor: Cursor, session_id: str | None) -> Trouble | None:

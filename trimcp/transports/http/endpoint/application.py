@@ -7,6 +7,7 @@ handler, which answers it without this module. (basic/transports, "Streamable HT
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -331,20 +332,32 @@ class HttpApplication:
             finally:
                 self.budget.when_low = None
 
-    async def drain(self, grace: float) -> None:
+    async def drain(self, grace: float, end_idle: Callable[[], Awaitable[object]] | None = None) -> None:
         """Accept no more work, let running calls answer for `grace` seconds, cancel them, and end every stream.
 
-        Cancelling ends the grace at once.
+        Cancelling ends the grace at once. `end_idle` lets clients go elsewhere, and ends the connections without a
+        request. It is awaited before, unless calls run that their clients can reach over these only: to answer a
+        question, or to cancel.
         """
+        if end_idle is not None and not self._awaits_answers:
+            await end_idle()
         self._end_admission()
-        await self.service.drain(grace, self.shared.sessions)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.service.drain, grace, self.shared.sessions)
+            if self.shared.sharing is not None:
+                await self.shared.sharing.hand_over(grace)
         self.end()
+
+    @property
+    def _awaits_answers(self) -> bool:
+        if self.shared.sharing is not None and self.shared.sharing.letters.has_come:
+            return False  # what arrives at another process is handed over
+        streams = self.sse2024.streams
+        return not (all(each.pushed.at_rest for each in self.shared.sessions) and all(each.at_rest for each in streams))
 
     def _end_admission(self) -> None:
         self.shared.draining = True
         self.draining.set()
-        if self.shared.sharing is not None:
-            self.shared.sharing.hand_over()
         if self._grpc is not None:
             self._grpc.drain()
 

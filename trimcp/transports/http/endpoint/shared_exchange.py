@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import attrs
 
 from trimcp.channel import Outgoing
+from trimcp.principal import Principal
 from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
 from trimcp.transports.http.endpoint.routing import PostPlan, id_of
-from trimcp.transports.http.interfaces import HttpReply, HttpResponse, PushedSession, refusal
+from trimcp.transports.http.interfaces import Head, HttpReply, HttpResponse, PushedSession, refusal
 from trimcp.transports.http.state.held import GatedReply, HeldSession
 from trimcp.transports.http.state.streams import EventStream
 from trimcp.wire.codes import OVERLOADED
-from trimcp.wire.jsonrpc import Batch, Message, Notification, Request, RequestId
+from trimcp.wire.jsonrpc import JSON, Batch, Message, Notification, Request, RequestId
 
 _CHANGING: Final = frozenset(
     ("initialize", "notifications/initialized", "logging/setLevel", "resources/subscribe", "resources/unsubscribe")
@@ -87,3 +89,24 @@ class SharedGet(SessionGet):
 def later(id: RequestId | None, *headers: tuple[str, str]) -> HttpResponse:
     """Return the refusal of a request whose session cannot be found just now."""
     return refusal(503, "the session is not reachable now; try again later", *headers, id=id, code=OVERLOADED)
+
+
+_PARTS: Final = ("method", "path", "query", "peer", "loopback", "secure", "certificate", "root")
+
+
+def written(head: Head) -> JSON:
+    """Return a request's head for the process that holds its session."""
+    principal = head.principal
+    return {
+        **{name: getattr(head, name) for name in _PARTS},
+        "headers": dict(head.headers),
+        "principal": None if principal is None else {**principal.facts(), "claims": dict(principal.claims)},
+    }
+
+
+def read_head(said: Mapping[str, Any]) -> Head:
+    """Return the head that `written` wrote."""
+    facts = said["principal"]
+    head = Head(**{name: said[name] for name in _PARTS}, headers=said["headers"])
+    head.principal = None if facts is None else Principal(**facts)
+    return head

@@ -26,7 +26,7 @@ from trimcp.store.writing import StoredEvents, WriteQueue
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
-from trimcp.transports.http.endpoint.shared_exchange import SharedExchange, SharedGet, later
+from trimcp.transports.http.endpoint.shared_exchange import SharedExchange, SharedGet, later, read_head, written
 from trimcp.transports.http.interfaces import (
     JSON_HEADERS,
     Admitted,
@@ -57,6 +57,7 @@ _ATTEMPTS: Final = 3  # to find who has a session
 _LAST: Final = 2.0  # seconds for the last writes of a process that ends
 _PAUSE: Final = 0.5  # seconds before a store that failed is tried again
 _KEY: Final = "requestState"
+_ANYTHING: Final = ""  # may have changed
 
 
 @attrs.define(eq=False)
@@ -90,7 +91,7 @@ class Forwarded(Handler):
     def _ask(self) -> None:
         self._attempts += 1
         self.number = self.sharing.ask(self)
-        self.letter = self.sharing.say(self.holder, "ask", self._body, n=self.number, head=_written(self.head))
+        self.letter = self.sharing.say(self.holder, "ask", self._body, n=self.number, head=written(self.head))
         if self.letter is None:
             self.fail()
 
@@ -138,6 +139,13 @@ class Forwarded(Handler):
     def _response(self, said: Mapping[str, Any], data: bytes) -> HttpResponse:
         headers = tuple((str(name), str(value)) for name, value in said["headers"])
         return HttpResponse(int(said["status"]), (*headers, *self.head.reply_headers), data)
+
+    def release(self, retry: int) -> None:
+        """End the stream of a GET; its client goes on with it elsewhere, after `retry` milliseconds."""
+        reply = self._reply
+        if reply is not None and self.begun and self.head.method == "GET":
+            self.disconnected()
+            reply.finish(b"retry: %d\n\n" % retry)
 
     async def again(self) -> None:
         """Find anew who has the session: the holder has got nothing of this request, or has the session no more."""
@@ -244,6 +252,8 @@ class RemoteReply(HttpReply):
 class SessionSharing:
     """One application's part in what several processes share.
 
+    It has more than 300 lines because each letter may concern any part of what it keeps.
+
     Args:
         shared: what its requests share.
         store: what all processes share.
@@ -260,6 +270,7 @@ class SessionSharing:
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
     _asking: int = attrs.field(init=False, default=0)  # bytes of their bodies that may be needed again
+    _answered: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     # requests to sessions that are handed over as soon as their calls have ended, by whom and with which number
     _put_off: dict[str, list[tuple[str, int]]] = attrs.field(init=False, factory=dict)
     _numbers: count[int] = attrs.field(init=False, factory=lambda: count(1))
@@ -268,6 +279,7 @@ class SessionSharing:
     _taking: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _nursery: trio.Nursery = attrs.field(init=False)
     _publishing: bool = attrs.field(init=False, default=False)
+    _untold: bool = attrs.field(init=False, default=False)  # whether others have missed a change
     _ready: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
@@ -317,6 +329,7 @@ class SessionSharing:
                 log_crash(log, error, "the shared store cannot be opened")
                 await trio.sleep(_PAUSE)
             self._lose_all()
+            self._publish(_ANYTHING, False)  # letters of others did not arrive
 
     def _lose_all(self) -> None:
         for session in self.shared.sessions:
@@ -355,6 +368,9 @@ class SessionSharing:
                 if not await self.store.renew():
                     return
                 renewed, self.failing = trio.current_time(), False
+                if self._untold:
+                    self._untold = False
+                    self._changed(_ANYTHING, False)
                 for holder in {asked.holder for asked in self._asked.values()}:
                     if await self.store.gone(holder):
                         self._lost(holder)
@@ -436,11 +452,21 @@ class SessionSharing:
     def name(self) -> str:
         return self.store.name
 
-    def hand_over(self) -> None:
-        """Hand over all sessions in which nothing runs, because this process is about to end."""
+    async def hand_over(self, grace: float) -> None:
+        """Hand over all sessions in which nothing runs, because this process is about to end.
+
+        Streams of sessions that others have end, too. Requests that others answer have `grace` seconds for that.
+        """
         for session in self.shared.sessions:
             if isinstance(session, HeldSession) and session.at_rest:
                 session.end("the server is shutting down", ending=True)
+        for asked in list(self._asked.values()):
+            asked.release(self.shared.settings.retry)
+        with trio.move_on_after(grace):
+            while self._asked:
+                await self._answered.park()
+        for asked in list(self._asked.values()):
+            asked.fail()
 
     # Letters
 
@@ -454,17 +480,15 @@ class SessionSharing:
     def forget(self, asked: Forwarded) -> None:
         if self._asked.pop(asked.number, None) is not None:
             self._asking -= asked.size
+            if not self._asked:
+                self._answered.unpark_all()
 
     def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter, and return it; None if too many wait."""
         return self.letters.say(to, kind, data, **said)
 
     def _take_change(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
-        self._publishing = True
-        try:
-            self._holding.keeper.publish(said["changed"], said["list"])
-        finally:
-            self._publishing = False
+        self._publish(said["changed"], said["list"])
 
     def _leave(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
         if (reply := self.replies.get((sender, int(said["n"])))) is not None:
@@ -488,7 +512,7 @@ class SessionSharing:
 
     def _serve(self, sender: str, said: Mapping[str, Any], body: bytes) -> None:
         """Answer a request that came to another process."""
-        number, head = int(said["n"]), _read_head(said["head"])
+        number, head = int(said["n"]), read_head(said["head"])
         id = head.headers.get("mcp-session-id")
         if head.path == self.shared.settings.path and not (id and self.shared.sessions.has(id)):
             self.say(sender, "moved", n=number)
@@ -512,6 +536,8 @@ class SessionSharing:
                     return
             if write.to is not None:
                 self._lost(write.to)
+            else:
+                self._untold = True
             return
         for session in self.shared.sessions:
             if session.id == write.session and isinstance(session, HeldSession) and session.fence == write.fence:
@@ -530,7 +556,15 @@ class SessionSharing:
 
     def _changed(self, changed: str, is_list: bool) -> None:
         if not self._publishing:
-            self.letters.say(None, "change", changed=changed, list=is_list)
+            told = self.letters.say(None, "change", changed=changed, list=is_list)
+            self._untold = self._untold or told is None
+
+    def _publish(self, changed: str, is_list: bool) -> None:
+        self._publishing = True
+        try:
+            self._holding.keeper.publish(changed, is_list)
+        finally:
+            self._publishing = False
 
 
 def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
@@ -551,20 +585,3 @@ def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:
 
 
 _PARTS_OF_ANSWERS: Final = ("send", "start", "write", "finish", "abort")
-_PARTS: Final = ("method", "path", "query", "peer", "loopback", "secure", "certificate", "root")
-
-
-def _written(head: Head) -> JSON:
-    principal = head.principal
-    return {
-        **{name: getattr(head, name) for name in _PARTS},
-        "headers": dict(head.headers),
-        "principal": None if principal is None else {**principal.facts(), "claims": dict(principal.claims)},
-    }
-
-
-def _read_head(written: Mapping[str, Any]) -> Head:
-    facts = written["principal"]
-    head = Head(**{name: written[name] for name in _PARTS}, headers=written["headers"])
-    head.principal = None if facts is None else Principal(**facts)
-    return head

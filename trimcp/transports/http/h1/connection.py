@@ -143,8 +143,16 @@ class H1Connection:
     # Called by the reply and the writer
 
     def will_close(self, request: H1Request) -> bool:
-        self._closing = self._closing or self._hosting.draining or not request.keep_alive
+        self._closing = self._closing or self._hosting.ending or not request.keep_alive
         return self._closing
+
+    def finishing(self) -> None:
+        """Let the end of a stream leave together with that of the connection, which its head could not tell of.
+
+        So a client or a balancer that knows of the one knows of the other before it sends another request.
+        """
+        if self._hosting.ending:
+            self._wire.hold_back()
 
     def finished(self) -> None:
         """Go on to the next request, unless a part of the response still waits to be written."""
@@ -167,8 +175,9 @@ class H1Connection:
         if reply is None:
             return
         self._reply = None
-        if self._hosting.draining:
+        if self._hosting.ending:
             self._closing = True
+            self._wire.shut_write_now()
         self._deadline.set(self._limits.idle_timeout)
         if self._closing or self._parser.buffered or reply.handler is None:
             self.wake()  # otherwise the reader would go on waiting for input
@@ -399,8 +408,8 @@ class H1Connection:
                     self._lost = True
                     return False
                 raise RequestRefused(408, "the request took too long")
-            if self.writer.broken or (idle and self._hosting.draining):
-                self._lost = True
+            if self.writer.broken or (idle and self._hosting.draining and self._wire.is_quiet()):
+                self._lost = True  # what has come already is answered
                 return False
             data = await self._wire.read(_READ_SIZE, self._answer if idle else None)
             self._yielded = True

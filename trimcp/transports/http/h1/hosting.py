@@ -30,7 +30,8 @@ class Hosting:
     limits: HttpLimits
     nursery: trio.Nursery  # runs connections, and the tasks that write what a socket did not accept at once
     serve_websocket: ServeWebSocket | None = None  # None refuses WebSockets
-    draining: bool = False  # whether connections end with the current response
+    ending: bool = False  # whether each response of HTTP/1.1 is the last one of its connection, and says so
+    draining: bool = False  # whether connections without a request end, too
     streams: OwnerCounts = attrs.field(init=False)  # those of HTTP/2, over all connections
 
     def __attrs_post_init__(self) -> None:

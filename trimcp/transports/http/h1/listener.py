@@ -9,8 +9,9 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack, nullcontext, suppress
+from functools import partial
 from typing import Final
 
 import attrs
@@ -33,6 +34,7 @@ _AT_ONCE: Final = 64  # connections accepted before other tasks run; fewer while
 # one for each so many that it has already.
 _ONE_FOR: Final = 16
 _PAUSE: Final = 1.0
+_LAST_REQUESTS: Final = 0.25  # seconds in which requests that have come to connections that end are begun
 _QUIET: Final = 60.0
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -49,7 +51,8 @@ async def serve_http1(
     limits: HttpLimits | None = None,
     serve_websocket: ServeWebSocket | None = None,
     stop: trio.Event | None = None,
-    drained: trio.Event | None = None,
+    drain: Callable[[Callable[[], Awaitable[object]]], Awaitable[object]] | None = None,
+    quiet: float = 0.0,
     grace: float = 5.0,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -65,9 +68,12 @@ async def serve_http1(
         serve_websocket: serves a WebSocket; None refuses them.
         stop: once it is set, no connection is accepted, connections without a request are closed, and others end with
             the current response.
-        drained: after `stop`, connections stay open until this is set, so that clients can still send what running
-            calls need: the answer to a question, or a cancellation.
-        grace: seconds after `drained` until the remaining connections are closed.
+        drain: awaited after `stop` and before that, with a function that ends connections as soon as it loses nothing:
+            see `quiet`. Until it is called connections stay open, so that clients can still send what running calls
+            need: the answer to a question, or a cancellation.
+        quiet: seconds for which that function waits. Each response is the last one of its connection then, and says so:
+            a client that goes on in that time is answered, and goes elsewhere.
+        grace: seconds after `drain` until the remaining connections are closed.
         task_status: started with the URLs once connections are accepted: "http://127.0.0.1:8000", "unix:/run/mcp.sock".
 
     Raises:
@@ -79,7 +85,7 @@ async def serve_http1(
     if port is None and path is None and not sockets:
         raise ValueError("say where to listen: a port, a path or sockets")
     polled = sys.platform == "linux" and ssl_context is None
-    with Poller() if polled else nullcontext() as poller, ExitStack() as stack:
+    with Poller() if polled else nullcontext() as poller, ExitStack() as waiting, ExitStack() as stack:
         listening: list[socket.socket] = []
         urls: list[str] = []
         for sock in sockets:
@@ -97,7 +103,7 @@ async def serve_http1(
                 nursery.start_soon(poller.run)
             hosting = Hosting(application, limits, nursery, serve_websocket)
             listener = _Listener(hosting, ssl_context, poller, shares)
-            stack.callback(listener.forget_waiting)
+            waiting.callback(listener.forget_waiting)
             async with trio.open_nursery() as accepting:
                 for sock in listening:
                     sock.setblocking(False)
@@ -107,9 +113,13 @@ async def serve_http1(
                 accepting.cancel_scope.cancel(reason="this server stops")
             if shares is not None:
                 shares.leave()
-            stack.close()
-            if drained is not None:
-                await drained.wait()
+            still_open = [sock.dup() for sock in listening]
+            stack.close()  # nobody finds a Unix socket any more, so that its queue can be emptied
+            for sock in still_open:
+                with sock:
+                    listener.accept_all(sock)
+            if drain is not None:
+                await drain(partial(listener.end_idle, quiet))
             await listener.drain(grace)
             nursery.cancel_scope.cancel(reason="this server has stopped")
 
@@ -157,26 +167,61 @@ class _Listener:
             await trio.lowlevel.wait_readable(sock)
             if self._others is not None:
                 await self._others.wait_turn(sock, len(self._connections) + len(self._waiting))
-            for _ in range(most):
-                try:
-                    accepted, address = sock.accept()
-                except BlockingIOError:
-                    break
-                except OSError as error:
-                    if error.errno in _EXHAUSTED:
-                        self._warn("cannot accept connections: %s", error.strerror)
-                        with trio.move_on_after(_PAUSE):
-                            await self._ended.park()
+            try:
+                for _ in range(most):
+                    if not self._accept_one(sock):
                         break
-                    log.debug("a connection was gone before it was accepted: %s", error.strerror)
+            except OSError as error:
+                self._warn("cannot accept connections: %s", error.strerror)
+                with trio.move_on_after(_PAUSE):
+                    await self._ended.park()
+
+    def accept_all(self, sock: socket.socket) -> None:
+        """Accept what waits: closing the socket would reset it, and lose what its client has sent already."""
+        with suppress(OSError):  # which ended `accept`, too
+            for _ in range(self._hosting.limits.backlog):
+                if not self._accept_one(sock):
+                    break
+
+    def _accept_one(self, sock: socket.socket) -> bool:
+        """Accept a connection; return False if none waits. Raises OSError: the system has no room for it."""
+        try:
+            accepted, address = sock.accept()
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                raise
+            log.debug("a connection was gone before it was accepted: %s", error.strerror)
+        else:
+            self._place(accepted, address)
+        return True
+
+    async def _wait_idle(self, seconds: float) -> None:
+        """Wait until no connection is without a request, for `seconds` at most."""
+        idle = [connection for connection in self._connections if connection.idle]
+        with trio.move_on_after(seconds):
+            while idle:
+                if idle[-1] in self._connections and idle[-1].idle:
+                    await self._ended.park()
                 else:
-                    self._place(accepted, address)
+                    del idle[-1]
+
+    def _stop_idle(self) -> None:
+        self._hosting.ending = self._hosting.draining = True
+        for connection in self._connections:
+            connection.wake()
+
+    async def end_idle(self, quiet: float) -> None:
+        """End the connections without a request that have none for `quiet` seconds, and let what has come begin."""
+        self._hosting.ending = True
+        await self._wait_idle(quiet)
+        self._stop_idle()
+        await self._wait_idle(_LAST_REQUESTS)
 
     async def drain(self, grace: float) -> None:
         """Stop all connections: those with a request after its response, for which they have `grace` seconds."""
-        self._hosting.draining = True
-        for connection in self._connections:
-            connection.wake()
+        self._stop_idle()
         with trio.move_on_after(grace):
             while self._connections:
                 await self._ended.park()

@@ -165,6 +165,13 @@ class Wire(ABC):
         """Close the sending side, where the wire can do that separately."""
 
     @abstractmethod
+    def shut_write_now(self) -> None:
+        """Do what `shut_write` does, where that needs no waiting."""
+
+    def hold_back(self) -> None:  # noqa: B027  # most wires cannot
+        """Let the system keep what is written next until `shut_write_now`, so that both arrive as one."""
+
+    @abstractmethod
     def lift_timeout(self) -> None:
         """Remove the system's time limit for unacknowledged data: the protocol after HTTP pings its peer."""
 
@@ -256,8 +263,16 @@ class SocketWire(Wire):
         return unread_bytes(self._fd) if self._open else None
 
     async def shut_write(self) -> None:
+        self.shut_write_now()
+
+    def shut_write_now(self) -> None:
         with suppress(OSError):  # the peer has already closed
             self._sock.shutdown(socket.SHUT_WR)
+
+    def hold_back(self) -> None:
+        if sys.platform == "linux":
+            with suppress(OSError):  # a Unix socket, or closed
+                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
     def lift_timeout(self) -> None:
         _lift_timeout(self._sock)
@@ -442,6 +457,9 @@ class StreamWire(Wire):
         if isinstance(self._stream, trio.abc.HalfCloseableStream):
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):  # the peer has already closed
                 await self._stream.send_eof()
+
+    def shut_write_now(self) -> None:
+        """Do nothing: a stream is closed by a task."""
 
     def lift_timeout(self) -> None:
         if (sock := self.socket) is not None:

@@ -55,6 +55,9 @@ class _ReplyOwner(WriterOwner, Protocol):
         """Decide whether this response is the last one; the decision is final."""
         ...
 
+    def finishing(self) -> None:
+        """Note that the last bytes of a streamed response come next."""
+
     def finished(self) -> None:
         """Note that the response is complete, though bytes of it may still wait."""
 
@@ -290,6 +293,7 @@ class H1Reply:
         if owner is None or not self.status or self.ended:
             return
         self.ended, self._streams = True, False
+        owner.finishing()
         end = b"0\r\n\r\n" if self._chunked and not self._bodiless else b""
         for piece in self._framed(b"", data, end):
             owner.writer.write(piece)

@@ -132,7 +132,7 @@ class HeldSession(HttpSession):
         """
         kept = self.kept
         assert kept is not None
-        self._holding.keeper.restore(self.pushed, state["state"], self.fence)
+        tell_missed = self._holding.keeper.restore(self.pushed, state["state"], self.fence)
         first, listening = self.fence << _EVENTS, state["listening"]
         for number in sorted(kept.streams):
             if self.resumable and number != listening:
@@ -146,6 +146,7 @@ class HeldSession(HttpSession):
             self._stream = self.streams[self._listening] = self._kept_stream(self._listening)
             self._stream.go_on(first)
         self.save()
+        tell_missed()
 
     def forget_streams(self, now: float) -> None:
         super().forget_streams(now)
