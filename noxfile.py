@@ -341,6 +341,26 @@ def soak(session: nox.Session) -> None:
         session.run("python", "-m", "tests.soak.run", "--json", str(report), *session.posargs)
 
 
+@nox.session(default=False)
+def replicas(session: nox.Session) -> None:
+    """Kill, pause and restart processes that serve as one, under load, for minutes; `-- --short` for half a minute."""
+    missing = [name for name in ("nginx", "redis-server") if shutil.which(name) is None]
+    if missing:
+        what = (
+            f"for want of {' and '.join(missing)} nothing here tries replicas: apt-get install nginx-light redis-server"
+        )
+        if set(missing) & set(os.environ.get("TRIMCP_REQUIRE", "").split(",")):
+            session.error(what)
+        session.warn(f"NOTHING HERE SAYS THAT REPLICAS WORK: {what}")
+        session.skip(what)
+    session.install(".[cli,redis]", *groups("tests"), *OFFICIAL_SDK)
+    short = "--short" in session.posargs
+    chosen = [argument for argument in session.posargs if argument != "--short"] or ["tests/replicas"]
+    env = {"TRIMCP_REPLICAS_SECONDS": "8" if short else "60"}
+    with timed(session):
+        session.run("pytest", "-s", *(["-m", "not slow"] if short else []), *chosen, env=env)
+
+
 @nox.session(name="bench-sessions")
 def bench_sessions(session: nox.Session) -> None:
     """Measure a thousand sessions with open streams on every implementation."""

@@ -60,6 +60,7 @@ PROGRAMS: Final = {
     "go": Program("", ("go",), "HTTP/2 beside h2spec, and servers and clients in Go"),
     "grep": Program("grep", ("grep",), "programs as tools"),
     "prlimit": Program("util-linux", ("prlimit",), "bounds of memory and time of programs", platform="linux"),
+    "nginx": Program("nginx-light", ("nginx",), "replicas behind a balancer"),
     "redis-server": Program("redis-server", ("redis-server",), "stores in Redis"),
     "sed": Program("sed", ("sed",), "pages that change a file"),
     "tar": Program("tar", ("tar",), "benchmarks beside an earlier trimcp"),

@@ -59,6 +59,17 @@ class RedisServer:
             one.sendall(line.encode() + b"\r\n")
             return one.recv(65_536)
 
+    def say_all(self, *lines: str) -> bytes:
+        """Send several commands on one connection, and return the replies that came with the last."""
+        with socket.socket(socket.AF_UNIX) as one:
+            one.settimeout(SECONDS)
+            one.connect(self.path)
+            said = b""
+            for line in lines:
+                one.sendall(line.encode() + b"\r\n")
+                said += one.recv(65_536)
+            return said
+
     def kill(self) -> None:
         assert self.process is not None
         self.process.kill()
