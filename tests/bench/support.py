@@ -43,9 +43,9 @@ def reply(request: dict[str, Any], text: str | None = None) -> bytes:
     return orjson.dumps({"jsonrpc": "2.0", "id": request["id"], "result": {"content": content}})
 
 
-def progress(request: dict[str, Any]) -> bytes:
+def progress(request: dict[str, Any], value: float = 1) -> bytes:
     token = request["params"]["_meta"]["progressToken"]
-    params = {"progressToken": token, "progress": 1}
+    params = {"progressToken": token, "progress": value}
     return orjson.dumps({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 
 

@@ -97,11 +97,34 @@ def test_progress_counts_while_its_call_is_under_way() -> None:
     load, caller = a_caller(progress=True)
     call, _ = begun(caller, 0.0)
     caller.take(progress(call), 0.1)
-    caller.take(progress(call), 0.2)
+    caller.take(progress(call, 2), 0.2)
     caller.take(reply(call), 0.3)
     assert (load.tally.progress, errors(load)) == (2, {})
     caller.take(progress(call), 0.4)
     assert (load.tally.progress, errors(load)) == (2, {"progress of no call": 1})
+
+
+def test_progress_is_timed_to_the_first_and_from_one_to_the_next() -> None:
+    load, caller = a_caller(progress=True)
+    call, _ = begun(caller, 0.0)
+    for at, value in ((0.25, 1), (0.5, 2), (1.5, 2.5)):
+        caller.take(progress(call, value), at)
+    caller.take(reply(call), 2.0)
+    found = {label: (times.count, times.least, times.most) for label, times in load.tally.requests.items()}
+    assert found["echo: first progress"] == (1, 0.25, 0.25)
+    assert found["echo: progress gap"] == (2, 0.25, 1.0)
+    load.tally.end(3.0)
+    assert load.tally.latency.count == load.tally.requests["echo"].count == 1
+    assert errors(load) == {}
+
+
+@pytest.mark.parametrize("values", [(2, 1), (1, 1), (None,), (1, "2"), (True,)])
+def test_progress_that_does_not_rise_is_an_error(values: tuple[Any, ...]) -> None:
+    load, caller = a_caller(progress=True)
+    call, _ = begun(caller, 0.0)
+    for value in values:
+        caller.take(progress(call, value), 0.1)
+    assert errors(load) == {"progress does not rise": 1}
 
 
 # Giving up

@@ -85,7 +85,7 @@ def test_every_option_reaches_the_plan() -> None:
 
 def test_every_option_is_one_of_the_words() -> None:
     options, load = read()
-    not_typed = {"mix", "warm_up_count", "backlog", "reopen", "opening", "patience"}
+    not_typed = {"mix", "warm_up_count", "backlog", "reopen", "opening", "patience", "first_number"}
     assert {field.name for field in attrs.fields(Plan)} - not_typed <= {*attrs.asdict(options), *load}
     assert not {*attrs.asdict(options)} & {*load}
 

@@ -200,12 +200,24 @@ class LoadCaller:
             token = params.get("progressToken") if type(params) is dict else None
             if type(token) is not int:
                 self.supply.tally.wrong("progress of no call", message, now)
-            elif token in self._pending:
-                self.supply.tally.reported(1)
+            elif (call := self._pending.get(token)) is not None:
+                self._hear(call, message, now)
             elif token not in self._given_up:
                 self.supply.tally.wrong("progress of no call", message, now)
         elif (answer := _answer_to(message)) is not None:
             self._answers.append(answer)
+
+    def _hear(self, call: LoadCall, message: dict[str, Any], now: float) -> None:
+        """Count a progress notification: when it came, and whether its value is larger than the last."""
+        tally, value = self.supply.tally, message["params"].get("progress")
+        tally.reported(1)
+        what = "first progress" if call.heard is None else "progress gap"
+        tally.observe(f"{call.request.label}: {what}", now - (call.due if call.heard is None else call.heard))
+        if type(value) not in (int, float) or value <= call.progress:
+            tally.wrong("progress does not rise", message, now)
+        else:
+            call.progress = value
+        call.heard = now
 
     # The end of the connection
 

@@ -148,7 +148,9 @@ class _ComparedRun:
 
     def __attrs_post_init__(self) -> None:
         self.slices = [each for each in self.report.slices if each.times]
-        self.labels = [label for label, times in self.report.requests.items() if times.count >= _LEAST_CALLS]
+        called = {label for each in self.slices for label in each.times}
+        counted = self.report.requests.items()
+        self.labels = [label for label, times in counted if label in called and times.count >= _LEAST_CALLS]
 
     @property
     def work(self) -> float:

@@ -244,19 +244,14 @@ class Slice:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, with all times."""
-        return {
-            **{name: getattr(self, name) for name in _OF_SLICE},
-            "times": {label: times.to_json() for label, times in self.times.items()},
-        }
+        fields = {field.name: getattr(self, field.name) for field in attrs.fields(Slice)}
+        return {**fields, "times": {label: times.to_json() for label, times in self.times.items()}}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Slice:
         """Return what `to_json` was called on."""
         times = {label: Histogram.from_json(each) for label, each in value["times"].items()}
         return Slice(**{**value, "times": times})
-
-
-_OF_SLICE: Final = ("start", "seconds", "errors", "cpu", "rss", "busy", "lag", "work_cpu", "work")
 
 
 @attrs.frozen

@@ -39,6 +39,8 @@ class LoadCall:
     due: float  # when it should have begun; its time counts from here
     give_up: float = math.inf  # seconds after which it is abandoned
     timeout: bool = False  # whether it is abandoned for its timeout, not for a planned cancellation
+    heard: float | None = None  # when its last progress came
+    progress: float = -math.inf  # the value of that
 
 
 @attrs.define(eq=False)

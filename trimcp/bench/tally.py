@@ -143,6 +143,11 @@ class Tally:
             self.progress += count
             self._recently_reported += count
 
+    def observe(self, label: str, seconds: float) -> None:
+        """Add a time that is no call's to the table of requests, and to nothing else."""
+        if self.counting:
+            self._by_label(self.requests, label).add([seconds])
+
     def given_up(self, *, timeout: bool) -> None:
         """Count an abandoned call: timed out, or cancelled as planned."""
         if not self.counting:

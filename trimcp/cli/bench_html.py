@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import attrs
 
 from trimcp.bench.report import Histogram, Report, Slice
-from trimcp.cli.bench_table import headline, milliseconds, setting, three, what, what_times_are
+from trimcp.cli.bench_table import FIGURES, headline, milliseconds, setting, what, what_times_are
 from trimcp.cli.bench_verdict import Check
 from trimcp.cli.exits import Failure
 from trimcp.cli.text import theirs
@@ -123,25 +123,12 @@ def _text(text: object) -> str:
 
 
 def _figures(side: Side) -> dict[str, str]:
-    def shown(of: Callable[[Report], float | None], show: Callable[[float], str]) -> str:
-        value = side.median(of)
-        return "-" if value is None else show(value)
-
-    found = {"calls per second": shown(lambda report: report.per_second, three)}
-    for percent in _PERCENTILES:
-        of = _percentile(percent)
-        found[f"p{percent:g}"] = shown(of, milliseconds)
-    found["errors"] = shown(lambda report: report.error_share, lambda share: f"{100 * share:.2g} %")
-    found["CPU per call"] = shown(lambda report: report.cpu_per_call, milliseconds)
-    found["memory"] = shown(
-        lambda report: None if report.cost is None else report.cost.rss, lambda rss: f"{three(rss / _MEBI)} MiB"
-    )
-    found["generator, of a core"] = shown(lambda report: report.generator.busy, lambda busy: f"{100 * busy:.0f} %")
-    return found
-
-
-def _percentile(percent: float) -> Callable[[Report], float | None]:
-    return lambda report: report.latency.percentile(percent)
+    found = {}
+    for figure in FIGURES:
+        value = side.median(figure.of)
+        found[figure.label] = "-" if value is None else figure.show(value)
+    errors, busy = side.median(lambda report: report.error_share), side.median(lambda report: report.generator.busy)
+    return {**found, "errors": f"{100 * (errors or 0.0):.2g} %", "generator, of a core": f"{100 * (busy or 0.0):.0f} %"}
 
 
 def _cards(report: Report) -> Iterator[str]:

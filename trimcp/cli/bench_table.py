@@ -28,6 +28,7 @@ PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 _TRANSPORTS: Final = {"stdio": "stdio", "http": "Streamable HTTP", "sse": "HTTP+SSE", "websocket": "WebSocket"}
 _REPLIES: Final = {"json": ", JSON replies", "sse": ", SSE replies", "mixed": ", JSON and SSE replies"}
 _NAMES: Final = 12
+_REQUESTS: Final = 20
 _COLUMN: Final = 9
 _EXAMPLE: Final = 160
 _ENOUGH: Final = 12  # calls, one after the other, that leave no doubt that the rate is no estimate
@@ -148,6 +149,10 @@ def _latencies(report: Report) -> Iterator[Line]:
     yield row("time", "".join(name.rjust(_COLUMN) for name in values)), "dim"
     yield row("", "".join(milliseconds(value).rjust(_COLUMN) for value in values.values())), ""
     yield row("", what_times_are(report.plan)), "dim"
+    if len(report.requests) > 1:
+        for label, times in sorted(report.requests.items())[:_REQUESTS]:
+            counted = f"{theirs(label, 40)}: {times.count:,}"
+            yield row("", "  ".join([counted, *(f"p{p} {milliseconds(times.percentile(p))}" for p in (50, 99))])), ""
 
 
 def _cost(report: Report) -> Line:
@@ -231,7 +236,7 @@ def _memory(report: Report) -> float | None:
     return None if report.cost is None else report.cost.rss
 
 
-_FIGURES: Final = (
+FIGURES: Final = (
     Figure("per_second", "calls/s", lambda report: report.per_second, three, "faster", "slower"),
     Figure("p50", "p50", lambda report: report.latency.percentile(50), milliseconds, "slower", "faster"),
     Figure("p99", "p99", lambda report: report.latency.percentile(99), milliseconds, "slower", "faster"),
@@ -280,7 +285,7 @@ def _factor(ratio: float) -> str:
 def ratios(pairs: Sequence[Pair]) -> list[Ratio]:
     """Return the ratios of all figures known for both servers."""
     found = []
-    for figure in _FIGURES:
+    for figure in FIGURES:
         values = [(figure.of(first), figure.of(second)) for first, second in pairs]
         known = [(first, second) for first, second in values if first and second]
         if not known or len(known) < len(values):
