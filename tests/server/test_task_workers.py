@@ -68,6 +68,16 @@ async def test_a_task_waits_for_a_worker_and_is_told_of_by_who_left_it(world: Wo
             assert changes.tasks[made["taskId"]]["result"] == done["result"]
 
 
+async def test_what_has_changed_before_anybody_watched_is_told_too(world: World) -> None:
+    async with leaving(world) as session, working(world):
+        id = (await call(session, "count", to=1))["taskId"]
+        await until(session, id)
+        async with session.subscriptions.listening(SubscriptionFilter(task_ids=[id])) as changes:
+            assert changes.acknowledged.task_ids == [id]
+        answers = [await call(session, "soon") for _ in range(20)]  # long before anybody looks by himself
+        assert {each["resultType"] for each in answers} == {"complete"}
+
+
 async def test_progress_of_a_task_at_a_worker_is_seen(world: World) -> None:
     async with leaving(world) as session, working(world) as server:
         made = await call(session, "wait")
@@ -238,6 +248,35 @@ async def test_a_worker_whose_store_fails_when_it_begins_a_task_begins_it_later(
             id = (await call(session, "count", to=1))["taskId"]
             await failed.wait()
             assert (await until(session, id))["status"] == "completed"
+
+
+async def test_a_worker_begins_no_task_for_which_it_has_no_memory(world: World) -> None:
+    begun, some, go = list[int](), trio.Event(), trio.Event()
+
+    def with_large(**options: Any) -> trimcp.Server[None]:
+        server: trimcp.Server[None] = trimcp.Server("large", **options)
+        server.tasks(poll_interval=0.01, grace=0)
+
+        @server.tool(task="required")
+        async def large(text: str) -> int:
+            begun.append(len(text))
+            some.set()
+            await go.wait()
+            return len(text)
+
+        return server
+
+    async with leaving(world, with_large()) as session:
+        ids = [(await call(session, "large", text="x" * 3_000_000))["taskId"] for _ in range(3)]
+        async with working(world, with_large(memory=16 * 1024 * 1024), lease=0.3) as server:
+            await some.wait()
+            while server.budget.refused < 3:  # it has looked several times
+                await trio.lowlevel.checkpoint()
+            assert len(begun) < 3
+            assert server.budget.held <= server.budget.bound
+            go.set()
+            for id in ids:
+                assert (await until(session, id))["status"] == "completed"
 
 
 async def test_a_store_that_no_other_process_sees_has_no_workers() -> None:

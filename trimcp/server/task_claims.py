@@ -14,6 +14,7 @@ from trimcp.server.task_runs import RECORD, TaskRun, TaskRuns
 from trimcp.store.tasks import KeptTask
 from trimcp.support.cleaning import log_crash
 from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR
+from trimcp.wire.jsonrpc import encode
 
 log: logging.Logger = logging.getLogger("trimcp.server")
 
@@ -74,19 +75,21 @@ class TaskClaims:
         while not self.runs.draining:
             free = self.runs.served.running - sum(run.at_work for run in self.runs.tasks.values())
             claimed = await self.runs.store.claim(self.runs.runner, min(free, _AT_ONCE)) if free > 0 else ()
-            for kept in claimed:
-                await self._begin(kept)
-            if not claimed:
+            begun = [await self._begin(kept) for kept in claimed]
+            if not all(begun) or not claimed:
                 return
 
-    async def _begin(self, kept: KeptTask) -> None:
+    async def _begin(self, kept: KeptTask) -> bool:
+        """Begin a task, or leave it to others if there is no room for it; return whether there was."""
         if kept.id in self.runs.tasks:
             self.runs.tasks.pop(kept.id).lose()
         crashed, note = kept.runs, kept.note
         kept.runs, kept.note = crashed + 1, {}
         principal = None if kept.principal is None else Principal(**kept.principal)
-        run = self.runs.tasks[kept.id] = TaskRun(self.runs, kept, principal)
-        run.charge.set(RECORD)
+        run = TaskRun(self.runs, kept, principal)
+        if not self.runs.admit(run, RECORD + len(encode(kept.params)) + len(kept.checkpoint or b"")):
+            await self.runs.store.release([kept.id], self.runs.runner)
+            return False
         run.stored.set()
         if kept.restart == "again":
             kept.checkpoint = kept.memory = None
@@ -103,6 +106,7 @@ class TaskClaims:
             run.leave()
             raise
         self.runs.nursery.start_soon(run.live)
+        return True
 
     async def drain(self) -> None:
         """Let tasks at work end for a while, then stop the rest, which another run may claim."""

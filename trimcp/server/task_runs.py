@@ -172,6 +172,7 @@ class TaskRuns:
         found = [task for id in ids if (task := await self._look(id, ctx.principal)) is not None]
         for task in found:
             self._seen.setdefault(task.id, task.updated)
+        self.wake()  # what has changed since is no news any more
         return [task.id for task in found]
 
     async def notice(self, id: str, subscription: RequestId) -> tuple[str, dict[str, Any]] | None:
@@ -193,6 +194,7 @@ class TaskRuns:
         self._seen.setdefault(task.id, task.updated)
         self.watched[task.id] += 1
         self.running.server.changes.attach(watch.note)
+        self.wake()  # what has changed since is no news any more
         try:
             while task.status == "working":
                 await watch.noted.receive_all()
@@ -219,6 +221,17 @@ class TaskRuns:
                 await self.store.forget([id], 0.0)
         except Exception as error:
             log_crash(log, error, "a task could not be forgotten")
+
+    def admit(self, run: TaskRun, size: int) -> bool:
+        """Add a task of so many bytes, and return True, unless there is no room for it and for its call."""
+        if not run.account.fits(2 * size):
+            run.account.refuse("tasks")
+            run.leave()
+            return False
+        run.size = size
+        run.charge.set(size)
+        self.tasks[run.id] = run
+        return True
 
     async def save(self, task: KeptTask) -> bool:
         """Save a task, and wait while the store is away; return False if another process has the task."""
@@ -261,6 +274,7 @@ class TaskRun(Sink):
     _headers: Mapping[str, str] | None = None
     client: str | None = None
     foreground: Context[Any] | None = attrs.field(init=False, default=None)  # the call that waits for it
+    size: int = attrs.field(init=False, default=RECORD)  # bytes of it and its arguments
     account: MemoryAccount = attrs.field(init=False)
     charge: MemoryCharge = attrs.field(init=False)
     settled: trio.Event = attrs.field(init=False, factory=trio.Event)  # it has ended, or asks
@@ -449,7 +463,7 @@ class TaskRun(Sink):
         if len(saved) > _LARGEST:
             raise LocalError(f"a checkpoint has at most {_LARGEST} bytes, not {len(saved)}")
         self.kept.checkpoint = saved
-        self.charge.set(RECORD + len(saved))
+        self.charge.set(self.size + len(saved))
         await trio.lowlevel.checkpoint()
         if self.stored.is_set() and not await self._saved():
             await trio.sleep_forever()  # until the cancellation arrives: another process has the task

@@ -192,12 +192,8 @@ class ServedTasks(TaskSettings):
         if self.workers:
             return await self._leave(runs, rule, ctx, kept)
         run = TaskRun(runs, kept, ctx.principal, job.headers, None if job.origin is None else job.origin.client)
-        if not run.account.fits(job.size + RECORD):
-            run.account.refuse("tasks")
-            run.leave()
+        if not runs.admit(run, job.size + RECORD):
             raise ErrorReply(OVERLOADED, "no room for another task; try again later")
-        run.charge.set(job.size + RECORD)
-        runs.tasks[run.id] = run
         run.foreground = None if rule.required else ctx
         try:
             if not rule.required:

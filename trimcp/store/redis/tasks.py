@@ -180,6 +180,12 @@ return got
     "allow-oom",
 )
 
+# KEYS: tasks.
+_UPDATED: Final = RedisScript(
+    "local found = {} for n, key in ipairs(KEYS) do found[n] = redis.call('HGET', key, 'updated') end return found",
+    "no-writes",
+)
+
 # KEYS: due, turns; then each task, its owner's ids, and what waits of its owner. ARGV: the time after which they are
 # over, or nothing; then the id, the owner and the member of each.
 _FORGET: Final = RedisScript(
@@ -287,8 +293,12 @@ class RedisTasks(TaskStore):
         return task
 
     async def updated(self, ids: Collection[str]) -> Mapping[str, float]:
-        found = {id: await self._ask("HGET", self._task(id), "updated") for id in ids}
-        return {id: float(at) for id, at in found.items() if at is not None}
+        left, found = list(ids), dict[str, float]()
+        while left:
+            some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+            times = await self._script(_UPDATED, [self._task(id) for id in some])
+            found.update({id: float(at) for id, at in zip(some, times, strict=True) if at is not None})
+        return found
 
     async def count(self, owner: str) -> int:
         return int(await self._ask("SCARD", self._key("of", owner)))
