@@ -89,6 +89,28 @@ async def test_arguments_become_requests(autojump_clock: Any) -> None:
     assert form.content == b"a=1+2&b=x&b=y&c=false"
 
 
+async def test_a_body_is_sent_as_json_if_it_can_be(autojump_clock: Any) -> None:
+    api = FakeApi()
+    kinds = {
+        "json": ["text/xml", "text/plain", "application/x-www-form-urlencoded", "Application/JSON; charset=utf-8"],
+        "patch": ["text/xml", "application/merge-patch+json"],
+        "form": ["text/plain", "application/x-www-form-urlencoded"],
+        "text": ["text/xml", "text/plain"],
+    }
+    bodies = {name: {"requestBody": {"content": {kind: {} for kind in of}}} for name, of in kinds.items()}
+    paths = {f"/{name}": {"post": {"operationId": name, **body}} for name, body in bodies.items()}
+    async with connected(trimcp.openapi(shop(paths=paths), client=api.client)) as session:
+        for name in ("json", "patch", "form"):
+            await session.call_tool(name, {"body": {"a": "b c"}})
+        await session.call_tool("text", {"body": "b c"})
+    assert [(each.headers["content-type"], each.content) for each in api.asked] == [
+        ("Application/JSON; charset=utf-8", b'{"a":"b c"}'),
+        ("application/merge-patch+json", b'{"a":"b c"}'),
+        ("application/x-www-form-urlencoded", b"a=b+c"),
+        ("text/plain", b"b c"),
+    ]
+
+
 async def test_wrong_arguments_reach_no_api(autojump_clock: Any) -> None:
     api = FakeApi()
     async with connected(trimcp.openapi(SHOP, client=api.client)) as session:
@@ -299,7 +321,8 @@ def query_of(schema: Any, **more: Any) -> dict[str, Any]:
         (one(query_of({"type": "string"}, style="matrix")), "style 'matrix'"),
         (one({}, path="/a/{id}"), "nothing says what {id}"),
         (one({"parameters": [{"in": "query"}]}), "without name"),
-        (one({"requestBody": {"required": True, "content": {"image/png": {}}}}), "image/png"),
+        (one({"requestBody": {"content": {"image/png": {}}}}), "image/png"),
+        (one({"requestBody": {"required": True}}), "sent as nothing"),
         (one({"parameters": [{"$ref": "#/components/x"}]}, components={"x": {"$ref": "#/components/x"}}), "for ever"),
     ],
 )

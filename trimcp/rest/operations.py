@@ -164,10 +164,10 @@ class ApiCall:
 
 
 def _encoded(value: Any, kind: str) -> bytes:
-    if kind == _FORM and isinstance(value, dict):
+    if kind.startswith(_FORM) and isinstance(value, dict):
         pairs = [(key, each) for key, some in value.items() for each in (some if isinstance(some, list) else [some])]
         return urlencode([(key, _text(each)) for key, each in pairs]).encode()
-    if kind.startswith("text/") and isinstance(value, str):
+    if kind.startswith("text/plain") and isinstance(value, str):
         return value.encode()
     return orjson.dumps(value)
 
@@ -286,11 +286,11 @@ def _body_of(place: Place) -> tuple[str, Place | None]:
     """Return the media type in which a body is sent, and its place; "" and None without one."""
     body = place.of(place.member("requestBody", dict, None))
     content = body.member("content", dict, {})
-    for kind in content:
-        plain = kind.partition(";")[0].strip().lower()
-        if plain in ("application/json", _FORM) or plain.endswith("+json") or plain.startswith("text/"):
-            return kind, body
-    if body.value is not None and body.member("required", bool, False):
+    plain = {kind.partition(";")[0].strip().lower(): kind for kind in content if isinstance(kind, str)}
+    for wanted in ("application/json", *(each for each in plain if each.endswith("+json")), _FORM, "text/plain"):
+        if wanted in plain:
+            return plain[wanted], body
+    if content or body.member("required", bool, False):
         raise UnfitOperation(
             f"its body is sent as {', '.join(map(str, content))[:100] or 'nothing'}, which no tool can make"
         )

@@ -239,7 +239,7 @@ class Extending(Offering):
             names: of tools; `NAME@VERSION` is one version.
             tags: hides the tools that have one of them.
             client: the context of a request: only for its session. Where each request stands alone (HTTP since
-                2026-07-28), for its principal, in this process.
+                2026-07-28), for its principal. It is kept in this process alone.
 
         Raises:
             KeyError: there is no such tool.
