@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -23,6 +24,7 @@ from trimcp.store.naming import tasks_of
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "long_job.py")
 COMMAND = [sys.executable, "-m", "trimcp.cli"]
 SECONDS = 120.0
+ROUNDS = max(1, int(os.environ.get("TRIMCP_REPLICAS_SECONDS", "8")) // 8)
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -226,55 +228,56 @@ async def test_a_job_survives_a_redis_that_is_killed() -> None:
 
 @pytest.mark.slow
 async def test_every_task_ends_exactly_once_while_servers_and_workers_are_killed(url: str) -> None:
-    """Each of two servers and three workers is killed and started anew; results never change once they were told."""
+    """Each of two servers and three workers is killed and started anew; results never change once they were told.
+
+    `nox -s replicas` has some more rounds of it.
+    """
     drawn, client = random.Random(23), trimcp.Client("test", tasks=True)
-    ports, ended = (free_port(), free_port()), dict[str, Any]()
-    lengths = dict[str, int]()
+    ports, ended, lengths = (free_port(), free_port()), dict[str, Any](), dict[str, int]()
+    kinds = [(leaving, port, url) for port in ports] + [(worker, url)] * 3
+
+    async def keep(kind: Any, *arguments: Any, task_status: trio.TaskStatus[list[trio.Process]]) -> None:
+        """Keep a process of this kind, whoever kills it."""
+        now: list[trio.Process] = []
+        while True:
+            async with kind(*arguments) as process:
+                now[:] = [process]
+                task_status.started(now)
+                task_status = trio.TASK_STATUS_IGNORED
+                await process.wait()
+
+    async def watch(id: str, session: trimcp.ClientSession) -> None:
+        done = await result_of(session, id)
+        assert ended.setdefault(id, done) == done
+
+    async def fault(running: list[list[trio.Process]]) -> None:
+        for turn in range(10):
+            (victim,) = running[turn * 3 % len(running)]
+            if victim.poll() is None:
+                await kill(victim)
+            await trio.sleep(drawn.uniform(0.1, 0.8))  # faults come at their own times, whatever others do
+
     async with trio.open_nursery() as nursery:
-        kinds = [(leaving, port, url) for port in ports] + [(worker, url)] * 3
-
-        async def keep(kind: Any, *arguments: Any, task_status: trio.TaskStatus[list[trio.Process]]) -> None:
-            """Keep a process of this kind, whoever kills it."""
-            now: list[trio.Process] = []
-            while True:
-                async with kind(*arguments) as process:
-                    now[:] = [process]
-                    if len(now) == 1:
-                        task_status.started(now)
-                        task_status = trio.TASK_STATUS_IGNORED
-                    await process.wait()
-
         running = [await nursery.start(keep, *kind) for kind in kinds]
         async with client.connect(at(ports[0])) as one, client.connect(at(ports[1])) as other:
-            sessions = [one, other]
-            for numbers in range(20, 40):
-                _, id = await start(sessions[numbers % 2], numbers, 0.1)
-                lengths[id] = numbers
-            await reached(sessions[0].task(id), 3)
-
-            async def watch(id: str, session: trimcp.ClientSession) -> None:
-                done = await result_of(session, id)
-                assert ended.setdefault(id, done) == done
-
-            async with trio.open_nursery() as watching:
-                for id in lengths:
-                    for session in sessions:
-                        watching.start_soon(watch, id, session)
-                for turn in range(10):
-                    (victim,) = running[turn * 3 % len(running)]
-                    if victim.poll() is None:
-                        await kill(victim)
-                    await trio.sleep(drawn.uniform(0.1, 0.8))  # faults come at their own times, whatever others do
+            for _ in range(ROUNDS):
+                new = {(await start((one, other)[n % 2], n, 0.1))[1]: n for n in range(20, 40)}
+                lengths.update(new)
+                for id in new:
+                    await reached(one.task(id), 3)
+                async with trio.open_nursery() as watching:
+                    for id in new:
+                        watching.start_soon(watch, id, one)
+                        watching.start_soon(watch, id, other)
+                    await fault(running)
             assert ended.keys() == lengths.keys()
             for id, done in ended.items():
                 check(done, lengths[id], begun=len(done["begun"]))
-                for session in sessions:
+                for session in (one, other):
                     assert await result_of(session, id) == done
             assert max(len(done["begun"]) for done in ended.values()) > 1  # they were indeed killed at work
         nursery.cancel_scope.cancel()
     store = tasks_of(url)
     async with store.opened():
         kept = [await store.load(id) for id in lengths]
-        assert [(each is not None and each.status, each is not None and each.checkpoint) for each in kept] == [
-            ("completed", None)
-        ] * len(lengths)
+    assert [each and (each.status, each.checkpoint) for each in kept] == [("completed", None)] * len(lengths)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
@@ -173,6 +174,16 @@ async def test_a_lease_that_is_over_lets_another_runner_have_the_task(world: Wor
         await two.release(["a", "unknown"], "two")
         assert [each.id for each in await one.claim("one", 10)] == ["a"]
         assert list(await one.held("one")) == ["a"]
+
+
+async def test_a_lease_does_not_depend_on_the_time_of_day(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(world) as (one, two):
+        await one.create(task())
+        monkeypatch.setattr(time, "time", lambda: 9e9)  # somebody has set the clock
+        assert list(await two.claim("two", 10)) == []
+        world.end_lease("one")
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        assert [each.id for each in await two.claim("two", 10)] == ["a"]
 
 
 async def test_who_has_no_lease_runs_nothing(world: World) -> None:
