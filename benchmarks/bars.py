@@ -10,7 +10,7 @@ from typing import Literal
 
 import attrs
 from cells import CELLS, UNDER_WAY
-from names import BEFORE, FASTMCP, FLOOR, GRPC_GO, GRPCIO, HTTP1, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, FLOOR, GO_SDK, GRPC_GO, GRPCIO, HTTP1, LOW_LEVEL, MCP, MCP_1, OURS, RMCP, TYPESCRIPT
 from results import Results, Spread, paired_ratio
 
 __all__ = ["BARS", "GRPC_BARS", "HTTP2_BARS", "NOT_THERE", "Bar", "Verdict", "judge", "verdicts"]
@@ -166,6 +166,12 @@ BARS: list[Bar] = [
         (f"stdio {NEW}", "stdio-2026", 0.6, (TYPESCRIPT,)),
         (f"stdio {OLD}", "stdio-2025", 1 / 15, (MCP,)),
         (f"stdio {NEW}", "stdio-2026", 1 / 15, (MCP,)),
+        (f"Streamable HTTP {NEW}, JSON", "http-2026-json", 1.1, (RMCP,)),
+        (f"Streamable HTTP {NEW}, SSE", "http-2026-sse", 1.1, (RMCP,)),
+        (f"Streamable HTTP {OLD}, SSE", "http-2025-sse", 1.1, (RMCP,)),
+        (f"stdio {OLD}", "stdio-2025", 1.0, (RMCP,)),
+        (f"stdio {NEW}", "stdio-2026", 1.0, (RMCP,)),
+        (f"256 KB echoed, Streamable HTTP {NEW}, JSON", "payload-256kb", 1.5, (RMCP,)),
     ),
     *_each(
         "a progress notification",
@@ -173,6 +179,15 @@ BARS: list[Bar] = [
         ("stdio", "progress-stdio", 0.25, PEERS),
         (f"Streamable HTTP {OLD}", "progress-http-2025", 0.25, PEERS),
         (f"Streamable HTTP {NEW}", "progress-http-2026", 0.3, PEERS),
+        *(
+            (what, cell, limit, (peer,))
+            for what, cell in (
+                ("stdio", "progress-stdio"),
+                (f"Streamable HTTP {OLD}", "progress-http-2025"),
+                (f"Streamable HTTP {NEW}", "progress-http-2026"),
+            )
+            for limit, peer in ((0.6, GO_SDK), (0.5, RMCP))
+        ),
     ),
     *HTTP2_BARS,
     *GRPC_BARS,

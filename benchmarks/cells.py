@@ -8,7 +8,21 @@ from __future__ import annotations
 from typing import Literal
 
 import attrs
-from names import BEFORE, FASTMCP, FLOOR, HTTP1, HYPERCORN, MCP, MCP_1, OF_GRPC, ORDER, OURS, TYPESCRIPT
+from names import (
+    BEFORE,
+    COMPILED,
+    FASTMCP,
+    FLOOR,
+    GO_SDK,
+    HTTP1,
+    HYPERCORN,
+    MCP,
+    MCP_1,
+    OF_GRPC,
+    ORDER,
+    OURS,
+    TYPESCRIPT,
+)
 
 __all__ = ["CELLS", "COMPARED", "SECTIONS", "WINDOWS", "Cell", "Figure", "Section", "cell"]
 
@@ -23,7 +37,9 @@ Kind = Literal["load", "client", "memory", "cold start", "sessions", "slow reade
 Road = Literal["stdio", "http", "sse", "websocket"]
 
 # The quickest of them are known; one of a kind has nobody to stand in.
-_RIVALS = dict.fromkeys(("stdio", "http", "sse"), (OURS, MCP, TYPESCRIPT, FLOOR)) | {"websocket": (OURS, MCP_1)}
+_RIVALS = dict.fromkeys(("stdio", "http", "sse"), (OURS, MCP, TYPESCRIPT, *COMPILED, FLOOR)) | {
+    "websocket": (OURS, MCP_1)
+}
 _OTHERS_ROUNDS = 2
 # A compiler that works while the program runs needs a few thousand.
 _WARM = 6000
@@ -250,8 +266,8 @@ SECTIONS = (
     Section(
         "payloads",
         "Large arguments",
-        "`echo` of long texts over Streamable HTTP (2025-11-25, JSON), so that each goes in and comes back. Limits on"
-        " the size of messages are raised for it where a server has any.",
+        "`echo` of long texts over Streamable HTTP (2025-11-25 or as told, JSON), so that each goes in and comes back."
+        " Limits on the size of messages are raised for it where a server has any.",
         (CPU, RATE, PEAK),
     ),
     Section(
@@ -297,7 +313,7 @@ def _http(revision: str) -> str:
     return f"Streamable HTTP, {revision}{' session' if revision == LEGACY else ''}"
 
 
-_PEERS = tuple(peer for peer in ORDER if peer not in (BEFORE, HYPERCORN, FLOOR))
+_PEERS = tuple(peer for peer in ORDER if peer not in (BEFORE, HYPERCORN, *COMPILED, FLOOR))
 _COMMON = (OURS, MCP, FASTMCP, MCP_1, TYPESCRIPT)
 _FEW = (OURS, MCP, TYPESCRIPT)
 
@@ -372,7 +388,7 @@ _PROGRESS = [
         under_way=1,
         reports=REPORTS,
         warm_calls=10 if road == "stdio" else 0,
-        peers=_COMMON,
+        peers=(*_COMMON, *COMPILED),
     )
     for name, title, road, revision in (
         ("progress-stdio", f"stdio, {LEGACY}", "stdio", LEGACY),
@@ -479,7 +495,7 @@ _LISTS = [
         under_way=4,
         least_bytes=count * 60,
         environment={"BENCH_TOOLS": str(count - 3)},  # beside those that are there anyway
-        peers=_PEERS if count == 1000 else _COMMON,
+        peers=(*_PEERS, GO_SDK) if count == 1000 else _COMMON,
         rounds=1 if count < 1000 else 5,
         seconds=1.0 if count < 1000 else 1.4,
         # A thousand tools take their time to register.
@@ -499,7 +515,7 @@ _PAYLOADS = [
         payload=size,
         under_way=under_way,
         environment={"BENCH_MAX_MESSAGE": str(16 << 20)},
-        peers=_COMMON,
+        peers=(*_COMMON, GO_SDK),
         rounds=1,
         seconds=2.0 if name == "5mb" else 1.0,
         quick=name != "100kb",
@@ -510,6 +526,21 @@ _PAYLOADS = [
         ("5mb", "5 MB", 5_000_000, 2),
     )
 ]
+
+_PAYLOADS.append(
+    Cell(
+        "payload-256kb",
+        f"256 KB, {MODERN}",
+        "payloads",
+        road="http",
+        revision=MODERN,
+        reply="json",
+        payload=256_000,
+        peers=(OURS, MCP, TYPESCRIPT, *COMPILED),
+        under_way=16,
+        seconds=1.0,
+    )
+)
 
 _OF_GRPC = (OURS, *OF_GRPC)
 _GRPC = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
-from names import BEFORE, FASTMCP, HYPERCORN, LOW_LEVEL, MCP, MCP_1, OURS, TYPESCRIPT
+from names import BEFORE, FASTMCP, GO_SDK, HYPERCORN, LOW_LEVEL, MCP, MCP_1, OURS, RMCP, TYPESCRIPT
 
 __all__ = ["Peer", "Way", "find_before", "find_peers"]
 
@@ -122,10 +123,12 @@ def _among(ways: Iterable[Way], mode: str, revision: str | None, reply: str | No
 def find_peers(names: Sequence[str] | None = None) -> list[Peer]:
     """Return the peers of these names, or all, installing what is missing.
 
+    Those that have to be built are left out, with a word, where there is no toolchain.
+
     Raises:
         subprocess.CalledProcessError: something could not be installed; what the tool said is on standard error.
     """
-    makers: dict[str, Callable[[], Peer]] = {
+    makers: dict[str, Callable[[], Peer | None]] = {
         OURS: _ours,
         HYPERCORN: _on_hypercorn,
         MCP: _mcp,
@@ -133,9 +136,11 @@ def find_peers(names: Sequence[str] | None = None) -> list[Peer]:
         FASTMCP: _fastmcp,
         MCP_1: _mcp_1,
         TYPESCRIPT: _typescript,
+        GO_SDK: _go_sdk,
+        RMCP: _rmcp,
     }
     with _alone():
-        return [makers[name]() for name in (makers if names is None else names)]
+        return [peer for name in (makers if names is None else names) if (peer := makers[name]()) is not None]
 
 
 def find_before(commit: str) -> Peer:
@@ -257,7 +262,40 @@ def _typescript() -> Peer:
     )
 
 
+def _go_sdk() -> Peer | None:
+    source, program = HERE / "peers" / "go_sdk", FOLDER / "go" / "bench"
+    if not _built(GO_SDK, source, "go", "build", "-C", str(source), "-o", str(program), "."):
+        return None
+    ways = (*_STDIO, *_ALL_HTTP, *_SSE)
+    return Peer(GO_SDK, (str(program),), _ways(*ways), memory=False)
+
+
+def _rmcp() -> Peer | None:
+    source, target = HERE / "peers" / "rmcp", FOLDER / "rust"
+    words = ("--release", "--locked", "--manifest-path", str(source / "Cargo.toml"), "--target-dir", str(target))
+    if not _built(RMCP, source, "cargo", "build", *words):
+        return None
+    # With sessions it answers with a stream, whatever it is told.
+    ways = (*_STDIO, "http 2025-11-25 sse", *_MODERN_HTTP, "http 2026-07-28 sse")
+    return Peer(RMCP, (str(target / "release" / "bench"),), _ways(*ways), memory=False)
+
+
 # Installing
+
+
+def _built(name: str, source: Path, tool: str, *words: str) -> bool:
+    """Build a program, if it was not built of these sources yet; return False where there is no tool to do so."""
+    path = shutil.which(tool)
+    if path is None:
+        print(f"{name} is left out: there is no {tool} to build it", file=sys.stderr, flush=True)
+        return False
+    texts = [file.read_text("utf-8") for file in sorted(source.rglob("*")) if file.is_file()]
+    folder = FOLDER / ("rust" if tool == "cargo" else tool)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _made(folder, [hashlib.sha256("".join(texts).encode()).hexdigest()]) as (missing, _):
+        if missing:
+            _run(path, *words)
+    return True
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from names import (
     BEFORE,
     FASTMCP,
     FLOOR,
+    GO_SDK,
     GRPC_GO,
     GRPCIO,
     HTTP1,
@@ -31,6 +32,7 @@ from names import (
     ONLY_THERE,
     ORDER,
     OURS,
+    RMCP,
     TYPESCRIPT,
 )
 from PIL import Image
@@ -46,6 +48,8 @@ COLOURS = {
     FASTMCP: "#6a994e",
     MCP_1: "#a4664a",
     TYPESCRIPT: "#2a9d9d",
+    GO_SDK: "#00758f",
+    RMCP: "#7f4f24",
     FLOOR: "#b0b0b0",
     GRPCIO: "#8e6bbf",
     GRPC_GO: "#5dade2",

@@ -465,7 +465,7 @@ def main() -> None:
         cells = [cell.beside_before() if options.only or cell.name in about else cell for cell in cells]
     whole = not (options.quick or options.bars or options.only or options.peers or options.rounds)
     minutes = options.minutes or (QUICK_MINUTES if options.quick else MINUTES)
-    peers = [installed[name] for name in ORDER if name in names]
+    peers = [installed[name] for name in ORDER if name in names and name in installed]
     far = list(installed.values())
     results = Run(peers, cells, quick=options.quick, rounds=options.rounds, minutes=minutes, far=far).run()
     results.made["whole"] = whole

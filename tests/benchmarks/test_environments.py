@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
 import environments
 import pytest
 from environments import Peer, Way
-from names import BEFORE
+from names import BEFORE, COMPILED, OURS
 
 PEER = Peer(
     "somebody",
@@ -118,3 +119,34 @@ def test_an_environment_that_could_not_be_made_counts_as_missing(tmp_path: Path)
     with pytest.raises(OSError, match="no network"), environments._made(folder, ["one==1"]):
         raise OSError("no network")
     assert made(folder, ["one==1"]) == (True, False)
+
+
+def test_what_has_to_be_built_is_left_out_with_a_word_where_nothing_builds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(environments, "FOLDER", tmp_path)
+    monkeypatch.setattr(environments, "_ours", lambda: PEER)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environments.find_peers([OURS, *COMPILED]) == [PEER]
+    said = capsys.readouterr().err
+    assert "go-sdk 1.8 is left out: there is no go to build it" in said
+    assert "rmcp 3.11 is left out: there is no cargo to build it" in said
+
+
+def test_what_is_built_is_built_again_when_its_sources_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, ran = tmp_path / "source", []
+    source.mkdir()
+    (source / "main.go").write_text("package main")
+    monkeypatch.setattr(environments, "FOLDER", tmp_path / "built")
+    monkeypatch.setattr(environments, "_run", lambda *words: ran.append(words[1:]))
+    for text in ("package main", "package main", "package main // other"):
+        (source / "main.go").write_text(text)
+        assert environments._built("it", source, "sh", "build")
+    assert ran == [("build",)] * 2
+
+
+def test_the_compiled_peers_use_the_pinned_versions() -> None:
+    peers = environments.HERE / "peers"
+    go, rust = (peers / "go_sdk" / "go.mod").read_text("utf-8"), (peers / "rmcp" / "Cargo.toml").read_text("utf-8")
+    assert re.search(r"go-sdk (v[\d.]+)", go)[1] == environments.PINS["go"]["go-sdk"]  # type: ignore[index]
+    assert re.search(r'rmcp = \{ version = "=([\d.]+)"', rust)[1] == environments.PINS["cargo"]["rmcp"]  # type: ignore[index]
