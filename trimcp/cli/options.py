@@ -355,8 +355,9 @@ def check_network(options: RunOptions) -> bool:
     given = [
         parameter
         for parameter in context.command.params
-        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
-        and parameter.name not in ("server", "arguments", *RUN_SECTIONS["How it runs"])
+        if isinstance(parameter, click.Option)
+        and context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        and parameter.name not in RUN_SECTIONS["How it runs"]
     ]
     names = {parameter.name for parameter in given}
     if not (options.http or options.ws or options.grpc or options.agent_tools):
