@@ -3,6 +3,9 @@
 //	peer serve stdio|http|stateless|sse [REVISION ...]    serve; over HTTP print where
 //	peer call http|http2|sse URL [REVISION]     carry out the scenarios, and print a line of JSON for each
 //	peer call stdio COMMAND ARGUMENT ...
+//
+// With the environment variable CALLS, a list of [TOOL, ARGUMENTS, TEXT], a client makes these calls instead, and looks
+// for the texts in their results.
 package main
 
 import (
@@ -265,6 +268,44 @@ var scenarios = []struct {
 	}},
 }
 
+type wanted struct {
+	tool      string
+	arguments map[string]any
+	text      string
+}
+
+func (w *wanted) UnmarshalJSON(data []byte) error {
+	return json.Unmarshal(data, &[]any{&w.tool, &w.arguments, &w.text})
+}
+
+func callThese(ctx context.Context, session *mcp.ClientSession, told string) error {
+	var calls []wanted
+	if err := json.Unmarshal([]byte(told), &calls); err != nil {
+		return err
+	}
+	listed := map[string]bool{}
+	for tool, err := range session.Tools(ctx, nil) {
+		if err != nil {
+			return err
+		}
+		listed[tool.Name] = true
+	}
+	for _, call := range calls {
+		wrong := ""
+		result, err := session.CallTool(ctx, &mcp.CallToolParams{Name: call.tool, Arguments: call.arguments})
+		if err != nil {
+			wrong = err.Error()
+		} else if found, _ := json.Marshal(result.Content); !strings.Contains(string(found), call.text) {
+			wrong = "found " + string(found)
+		} else if !listed[call.tool] {
+			wrong = "it is not listed"
+		}
+		line, _ := json.Marshal(map[string]string{"scenario": call.tool, "error": wrong})
+		fmt.Println(string(line))
+	}
+	return session.Close()
+}
+
 func callAll(transport mcp.Transport, revision string) error {
 	client := mcp.NewClient(&mcp.Implementation{Name: "go", Version: "1.0"}, &mcp.ClientOptions{
 		ElicitationHandler: func(ctx context.Context, r *mcp.ElicitRequest) (*mcp.ElicitResult, error) {
@@ -285,6 +326,9 @@ func callAll(transport mcp.Transport, revision string) error {
 	session, err := client.Connect(ctx, transport, &mcp.ClientSessionOptions{ProtocolVersion: revision})
 	if err != nil {
 		return err
+	}
+	if told := os.Getenv("CALLS"); told != "" {
+		return callThese(ctx, session, told)
 	}
 	spoken := session.InitializeResult().ProtocolVersion
 	if revision != "" && spoken != revision {

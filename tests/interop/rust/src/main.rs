@@ -4,7 +4,8 @@
 //!     peer call http URL                      carry out the scenarios, and print a line of JSON for each
 //!     peer call stdio COMMAND ARGUMENT ...
 //!
-//! The environment variable REVISION is what the client speaks; without it, what it finds.
+//! With the environment variable CALLS, a list of [TOOL, ARGUMENTS, TEXT], a client makes these calls instead, and looks
+//! for the texts in their results. The environment variable REVISION is what the client speaks; without it, what it finds.
 
 #![allow(deprecated)]
 
@@ -242,6 +243,23 @@ async fn scenario(name: &str, session: &Arc<Session>, person: &Person) -> Result
     Ok(())
 }
 
+async fn call_these(session: &Session, told: &str) -> Result<()> {
+    let listed = session.list_all_tools().await?;
+    for (tool, arguments, wanted) in serde_json::from_str::<Vec<(String, Value, String)>>(told)? {
+        let params = CallToolRequestParams::new(tool.clone()).with_arguments(arguments.as_object().unwrap().clone());
+        let error = match session.call_tool(params).await {
+            Err(error) => format!("{error:#}"),
+            Ok(result) => match serde_json::to_string(&result.content)? {
+                found if !found.contains(&wanted) => format!("found {found}"),
+                _ if listed.iter().all(|each| each.name != tool) => "it is not listed".into(),
+                _ => String::new(),
+            },
+        };
+        println!("{}", json!({"scenario": tool, "error": error}));
+    }
+    Ok(())
+}
+
 async fn call_all(kind: &str, rest: &[String]) -> Result<()> {
     let revision = std::env::var("REVISION").unwrap_or_default();
     let mode = if revision.is_empty() {
@@ -261,6 +279,13 @@ async fn call_all(kind: &str, rest: &[String]) -> Result<()> {
         let transport = StreamableHttpClientTransport::from_uri(rest[0].as_str());
         person.clone().serve_with_lifecycle(transport, mode).await?
     });
+    if let Ok(told) = std::env::var("CALLS") {
+        call_these(&running, &told).await?;
+        if let Some(running) = Arc::into_inner(running) {
+            running.cancel().await?;
+        }
+        return Ok(());
+    }
     for name in [
         "tools", "echo", "structured", "progress", "tool error", "large", "questions", "sampling", "roots", "resource",
         "prompt", "many",
