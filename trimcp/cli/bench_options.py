@@ -88,7 +88,7 @@ class BenchOptions(ReachOptions):
         metavar="N", default=1, type=click.IntRange(1, 64), help="Generate the load in so many processes together."
     )
     listen: str | None = option(
-        metavar="HOST:PORT", help="Let so many --processes join from elsewhere, and gather what they measure."
+        metavar="ADDRESS", help="Let so many --processes join at HOST:PORT, and gather what they measure."
     )
     join: str | None = option(
         metavar="HOST:PORT",
