@@ -178,6 +178,20 @@ async def test_principals_take_turns_at_a_worker(world: World) -> None:
     assert order == ["ada", "bob", "ada", "ada", "ada"]
 
 
+async def test_workers_take_no_more_than_they_have_places(world: World) -> None:
+    async with leaving(world) as session, working(world, running=2) as one, working(world, running=2) as two:
+        ids = [(await call(session, "wait"))["taskId"] for _ in range(5)]
+        with trio.fail_after(30):
+            while (one.statistics().running, two.statistics().running) != (2, 2):
+                await trio.lowlevel.checkpoint()
+        await session.request_raw("tasks/cancel", {"taskId": ids[0]})
+        assert (await until(session, ids[0]))["status"] == "cancelled"
+        with trio.fail_after(30):
+            while (await get(session, ids[4])).get("statusMessage") is None:  # which waited for the place
+                await trio.lowlevel.checkpoint()
+        assert (one.statistics().running, two.statistics().running) == (2, 2)
+
+
 async def test_a_worker_that_ends_leaves_what_it_has_to_the_next(world: World) -> None:
     saw: list[Any] = []
     half = trio.Event()

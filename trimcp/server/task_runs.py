@@ -392,7 +392,7 @@ class TaskRun(Sink):
         if kept.status == "input_required" and kept.answer(note.get("answers", {})):
             kept.updated = time.time()
             if len(kept.answers) < len(kept.questions):
-                await self._saved()
+                await self.runs.store.save(kept)  # once: who asks, or keeps the lease, does not wait for a store
             else:
                 self._answered.set()
             self.runs.changed(kept)
