@@ -384,6 +384,19 @@ async def test_the_state_of_a_session_goes_with_it(autojump_clock: Any) -> None:
         assert [message["method"] for message in stream.messages] == 2 * ["notifications/resources/updated"]
 
 
+async def test_what_was_handed_over_by_a_process_that_stood_still_ends(autojump_clock: Any) -> None:
+    """Its answer goes to a process that is gone for the others."""
+    async with replicas() as ([_, two], visitor):
+        await visitor.initialize()
+        call = await two.visit(visitor).call("wait", seconds=30)
+        await trio.sleep(0.01)
+        two.die()
+        await trio.sleep(20)
+        assert call.finished
+        assert call.json["error"]["code"] == INTERNAL_ERROR
+        assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
+
+
 async def test_a_change_is_passed_on_once_however_many_listen(autojump_clock: Any) -> None:
     """Many are told in several turns of the loop; what another process has told is not told to it again."""
     async with replicas() as ([one, two], _):

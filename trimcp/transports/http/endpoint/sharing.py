@@ -335,6 +335,10 @@ class SessionSharing:
         for session in self.shared.sessions:
             if isinstance(session, HeldSession):
                 session.lose("another process may have taken the session over: this one stood still")
+        for asked in list(self._asked.values()):
+            asked.fail()  # the answer was sent to a name that nobody has any more
+        for reply in list(self.replies.values()):
+            reply.leave(None)
 
     async def _share(self, task_status: trio.TaskStatus[None]) -> None:
         keeper = self._holding.keeper
