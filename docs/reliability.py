@@ -43,6 +43,7 @@ PROMISES: Final = {
     17: ("Agent tools", "all of the above; contexts are their owner's alone, 8 KiB idle; tools go with their provider"),
     18: ("Rights and logins", "a token, proof or login file of any shape lets nobody in; no login is lost; two pages"),
     19: ("Code we run for somebody", "a worker sends what its tool declared and nothing else; its output is bounded"),
+    20: ("Many processes as one", "any is killed: no event lost or doubled, no session; a restart fails no call"),
 }  # fmt: skip
 
 _PART: Final = re.compile(r"(<!-- made: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
