@@ -218,7 +218,7 @@ async def test_a_replica_stands_still_for_longer_than_its_lease() -> None:
 
 @pytest.mark.slow
 async def test_the_disk_of_sqlite_is_full() -> None:
-    with small_disk(1) as folder:
+    with small_disk(32) as folder:
         async with replicas(store=f"sqlite://{folder}/sessions.db") as site:
             async with busy(site.url, agents=False) as load:
                 await trio.sleep(1)
