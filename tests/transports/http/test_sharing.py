@@ -384,6 +384,21 @@ async def test_the_state_of_a_session_goes_with_it(autojump_clock: Any) -> None:
         assert [message["method"] for message in stream.messages] == 2 * ["notifications/resources/updated"]
 
 
+async def test_a_session_that_cannot_be_kept_does_not_begin(autojump_clock: Any) -> None:
+    """Its client is told to try again, within a bounded time."""
+    async with replicas() as ([one, _], visitor):
+        one.store.broken = OSError("full")
+        params = {"protocolVersion": LEGACY.name, "capabilities": {}, "clientInfo": {"name": "v", "version": "1"}}
+        answer = await (await visitor.post(visitor.request("initialize", params))).done()
+        assert trio.current_time() < 6
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert answer.json["id"] == visitor.last
+        assert "mcp-session-id" not in answer.headers
+        assert len(one.face.shared.sessions) == 0
+        one.store.broken = None
+        await visitor.initialize()
+
+
 async def test_what_was_handed_over_by_a_process_that_stood_still_ends(autojump_clock: Any) -> None:
     """Its answer goes to a process that is gone for the others."""
     async with replicas() as ([_, two], visitor):

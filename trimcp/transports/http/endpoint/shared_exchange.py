@@ -40,6 +40,8 @@ class SharedExchange(Exchange):
         session = self.session
         if isinstance(session, HeldSession) and self._gate is not None:
             self._gate.session = session
+            if plan.place == "new":
+                self._gate.refusal = later(id_of(message), *self.head.reply_headers)
             if type(message) is Request:  # nearly always
                 self._ids, self._changes = [message.id], message.method in _CHANGING
                 return found

@@ -221,6 +221,7 @@ class GatedReply(HttpReply):
     inner: HttpReply
     session: HeldSession | None = None  # None: there is none, and nothing waits
     first: Any = None  # what reads the events that the reply begins with, for a stream that is resumed
+    refusal: HttpResponse | None = None  # in place of a reply whose session could not be kept; None cuts the connection
     _held: int = attrs.field(init=False, default=0)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # of who waits for room
 
@@ -294,7 +295,11 @@ class GatedReply(HttpReply):
         session.queue.call(session.id, go_on)
 
     def _now(self, function: Then) -> None:
+        refusal, self.refusal = self.refusal, None
         if self.session is not None and self.session.lost:
-            self.inner.abort()
+            if refusal is None:
+                self.inner.abort()
+            else:
+                self.inner.send(refusal)
         elif not self.inner.gone:
             function()
