@@ -91,7 +91,7 @@ class BenchOptions(ReachOptions):
         metavar="ADDRESS", help="Let so many --processes join at HOST:PORT, and gather what they measure."
     )
     join: str | None = option(
-        metavar="HOST:PORT",
+        metavar="ADDRESS",
         help="Be one of those: whoever listens says what to send. TARGET is as seen from here.",
     )
     find_limit: bool = option(
