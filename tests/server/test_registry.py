@@ -14,7 +14,7 @@ from trimcp.server.registry import Bus, Change, Registry
 from trimcp.wire.codes import INVALID_PARAMS
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
-KEY = (LATEST, None)
+KEY = (LATEST, None, True)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from trimcp.errors import LocalError, RemoteError
 from trimcp.server.tool_search import _words, rank
 from trimcp.session.context import Context
 from trimcp.testing.connect import connected, every_revision
+from trimcp.wire.common import PageParams
 from trimcp.wire.revisions import Revision
 
 THINGS = ("invoice", "customer", "order", "ticket", "contract")
@@ -105,13 +106,18 @@ async def test_what_cannot_be_seen_is_not_found_and_does_not_exist(autojump_cloc
         for query in ("secrets", "keys", "create", "search", "call"):
             assert not {*await found(session, query)} & {"list_secrets", "list_keys", "search_tools", "call_tool"}
         assert not [name for name in await found(session, "create an order") if name.startswith("create")]
-        texts = set()
-        for name in ("list_secrets", "list_keys", "create_orders", "nothing_there", "call_tool", "search_tools"):
-            result = await session.call_tool("call_tool", {"name": name})
-            assert result.is_error
-            texts.add(result.text.replace(name, "X"))
-        assert texts == {"there is no tool named X to call here; search for it"}
-        for wrong in ({}, {"name": 5}, {"name": "today", "arguments": [1]}):
+        for name in ("list_secrets", "create_orders", "nothing_there"):
+            with pytest.raises(RemoteError, match=f"unknown tool: {name}"):
+                await session.call_tool("call_tool", {"name": name})
+        with pytest.raises(RemoteError, match="this needs the scopes keys"):
+            await session.call_tool("call_tool", {"name": "list_keys"})
+        for wrong in (
+            {},
+            {"name": "call_tool"},
+            {"name": "search_tools"},
+            {"name": 5},
+            {"name": "today", "arguments": [1]},
+        ):
             assert (await session.call_tool("call_tool", wrong)).is_error
 
 
@@ -161,13 +167,71 @@ async def test_hundreds_of_tools_are_searched_without_counting_each_again(
     counted: list[str] = []
     from trimcp.server import tool_search
 
-    count = tool_search._counted
-    monkeypatch.setattr(tool_search, "_counted", lambda tool: counted.append(tool.name) or count(tool))
+    count = tool_search.words_of
+    monkeypatch.setattr(tool_search, "words_of", lambda tool: counted.append(tool.name) or count(tool))
     async with connected(server) as session:
         for _ in range(3):
             assert (await found(session, "tool 77"))[0] == "tool_77"
             assert len(counted) == 500
         assert await found(session, "x " * 100_000) == []
+
+
+@every_revision
+async def test_what_is_mounted_is_found_and_called_too(revision: Revision, autojump_clock: Any) -> None:
+    far: trimcp.Server[None] = trimcp.Server("far")
+    far.add_tool(nothing, name="find_whale", description="Look for a whale in the sea.")
+    near: trimcp.Server[None] = trimcp.Server("near", page_size=1)
+    near.add_tool(nothing, name="find_sparrow", description="Look for a sparrow in the garden.")
+    near.add_tool(nothing, name="find_owl", description="Look for an owl in the barn.")
+    server: trimcp.Server[None] = trimcp.Server("all", page_size=2)
+    server.search_tools(most=1)
+    server.mount(trimcp.proxy(trimcp.in_process(far), name="far"), prefix="far")
+    server.mount(near, prefix="near")
+    async with connected(server, revision=revision) as session:
+        for _ in range(2):
+            assert {tool.name for tool in await session.list_tools(fresh=True)} == {"search_tools", "call_tool"}
+            for query, name in (("whale", "far__find_whale"), ("owl", "near__find_owl")):
+                result = await session.call_tool("search_tools", {"query": query})
+                assert f'"name": "{name}"' in result.text
+                assert (await session.call_tool("call_tool", {"name": name})).text == "nothing"
+        with pytest.raises(RemoteError, match="unknown tool"):
+            await session.call_tool("call_tool", {"name": "near__nothing"})
+
+
+async def test_lists_are_what_they_were_after_a_search(autojump_clock: Any) -> None:
+    """What a search lists is not sent: it must not be taken for a page that is."""
+    server = office()
+    inner: trimcp.Server[None] = trimcp.Server("inner")
+    inner.mount(server, prefix="office")
+    async with connected(server) as session, connected(inner) as other:
+        await found(session, "order")
+        assert [tool.name for tool in await session.list_tools()] == ["today", "search_tools", "call_tool"]
+        assert [tool.name for tool in await other.list_tools()] == [
+            *("office__today", "office__search_tools", "office__call_tool")
+        ]
+        assert (await other.call_tool("office__call_tool", {"name": "list_orders"})).text == "nothing"
+        with pytest.raises(RemoteError, match="invalid cursor"):
+            await session.list_page("tools/list", "x")  # type: ignore[arg-type]
+
+
+@every_revision
+async def test_what_a_tool_lists_is_not_sent_to_a_client(revision: Revision, autojump_clock: Any) -> None:
+    server: trimcp.Server[None] = trimcp.Server("s")
+
+    @server.tool
+    async def look(ctx: Context[None]) -> str:
+        page = await ctx.running.handle_for(ctx, "tools/list", PageParams())
+        return " ".join(tool.name for tool in page.value.tools)
+
+    async with connected(server, revision=revision) as session:
+        assert (await session.call_tool("look")).text == "look"
+        assert [tool.name for tool in await session.list_tools()] == ["look"]
+        assert (await session.call_tool("look")).text == "look"
+
+
+def test_a_server_with_a_search_is_not_included() -> None:
+    with pytest.raises(LocalError, match="has a search for tools of its own"):
+        trimcp.Server("s").include(office())
 
 
 def test_wrong_settings_are_refused() -> None:

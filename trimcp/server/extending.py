@@ -43,6 +43,7 @@ class Extending(Offering):
     """
 
     parts: list[Callable[[Running], AbstractAsyncContextManager[object]]]
+    outer_parts: list[Callable[[Running], AbstractAsyncContextManager[object]]]  # entered last: around all handlers
     beside: list[Callable[[], Iterable[Beside]]]
     reads_unlisted: bool = False
     """Whether it may have resources that it knows only when they are read."""
@@ -215,7 +216,7 @@ class Extending(Offering):
             served = self._tasks = ServedTasks()
             for verb in ("get", "update", "cancel"):
                 self.foreign[f"tasks/{verb}"] = getattr(served, verb)
-            self.parts.insert(0, served.while_running)  # so that what else is around calls is around it
+            self.parts.append(served.while_running)
             self.beside.append(served.beside)
             self.extend(TASKS)
         return served
@@ -294,11 +295,10 @@ class Extending(Offering):
             raise LocalError("a search for tools cannot be added while the server runs")
         check_number("most", most, whole=True)
         stay = check_members("listed", listed, str, "names of tools")
-        finding = ToolSearch(self.tools, most, search, call)
+        finding = ToolSearch(frozenset(stay), most, search, call)
         self.add_tool(finding.search, **finding.search_options)
         self.add_tool(finding.call, **finding.call_options)
-        self.tools.list_only(frozenset((search, call, *stay)))
-        self.parts.append(finding.while_running)
+        self.outer_parts.append(finding.while_running)
 
     def guard_tool(self, entry: ToolEntry, options: ToolOptions) -> None:
         """As `Offering` does, and keep its results if its options say so."""

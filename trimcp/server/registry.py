@@ -146,7 +146,6 @@ class Registry(Generic[EntryT]):
     _late: bool = attrs.field(init=False, default=False)  # there was a change inside of them
     _needed: dict[str, frozenset[str]] = attrs.field(init=False, factory=dict)  # scopes, of entries that need any
     _hiding: dict[str, Hides] = attrs.field(init=False, factory=dict)  # of entries that some do not see
-    _only: frozenset[str] | None = attrs.field(init=False, default=None)  # the pages have no others
     _pages: dict[Hashable, Encoded] = attrs.field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -210,10 +209,6 @@ class Registry(Generic[EntryT]):
         self._note(name, scopes, hides)
         if name not in self._unlisted:
             self._changed(live)
-
-    def list_only(self, names: frozenset[str]) -> None:
-        """Put only these on the pages; others are found by their names. Before the server runs."""
-        self._only = names
 
     def remove(self, name: str, *, live: bool) -> None:
         """Remove an entry. Raises KeyError for an unknown name."""
@@ -290,7 +285,7 @@ class Registry(Generic[EntryT]):
         self,
         cursor: str | None,
         page_size: int | None,
-        key: tuple[Revision, frozenset[str] | None],
+        key: tuple[Revision, frozenset[str] | None, bool],
         encode: Callable[[list[EntryT], str | None], Encoded],
         hidden: frozenset[str] = _NOTHING,
     ) -> Encoded:
@@ -298,8 +293,8 @@ class Registry(Generic[EntryT]):
 
         Raises ErrorReply: the cursor is not valid (-32602; server/utilities/pagination).
 
-        `key` is the revision, and the client's scopes as `rights_of` returns them; `hidden` is what `hidden_from`
-        returns. `encode` makes the page from its entries and the cursor of the next one.
+        `key` is the revision, the client's scopes as `rights_of` returns them, whether the page is sent;
+        `hidden` is what `hidden_from` returns. `encode` makes the page from its entries and the cursor of the next one.
         """
         place = (*key, cursor, hidden)
         cached = self._pages.get(place)
@@ -310,9 +305,7 @@ class Registry(Generic[EntryT]):
         names = [
             name
             for name in self._entries
-            if name not in left_out
-            and (rights is None or self._needed.get(name, rights) <= rights)
-            and (self._only is None or name in self._only)
+            if name not in left_out and (rights is None or self._needed.get(name, rights) <= rights)
         ]
         try:
             after = None if cursor is None else base64.b64decode(cursor, altchars=b"-_", validate=True).decode()

@@ -461,9 +461,10 @@ class Running:
                 scope = "private" if registry.differs else server.list_cache_scope
                 listed = {member: [entry.listed for entry in entries]}
                 page = result(**listed, next_cursor=cursor, ttl_ms=server.list_ttl_ms, cache_scope=scope)
-                return Encoded(encode(session.engine.dump_result(job.request, page)), page)
+                return Encoded(encode(session.engine.dump_result(job.request, page)) if sent else b"", page)
 
-            key = (ctx.revision, registry.rights_of(ctx.principal))
+            sent = job.request.method.name in _LISTS  # else a tool wants the list
+            key = (ctx.revision, registry.rights_of(ctx.principal), sent)
             hidden = registry.hidden_from(ctx.admission)
             return registry.page(params.cursor, server.page_size, key, encode_page, hidden)
 

@@ -168,6 +168,7 @@ class Server(Extending, Generic[StateT]):
         self.sealer: Sealer = Sealer(state_keys, cipher=state_cipher)
         self.beside: list[Callable[[], Iterable[Beside]]] = []
         self.parts: list[Callable[[Running], AbstractAsyncContextManager[object]]] = []
+        self.outer_parts: list[Callable[[Running], AbstractAsyncContextManager[object]]] = []
         self.mounted: bool = False
 
     @asynccontextmanager
@@ -190,7 +191,8 @@ class Server(Extending, Generic[StateT]):
                     running = Running(self, state, nursery)
                     self.runs.add(running)
                     try:
-                        async with self._parts_of(running) if self.parts or self.needs.shared else nullcontext():
+                        whole = self.parts or self.outer_parts or self.needs.shared
+                        async with self._parts_of(running) if whole else nullcontext():
                             yield running
                     finally:
                         self.runs.discard(running)
@@ -204,7 +206,7 @@ class Server(Extending, Generic[StateT]):
                 from trimcp.server.provided import while_running  # few servers need it
 
                 await stack.enter_async_context(while_running(running))
-            for part in self.parts:
+            for part in (*self.parts, *self.outer_parts):
                 await stack.enter_async_context(part(running))
             yield
 
@@ -245,8 +247,9 @@ class Server(Extending, Generic[StateT]):
 
         if not isinstance(other, Server):
             raise TypeError(f"include takes a trimcp.Server, not {other!r:.60}")
-        own = {"a lifespan": other.lifespan is not _no_lifespan, "middleware": other.middlewares}
-        include(self, other, live=self._live, own={**own, "filters": other._filters})
+        own: dict[str, object] = {"a lifespan": other.lifespan is not _no_lifespan, "middleware": other.middlewares}
+        own = {**own, "filters": other._filters, "a search for tools": other.outer_parts}
+        include(self, other, live=self._live, own=own)
 
     def mount(
         self,

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from trimcp.errors import ToolError
-from trimcp.server.registry import Registry
-from trimcp.server.tools import ToolEntry, ToolOptions
+from trimcp.errors import ErrorReply, ToolError
+from trimcp.protocol.connection import Encoded
+from trimcp.server.tools import ToolOptions
 from trimcp.session.context import Context
 from trimcp.support.slotted import evolved
+from trimcp.wire.codes import INVALID_PARAMS
+from trimcp.wire.common import PageParams
 from trimcp.wire.converter import to_json
-from trimcp.wire.tools import CallToolParams, Tool
+from trimcp.wire.tools import CallToolParams, ListToolsResult, Tool
 
 if TYPE_CHECKING:
     from trimcp.server.calling import Handler
@@ -27,6 +29,8 @@ _LONGEST_TEXT: Final = 4_000  # characters of a description that are looked at
 _WEIGHTS: Final = (("name", 3), ("title", 2), ("description", 1))
 _SATURATION: Final = 1.2  # k1 of BM25: how soon a word that is repeated counts no more
 _LENGTH: Final = 0.75  # b of BM25: how much a long text is held against its words
+_MOST_PAGES: Final = 1_000
+_MOST_COUNTED: Final = 20_000  # tools whose words are kept
 _SHOWN: Final = ("name", "title", "description", "inputSchema", "annotations")
 
 
@@ -36,7 +40,8 @@ def _words(text: str) -> list[str]:
     return [word[:-1] if len(word) > 3 and word.endswith("s") and word[-2] != "s" else word for word in found]
 
 
-def _counted(tool: Tool) -> Counter[str]:
+def words_of(tool: Tool) -> Counter[str]:
+    """Return the words that a tool is found by, with their weights."""
     counts: Counter[str] = Counter()
     for member, weight in _WEIGHTS:
         for word in _words(getattr(tool, member) or ""):
@@ -62,11 +67,13 @@ def rank(query: str, texts: Sequence[Counter[str]]) -> list[int]:
 class ToolSearch:
     """The two tools of a server that find its others and call them."""
 
-    def __init__(self, tools: Registry[ToolEntry], most: int, search: str, call: str) -> None:
-        self._tools, self._most = tools, most
+    def __init__(self, listed: frozenset[str], most: int, search: str, call: str) -> None:
+        self._most = most
         self._own = frozenset((search, call))
+        self._listed = listed | self._own
         self._call = call
-        self._index: dict[str, tuple[ToolEntry, Counter[str]]] = {}
+        self._lists: dict[object, Handler] = {}  # of each run what lists all tools
+        self._index: dict[str, tuple[Tool, Counter[str]]] = {}
         self.search_options: ToolOptions = {
             "name": search,
             "description": f"Find tools of this server by words, such as what they do. Call what you find by {call}.",
@@ -80,47 +87,63 @@ class ToolSearch:
 
     async def search(self, ctx: Context[Any], query: str) -> dict[str, Any]:
         """Find tools."""
-        seen = list(self._seen(ctx))
-        best = rank(query, [text for _, text in seen])[: self._most]
-        shown: list[Any] = [to_json(seen[at][0].listed, revision=ctx.revision) for at in best]
+        tools = [tool for page in await self._pages(ctx) for tool in page.tools if tool.name not in self._own]
+        best = rank(query, [self._counted(tool) for tool in tools])[: self._most]
+        shown: list[Any] = [to_json(tools[at], revision=ctx.revision) for at in best]
         return {"tools": [{key: tool[key] for key in _SHOWN if key in tool} for tool in shown]}
 
     async def call(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         """Refuse what cannot be called: all other calls have become calls of their tools."""
-        raise ToolError(f"there is no tool named {name[:100]} to call here; search for it")
+        raise ToolError(f"{name[:100]} cannot be called by {self._call}")
 
-    def _seen(self, ctx: Context[Any]) -> Iterator[tuple[ToolEntry, Counter[str]]]:
-        """Yield the tools that the sender of a request would see in the list, each with its words."""
-        before, self._index = self._index, {}
-        for name, entry, listed in self._tools.items():
-            if listed and name not in self._own:
-                known = before.get(name)
-                known = (entry, _counted(entry.listed)) if known is None or known[0] is not entry else known
-                self._index[name] = known
-                if self._sees(ctx, entry):
-                    yield known
+    async def _pages(self, ctx: Context[Any]) -> list[ListToolsResult]:
+        """Return the pages of the list of all tools, as the sender of a request would see it."""
+        pages: list[ListToolsResult] = []
+        while not pages or (pages[-1].next_cursor is not None and len(pages) < _MOST_PAGES):
+            cursor = pages[-1].next_cursor if pages else None
+            page = await self._lists[ctx.running](ctx, PageParams(cursor=cursor))
+            pages.append(page.value if isinstance(page, Encoded) else page)
+        return pages
 
-    def _sees(self, ctx: Context[Any], entry: ToolEntry) -> bool:
-        permission = entry.permission
-        if permission is not None and (permission.hides(ctx.admission) or not permission.shown_to(ctx.principal)):
-            return False
-        return entry.listed.visible_to("model")
+    def _counted(self, tool: Tool) -> Counter[str]:
+        known = self._index.get(tool.name)
+        if known is None or known[0] is not tool:
+            if len(self._index) >= _MOST_COUNTED:
+                self._index.clear()
+            known = self._index[tool.name] = tool, words_of(tool)
+        return known[1]
 
     @asynccontextmanager
     async def while_running(self, running: Running) -> AsyncIterator[None]:
-        """Have calls by the one tool become calls of the others while the block runs."""
+        """Shorten the list, and have calls by the one tool become calls of the others, while the block runs."""
+        running.replace("tools/list", lambda inner: self._shortened(running, inner))
         running.around_calls(self._around)
-        yield
+        try:
+            yield
+        finally:
+            del self._lists[running]
+
+    def _shortened(self, running: Running, inner: Handler | None) -> Handler:
+        assert inner is not None
+        self._lists[running] = inner
+
+        async def listed(ctx: Context[Any], params: PageParams) -> Any:
+            if params.cursor is not None:
+                raise ErrorReply(INVALID_PARAMS, "invalid cursor: list again from the beginning")
+            pages = await self._pages(ctx)
+            tools = [tool for page in pages for tool in page.tools if tool.name in self._listed]
+            return evolved(pages[0], tools=tools, next_cursor=None)
+
+        return listed
 
     def _around(self, inner: Handler) -> Handler:
         async def call(ctx: Context[Any], params: CallToolParams) -> Any:
             arguments = params.arguments or {}
             name, given = arguments.get("name"), arguments.get("arguments")
-            if params.name == self._call and isinstance(name, str) and (given is None or isinstance(given, dict)):
-                entry = self._tools.get(name)
-                if entry is not None and name not in self._own and self._sees(ctx, entry):
-                    params = evolved(params, name=name, arguments=given)
-                    ctx.internals[1].request.params = params  # what is told of the request names the tool
+            fits = isinstance(name, str) and name not in self._own and (given is None or isinstance(given, dict))
+            if params.name == self._call and fits:
+                params = evolved(params, name=name, arguments=given)
+                ctx.internals[1].request.params = params  # what is told of the request names the tool
             return await inner(ctx, params)
 
         return call
