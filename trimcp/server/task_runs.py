@@ -229,7 +229,7 @@ class TaskRuns:
             run.leave()
             return False
         run.size = size
-        run.charge.set(size)
+        run.charge.set(2 * size)  # until its session counts the call
         self.tasks[run.id] = run
         return True
 
@@ -349,6 +349,7 @@ class TaskRun(Sink):
     async def _attempt(self) -> None:
         """Run the handler once, until it has returned or asks."""
         kept, self._replied, self.begun = self.kept, trio.Event(), True
+        self.charge.set(self.size + len(kept.checkpoint or b""))
         params = dict(kept.params)
         if kept.memory is not None:
             sealer = self.runs.running.server.sealer
