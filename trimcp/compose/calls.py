@@ -69,9 +69,17 @@ class QuestionsAsked(Exception):
 
 @attrs.define(eq=False, repr=False)
 class RelayedRounds(Rounds):
-    """The rounds of a call at the upstream. With `pass_on` there is one: its questions are the result."""
+    """The rounds of a call at the upstream. With `pass_on` there is one: its questions are the result.
+
+    `until`: when the client stops waiting, which is sooner than our own scopes end.
+    """
 
     pass_on: bool = False
+    until: float = math.inf
+
+    async def begin(self) -> Pending:
+        self.deadline = min(self.deadline, self.until)
+        return await Rounds.begin(self)
 
     async def _answer(self, asked: InputRequiredResult) -> Pending:
         if self.pass_on:
@@ -105,6 +113,7 @@ class RelayedCall:
         pass_on = self.held is None and not ctx.revision.server_may_call
         left = session.client.max_rounds
         rounds = RelayedRounds(session.session, self, self.method, self.params, left, meta or None, pass_on=pass_on)
+        rounds.until = ctx.deadline if self.held is None else math.inf
         if ctx.progress_wanted:
             payload = await self._followed(rounds, session)
         else:
