@@ -123,6 +123,21 @@ def able() -> trimcp.Client:
     return client
 
 
+async def test_of_two_that_are_mounted_the_first_keeps_its_address(clock: Any) -> None:
+    outer = Server("outer")
+    for name in ("maps", "wx"):
+        outer.mount(make(name, []), prefix=name)
+    async with able().connect(outer) as session:
+        uris = [resource.uri for resource in await session.list_resources()]
+        assert uris == ["notes://same", "notes://maps", "notes://wx+same", "notes://wx"]
+        texts = [(await session.read_resource(uri)).contents[0].text for uri in uris]
+        assert texts == ["same of maps", "own of maps", "same of wx", "own of wx"]
+        _, embedded = (await session.call_tool("wx__links")).content
+        assert embedded.resource.uri == "notes://wx+same"
+        _, embedded = (await session.call_tool("maps__links")).content
+        assert embedded.resource.uri == "notes://same"
+
+
 @pytest.mark.parametrize("kind", ["servers", "proxies"])
 @pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST], ids=str)
 async def test_each_keeps_what_is_its_own(kind: str, revision: Any, clock: Any) -> None:
