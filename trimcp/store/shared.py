@@ -30,7 +30,8 @@ MOST_MARKS: Final = 50_000
 """Uses of one owner that are remembered at once."""
 
 
-@attrs.frozen
+# Writes are mutable only because making a frozen value takes attrs three times as long. Do not change them.
+@attrs.define(unsafe_hash=True)
 class SaveSession:
     """Keep the state of a session for `ttl` seconds from now; its events are kept as long.
 
@@ -46,7 +47,7 @@ class SaveSession:
     release: bool = False
 
 
-@attrs.frozen
+@attrs.define(unsafe_hash=True)
 class EndSession:
     """Forget a session and all its events."""
 
@@ -54,7 +55,7 @@ class EndSession:
     fence: int
 
 
-@attrs.frozen
+@attrs.define(unsafe_hash=True)
 class AppendEvent:
     """Keep an event of a stream of a session, under a number that is larger than those before it."""
 
@@ -65,7 +66,7 @@ class AppendEvent:
     data: bytes
 
 
-@attrs.frozen
+@attrs.define(unsafe_hash=True)
 class DropEvents:
     """Forget one event of a stream, or all of them."""
 
@@ -75,7 +76,7 @@ class DropEvents:
     seq: int | None = None
 
 
-@attrs.frozen
+@attrs.define(unsafe_hash=True)
 class Letter:
     """Bytes for another process, by its name, or for each other process (None)."""
 

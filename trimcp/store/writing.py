@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -24,7 +24,6 @@ _MOST: Final = 64 * 1024 * 1024  # bytes that may wait
 _AT_ONCE: Final = 1_000  # writes in one commit
 _PAUSES: Final = (0.05, 0.2, 0.5, 1.0, 2.0)  # seconds between the attempts of one commit
 
-Then: TypeAlias = Callable[[], object]
 Rows: TypeAlias = Sequence[tuple[int, bytes]]
 
 
@@ -35,11 +34,21 @@ class _Read:
     stream: int
     seq: int
     then: Callable[[Rows], object]
+    session: str
+
+
+class QueueGate(Protocol):
+    """What has something to do once items of a queue are done."""
+
+    def go_on(self, done: int, /) -> None:
+        """Do what waits for items up to this number."""
 
 
 @attrs.define(eq=False)
 class WriteQueue:
     """What waits for a store, in its order. What has been put for one session follows only upon that.
+
+    Items have numbers. What follows from one is done after the commit with it, for all of a gate together.
 
     Args:
         store: where it is written.
@@ -48,47 +57,59 @@ class WriteQueue:
 
     store: SharedStore
     refused: Callable[[Write], object]
-    _items: deque[tuple[str, Write | _Read | Then]] = attrs.field(init=False, factory=deque)
-    _waiting: dict[str, int] = attrs.field(init=False, factory=dict)  # how many items a session has here
+    _items: deque[Write | _Read] = attrs.field(init=False, factory=deque)
+    _sizes: deque[int] = attrs.field(init=False, factory=deque)
+    _number: int = attrs.field(init=False, default=0)  # of the last item
+    _waiting: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last item of each session
+    _gates: dict[QueueGate, int] = attrs.field(init=False, factory=dict)  # with the last number that each waits for
     _size: int = attrs.field(init=False, default=0)
-    _come: trio.Event = attrs.field(init=False, factory=trio.Event)
+    _come: trio.Event | None = attrs.field(init=False, default=None)  # while the writer waits
     _warned: bool = attrs.field(init=False, default=False)
 
     def put(self, write: Write) -> bool:
         """Write this, in its turn. False if too much waits: then it never will be."""
-        size = _size(write)
+        kind = type(write)
+        if kind is AppendEvent:
+            size, session = len(write.data) + OVERHEAD, write.session  # type: ignore[union-attr]
+        elif isinstance(write, Letter):
+            size, session = len(write.data) + OVERHEAD, ""
+        else:
+            size, session = OVERHEAD + (len(write.data) if isinstance(write, SaveSession) else 0), write.session
         if self._size + size > _MOST:
             return False
         self._size += size
-        self._add("" if isinstance(write, Letter) else write.session, write)
+        self._add(session, write, size)
         return True
 
     def has(self, session: str) -> bool:
         """Return whether anything waits that was put for this session."""
         return session in self._waiting
 
-    def call(self, session: str, function: Then) -> None:
-        """Call a function once all that was put for this session is kept or refused: at once if that is so now."""
-        if session in self._waiting:
-            self._add(session, function)
-        else:
-            function()
+    def wait(self, session: str, gate: QueueGate) -> int:
+        """Have a gate go on once all that was put for this session is kept or refused; return the number of that."""
+        number = self._gates[gate] = self._waiting.get(session, 0)
+        return number
 
     def read(self, session: str, stream: int, seq: int, then: Callable[[Rows], object]) -> None:
         """Call `then` with the events of a stream after a number, in the turn of what is put for this session."""
-        self._add(session, _Read(stream, seq, then))
+        self._add(session, _Read(stream, seq, then, session), 0)
 
-    def _add(self, session: str, item: Write | _Read | Then) -> None:
-        self._items.append((session, item))
-        self._waiting[session] = self._waiting.get(session, 0) + 1
-        self._come.set()
+    def _add(self, session: str, item: Write | _Read, size: int) -> None:
+        self._items.append(item)
+        self._sizes.append(size)
+        self._number = self._waiting[session] = self._number + 1
+        if self._come is not None:
+            self._come.set()
 
     async def run(self) -> None:
         """Write until cancelled."""
         while True:
             if not self._items:
                 self._come = trio.Event()
-                await self._come.wait()
+                try:
+                    await self._come.wait()
+                finally:
+                    self._come = None
             await self._work()
 
     async def flush(self) -> None:
@@ -98,32 +119,43 @@ class WriteQueue:
 
     async def _work(self) -> None:
         """Carry out what waits: all until the first read, or that."""
-        items, batch = self._items, list[tuple[str, Write | _Read | Then]]()
-        while items and len(batch) < _AT_ONCE and not isinstance(items[0][1], _Read):
-            batch.append(items.popleft())
-        writes: list[Write] = [item for _, item in batch if not (isinstance(item, _Read) or callable(item))]
-        if writes:
+        items, batch = self._items, list[Write]()
+        while items and len(batch) < _AT_ONCE:
+            item = items[0]
+            if type(item) is _Read:
+                break
+            batch.append(items.popleft())  # type: ignore[arg-type]
+        if batch:
             try:
-                refused = await self._commit(writes)
+                refused = await self._commit(_without_repetitions(batch))
             except BaseException:  # cancelled: `flush` does it, perhaps for a second time
                 items.extendleft(reversed(batch))
                 raise
-            self._size -= sum(map(_size, writes))
             for write in refused:
                 self.refused(write)
-        elif not batch:
-            batch.append(items.popleft())
-        for session, item in batch:
-            rows = await self._rows(session, item) if isinstance(item, _Read) else ()
-            left = self._waiting[session] - 1
-            if left:
-                self._waiting[session] = left
-            else:
+            self._finish(len(batch))
+            return
+        read = items[0]
+        assert isinstance(read, _Read)
+        rows = await self._rows(read)
+        items.popleft()
+        read.then(rows)
+        self._finish(1)
+
+    def _finish(self, items: int) -> None:
+        """Note that so many more are done, and do what waits for them."""
+        for _ in range(items):
+            self._size -= self._sizes.popleft()
+        done = self._number - len(self._sizes)
+        if self._sizes:
+            for session in [session for session, last in self._waiting.items() if last <= done]:
                 del self._waiting[session]
-            if isinstance(item, _Read):
-                item.then(rows)
-            elif callable(item):
-                item()
+        else:
+            self._waiting.clear()
+        for gate, last in list(self._gates.items()):
+            if last <= done:
+                del self._gates[gate]
+            gate.go_on(done)
 
     async def _commit(self, writes: Sequence[Write]) -> Collection[Write]:
         for pause in _PAUSES:
@@ -134,9 +166,9 @@ class WriteQueue:
             await trio.sleep(pause)
         return writes
 
-    async def _rows(self, session: str, read: _Read) -> Rows:
+    async def _rows(self, read: _Read) -> Rows:
         try:
-            return await self.store.after(session, read.stream, read.seq)
+            return await self.store.after(read.session, read.stream, read.seq)
         except OSError as error:
             self._warn(error)
             return ()
@@ -148,9 +180,20 @@ class WriteQueue:
             log_crash(log, error, "the shared store fails; sessions with work under way may be lost")
 
 
-def _size(write: Write) -> int:
-    data = write.data if isinstance(write, SaveSession | AppendEvent | Letter) else b""
-    return len(data) + OVERHEAD
+def _without_repetitions(writes: list[Write]) -> list[Write]:
+    """Leave out states of a session that another one of the same commit replaces."""
+    last: dict[str, int] = {}
+    gone: set[int] = set()
+    for at, write in enumerate(writes):
+        if type(write) is SaveSession:
+            before = last.get(write.session)
+            if before is not None:
+                earlier = writes[before]
+                assert isinstance(earlier, SaveSession)
+                if not (earlier.new or earlier.release) and earlier.fence == write.fence:
+                    gone.add(before)
+            last[write.session] = at
+    return [write for at, write in enumerate(writes) if at not in gone] if gone else writes
 
 
 @attrs.define(eq=False)

@@ -6,6 +6,7 @@ seen, the next holder of its session knows; and a process that does not hold it 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -17,7 +18,7 @@ from trimcp.budget import MemoryCharge
 from trimcp.principal import Principal
 from trimcp.store.keeping import SessionKeeper
 from trimcp.store.shared import KeptSession, SaveSession
-from trimcp.store.writing import Rows, StoredEvents, Then, WriteQueue
+from trimcp.store.writing import Rows, StoredEvents, WriteQueue
 from trimcp.transports.http.interfaces import Handler, HttpReply, HttpResponse
 from trimcp.transports.http.state.sessions import HttpSession
 from trimcp.transports.http.state.streams import EventStream, SessionEvents
@@ -80,7 +81,9 @@ class HeldSession(HttpSession):
     fence: int = attrs.field(init=False, default=1)
     _listening: int | None = attrs.field(init=False, default=None)  # the number of the stream of the GET
     _saved: float | None = attrs.field(init=False, default=None)  # when it was saved last; None before
-    _known: dict[str, JSON] | None = attrs.field(init=False, default=None)  # what its server knows of it, as saved last
+    # what is saved of it each time, as JSON that is yet to be closed, until its client changes it
+    _known: bytes | None = attrs.field(init=False, default=None)
+    queue: WriteQueue = attrs.field(init=False)
     _over: bool = attrs.field(init=False, default=False)  # nothing more is written
 
     def __attrs_post_init__(self) -> None:
@@ -90,6 +93,7 @@ class HeldSession(HttpSession):
             self.fresh: bool = False
             self.fence = kept.fence
         common.events.fences[self.id] = self.fence
+        self.queue = common.queue
         super().__attrs_post_init__()
         if self.shared.events is not None:
             self.events: SessionEvents | None = HeldEvents(common.events, self.id, MemoryCharge(self.holding))
@@ -100,29 +104,26 @@ class HeldSession(HttpSession):
         assert self.common is not None
         return self.common
 
-    @property
-    def queue(self) -> WriteQueue:
-        return self._holding.queue
-
     # What is kept
 
     def save(self, *, changed: bool = False, release: bool = False) -> None:
         """Write its state down, if it has one and is held; `changed`: the client has changed what its server knows."""
         if self._over or self.lost or self.pushed.revision is None:
             return
-        principal = self.principal
         if changed or self._known is None:
-            self._known = self._holding.keeper.state_of(self.pushed)
-        state: dict[str, JSON] = {
-            "form": _FORM,
-            "principal": None if principal is None else _facts(principal),
-            "owner": self.owner,
-            "state": self._known,
-            "calls": [[number, list(ids)] for number, ids in self.calls.items()],
-            "listening": self._listening,
-        }
+            principal = self.principal
+            state: dict[str, JSON] = {
+                "form": _FORM,
+                "principal": None if principal is None else _facts(principal),
+                "owner": self.owner,
+                "state": self._holding.keeper.state_of(self.pushed),
+            }
+            self._known = encode(state)[:-1]
+        calls = encode([[number, list(ids)] for number, ids in self.calls.items()])
+        listening = b"null" if self._listening is None else b"%d" % self._listening
+        data = b'%b,"calls":%b,"listening":%b}' % (self._known, calls, listening)
         new, self._saved = self._saved is None and self.kept is None, trio.current_time()
-        if not self.queue.put(SaveSession(self.id, self.fence, encode(state), self._holding.ttl, new, release)):
+        if not self.queue.put(SaveSession(self.id, self.fence, data, self._holding.ttl, new, release)):
             self.lose("too much waits for the store")
 
     def restore(self, state: Any) -> None:
@@ -223,6 +224,8 @@ class GatedReply(HttpReply):
     first: Any = None  # what reads the events that the reply begins with, for a stream that is resumed
     refusal: HttpResponse | None = None  # in place of a reply whose session could not be kept; None cuts the connection
     _held: int = attrs.field(init=False, default=0)
+    # what follows upon an item of the queue: its number, a size, and what to do, or data to be written
+    _pending: deque[tuple[int, int, Callable[[], object] | bytes]] = attrs.field(init=False, factory=deque)
     _room: trio.lowlevel.ParkingLot | None = attrs.field(init=False, default=None)  # of who waits for room
 
     @property
@@ -251,7 +254,10 @@ class GatedReply(HttpReply):
         first(begin)
 
     def write(self, data: bytes) -> None:
-        self._after(len(data), partial(self.inner.write, data))
+        if self._clear:
+            self.inner.write(data)
+        else:
+            self._after(len(data), data)
 
     def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
         self._after(len(data), partial(self.inner.finish, data))
@@ -277,24 +283,40 @@ class GatedReply(HttpReply):
     def _clear(self) -> bool:
         """Whether nothing of the session waits, so that what is sent may leave at once."""
         session = self.session
-        return session is None or not (session.lost or session.queue.has(session.id))
+        return session is None or not (self._pending or session.lost or session.queue.has(session.id))
 
-    def _after(self, size: int, function: Then) -> None:
+    def _after(self, size: int, what: Callable[[], object] | bytes) -> None:
         session = self.session
         if session is None or self._clear:
-            function()
-            return
-        self._held += size
+            assert not isinstance(what, bytes)
+            what()
+        elif session.lost and not self._pending and not session.queue.has(session.id):
+            self._now(partial(self.inner.write, what) if isinstance(what, bytes) else what)
+        else:
+            self._held += size
+            self._pending.append((session.queue.wait(session.id, self), size, what))
 
-        def go_on() -> None:
+    def go_on(self, done: int) -> None:
+        """Send what follows upon items of the queue up to this number."""
+        pending, data = self._pending, list[bytes]()
+        while pending and pending[0][0] <= done:
+            _, size, what = pending.popleft()
             self._held -= size
-            if self._room is not None:
-                self._room.unpark_all()
-            self._now(function)
+            if isinstance(what, bytes):
+                data.append(what)
+                continue
+            self._write(data)
+            self._now(what)
+        self._write(data)
+        if self._room is not None:
+            self._room.unpark_all()
 
-        session.queue.call(session.id, go_on)
+    def _write(self, data: list[bytes]) -> None:
+        if data:
+            self._now(partial(self.inner.write, b"".join(data)))
+            data.clear()
 
-    def _now(self, function: Then) -> None:
+    def _now(self, function: Callable[[], object]) -> None:
         refusal, self.refusal = self.refusal, None
         if self.session is not None and self.session.lost:
             if refusal is None:
