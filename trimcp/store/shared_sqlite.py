@@ -272,18 +272,28 @@ class _Commit:
         self._name = name
         self._held: dict[str, int] = {}  # the fences of the sessions that this process holds; 0 of others
         self._letters: dict[str, int] = {}  # how many more a process may get; 0 if it is gone
+        self._events: list[tuple[str, int, int, bytes]] = []  # that are written together
 
     def run(self, writes: Sequence[Write]) -> tuple[list[Write], list[str]]:
         """Return the writes that are refused, and who has got letters."""
         leased = _is_leased(self._database, self._name)
         refused: list[Write] = []
         for write in writes:
-            if isinstance(write, Letter):
+            if type(write) is AppendEvent and self._held.get(write.session) == write.fence:  # nearly always
+                self._events.append((write.session, write.stream, write.seq, write.data))
+            elif isinstance(write, Letter):
                 if not self._send(write):
                     refused.append(write)
             elif not leased or not self._change(write):
                 refused.append(write)
+        self._append()
         return refused, list(self._letters)
+
+    def _append(self) -> None:
+        if self._events:
+            statement = "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)"
+            self._database.connection.executemany(statement, self._events)
+            self._events.clear()
 
     def _change(self, write: Any) -> bool:
         ask, session = self._database.ask, write.session
@@ -306,14 +316,17 @@ class _Commit:
                 ask(statement, write.data, until, holder, session)
                 self._held[session] = -1 if write.release else fence
             case AppendEvent():
-                ask("INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)", session, write.stream, write.seq, write.data)
+                self._events.append((session, write.stream, write.seq, write.data))
             case EndSession():
+                self._append()
                 ask("DELETE FROM events WHERE session = ?", session)
                 ask("DELETE FROM sessions WHERE id = ?", session)
                 self._held[session] = 0
             case DropEvents(seq=None):
+                self._append()
                 ask("DELETE FROM events WHERE session = ? AND stream = ?", session, write.stream)
             case DropEvents():
+                self._append()
                 statement = "DELETE FROM events WHERE session = ? AND stream = ? AND seq = ?"
                 ask(statement, session, write.stream, write.seq)
         return True
