@@ -13,14 +13,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import attrs
 import pytest
 import trio
 
 from tests.store.history import CountingClient, problems
 from trimcp.errors import LocalError
+from trimcp.store.database import Database
 from trimcp.store.naming import store_of
-from trimcp.store.shared import AppendEvent, Letter, SaveSession
-from trimcp.store.shared_sqlite import SqliteStore
+from trimcp.store.shared import AppendEvent, DropEvents, Letter, SaveSession
+from trimcp.store.shared_sqlite import _KIND, SqliteStore
 from trimcp.support.files import UnusableFile, WrongFile
 
 ROOT = Path(__file__).parents[2]
@@ -185,3 +187,34 @@ def test_a_store_is_named_by_its_url(tmp_path: Path) -> None:
 def test_what_names_no_store_is_refused(url: str) -> None:
     with pytest.raises(LocalError, match="sqlite:///path"):
         store_of(url)
+
+
+async def test_a_file_of_the_release_before_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "sessions.db"
+    before = attrs.evolve(_KIND, forms=_KIND.forms[:1])
+    database = Database(path, before)
+    database.ask("INSERT INTO sessions VALUES ('s', '', 1, ?, x'7b7d')", time.time() + 600)
+    for seq in (1, 2, 3):
+        database.ask("INSERT INTO events VALUES ('s', 7, ?, ?)", seq, b"%d" % seq)
+    database.close()
+    store = SqliteStore(path)
+    async with store.opened():
+        assert await store.after("s", 7, 1) == [(2, b"2"), (3, b"3")]
+        taken = await store.take("s", 1)
+        assert taken is not None
+        more = [AppendEvent("s", 2, 7, seq, b"%d" % seq) for seq in (4, 5, 6)]
+        assert not await store.commit([*more, DropEvents("s", 2, 7, 2), DropEvents("s", 2, 7, 5)])
+        assert await store.after("s", 7, 0) == [(seq, b"%d" % seq) for seq in (1, 3, 4, 6)]
+        assert await store.after("s", 7, 5) == [(6, b"6")]
+
+
+@pytest.mark.parametrize("parts", [b"x", bytes(12), bytes(8) + b"\xff\xff\xff\xff", "text", 7])
+async def test_a_row_of_events_that_was_not_written_so_is_an_error(tmp_path: Path, parts: object) -> None:
+    path = tmp_path / "sessions.db"
+    store = SqliteStore(path)
+    async with store.opened():
+        await store.commit([SaveSession("s", 1, b"{}", 600.0, new=True), AppendEvent("s", 1, 1, 1, b"x")])
+        with sqlite3.connect(path) as other:
+            other.execute("UPDATE events SET parts = ?", (parts,))
+        with pytest.raises(UnusableFile, match="cannot keep sessions"):
+            await store.after("s", 1, 0)

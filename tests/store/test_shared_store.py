@@ -307,6 +307,38 @@ async def test_events_are_dropped_one_by_one_or_by_stream(world: World) -> None:
         assert await seqs(two, "s", 2) == []
 
 
+@pytest.mark.parametrize("seed", range(6))
+async def test_events_are_those_that_were_appended_and_not_dropped(world: World, seed: int) -> None:
+    """Appended a few or many at once, small and large, with commits that come twice, and dropped one by one."""
+    chance = random.Random(seed)
+    kept: dict[tuple[int, int], bytes] = {}
+    last = 0
+    async with opened(world) as (one, two):
+        await one.commit([new("s")])
+        for _ in range(25):
+            writes: list[Write] = []
+            for _ in range(chance.choice((1, 3, 150))):
+                if kept and chance.random() < 0.2:
+                    stream, seq = chance.choice(sorted(kept))
+                    writes.append(DropEvents("s", 1, stream, seq))
+                    del kept[stream, seq]
+                else:
+                    last += chance.choice((1, 1, 1, 1 << 40))
+                    stream, data = chance.randint(1, 3), chance.randbytes(chance.choice((0, 10, 40_000)))
+                    writes.append(AppendEvent("s", 1, stream, last, data))
+                    kept[stream, last] = data
+            if chance.random() < 0.1:
+                stream = chance.randint(1, 3)
+                writes.append(DropEvents("s", 1, stream))
+                kept = {key: data for key, data in kept.items() if key[0] != stream}
+            for _ in range(chance.choice((1, 2))):
+                assert not await one.commit(writes)
+            stream = chance.randint(1, 3)
+            after = chance.choice([0, last, *(seq for _, seq in kept)])
+            wanted = [(seq, data) for (of, seq), data in sorted(kept.items()) if of == stream and seq > after]
+            assert list(await two.after("s", stream, after)) == wanted
+
+
 async def test_a_write_that_is_repeated_changes_nothing(world: World) -> None:
     async with opened(world) as (one, two):
         writes: list[Write] = [

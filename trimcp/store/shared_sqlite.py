@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from struct import Struct
 from typing import Any, Final
 
 import attrs
@@ -48,13 +49,17 @@ _KIND: Final = FileKind(
         "CREATE TABLE letters (number INTEGER PRIMARY KEY AUTOINCREMENT, receiver TEXT NOT NULL, data BLOB NOT NULL);"
         "CREATE INDEX receivers ON letters (receiver);"
         "CREATE TABLE agreed (name TEXT PRIMARY KEY, data BLOB NOT NULL)",
-        COUNTED,
+        # Events of a stream that were written together are one row: a number (from that of the row) and a size of each.
+        "ALTER TABLE events ADD COLUMN parts BLOB;" + COUNTED,
     ),
     # After a power cut the last few commits may be missing; kill -9 loses none.
     pragmas=("synchronous = NORMAL", "journal_size_limit = 16777216"),
 )
 _LETTERS: Final = 1_000  # read at once,
 _LETTER_BYTES: Final = 4 * 1024 * 1024  # and after so many bytes no more
+_PART: Final = Struct("<QI")  # of a row of events
+_TOGETHER: Final = 64  # events in a row,
+_TOGETHER_BYTES: Final = 32_768  # unless one alone has more
 _EXPIRED: Final = 500  # sessions forgotten in one transaction
 
 
@@ -218,11 +223,42 @@ def _take(database: Database, session: str, known: KeptSession, name: str) -> Ke
 
 
 def _after(database: Database, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
-    statement = "SELECT seq, data FROM events WHERE session = ? AND stream = ? AND seq > ? ORDER BY seq"
-    rows: list[tuple[int, bytes]] = database.connection.execute(statement, (session, stream, seq)).fetchall()
-    if not all(type(seq) is int and type(data) is bytes for seq, data in rows):
+    # That after which the number is, or that which has it, and all that follow.
+    first = "SELECT max(seq) FROM events WHERE session = ? AND stream = ? AND seq <= ?"
+    begin = database.ask(first, session, stream, seq) or 0
+    statement = "SELECT seq, data, parts FROM events WHERE session = ? AND stream = ? AND seq >= ? ORDER BY seq"
+    found: dict[int, bytes] = {}
+    for row in database.connection.execute(statement, (session, stream, begin)):
+        found.update(_unpacked(*row))
+    return [(number, found[number]) for number in sorted(found) if number > seq]
+
+
+def _packed(
+    session: str, stream: int, events: Sequence[tuple[int, bytes]]
+) -> tuple[str, int, int, bytes, bytes | None]:
+    """Return the row of some events of a stream."""
+    first = events[0][0]
+    if len(events) == 1:
+        return session, stream, first, events[0][1], None
+    parts = b"".join([_PART.pack(seq - first, len(data)) for seq, data in events])
+    return session, stream, first, b"".join([data for _, data in events]), parts
+
+
+def _unpacked(first: Any, data: Any, parts: Any) -> Iterator[tuple[int, bytes]]:
+    """Yield the events of a row. Raises ValueError, TypeError: it was not written so."""
+    if type(first) is not int or type(data) is not bytes:
         raise ValueError("a row holds what was not written there")
-    return rows
+    if parts is None:
+        yield first, data
+        return
+    if len(parts) % _PART.size:
+        raise ValueError("a row holds what was not written there")
+    at = 0
+    for more, size in _PART.iter_unpack(parts):
+        yield first + more, data[at : at + size]
+        at += size
+    if at != len(data):
+        raise ValueError("a row holds what was not written there")
 
 
 def _agree(database: Database, name: str, data: bytes) -> bytes:
@@ -272,7 +308,7 @@ class _Commit:
         self._name = name
         self._held: dict[str, int] = {}  # the fences of the sessions that this process holds; 0 of others
         self._letters: dict[str, int] = {}  # how many more a process may get; 0 if it is gone
-        self._events: list[tuple[str, int, int, bytes]] = []  # that are written together
+        self._events: dict[tuple[str, int], list[tuple[int, bytes]]] = {}  # by session and stream
 
     def run(self, writes: Sequence[Write]) -> tuple[list[Write], list[str]]:
         """Return the writes that are refused, and who has got letters."""
@@ -280,7 +316,7 @@ class _Commit:
         refused: list[Write] = []
         for write in writes:
             if type(write) is AppendEvent and self._held.get(write.session) == write.fence:  # nearly always
-                self._events.append((write.session, write.stream, write.seq, write.data))
+                self._events.setdefault((write.session, write.stream), []).append((write.seq, write.data))
             elif isinstance(write, Letter):
                 if not self._send(write):
                     refused.append(write)
@@ -290,10 +326,41 @@ class _Commit:
         return refused, list(self._letters)
 
     def _append(self) -> None:
-        if self._events:
-            statement = "INSERT OR REPLACE INTO events VALUES (?, ?, ?, ?)"
-            self._database.connection.executemany(statement, self._events)
+        """Write the events of each stream as one row, if they are not large."""
+        rows, total = list[tuple[Any, int]](), 0
+        for (session, stream), events in self._events.items():
+            some: list[tuple[int, bytes]] = []
+            for event in events:
+                if some and (len(some) >= _TOGETHER or total + len(event[1]) > _TOGETHER_BYTES):
+                    rows.append((_packed(session, stream, some), some[-1][0]))
+                    some, total = [], 0
+                some.append(event)
+                total += len(event[1])
+            rows.append((_packed(session, stream, some), some[-1][0]))
+            total = 0
+        if rows:
+            # What a commit that comes again has left of those rows.
+            again = "DELETE FROM events WHERE session = ? AND stream = ? AND seq > ? AND seq <= ?"
+            several = [(row[0], row[1], row[2], last) for row, last in rows if row[4] is not None]
+            self._database.connection.executemany(again, several)
+            statement = "INSERT OR REPLACE INTO events (session, stream, seq, data, parts) VALUES (?, ?, ?, ?, ?)"
+            self._database.connection.executemany(statement, [row for row, _ in rows])
             self._events.clear()
+
+    def _drop(self, session: str, stream: int, seq: int) -> None:
+        """Forget one event, and write the others of its row anew."""
+        of_it = "FROM events WHERE session = ? AND stream = ? AND seq"
+        select = f"SELECT seq, data, parts {of_it} <= ? ORDER BY seq DESC LIMIT 1"
+        row = self._database.connection.execute(select, (session, stream, seq)).fetchone()
+        if row is None:
+            return
+        events = list(_unpacked(*row))
+        left = [event for event in events if event[0] != seq]
+        if len(left) < len(events):
+            self._database.ask(f"DELETE {of_it} = ?", session, stream, row[0])
+            if left:
+                self._events[session, stream] = left
+                self._append()
 
     def _change(self, write: Any) -> bool:
         ask, session = self._database.ask, write.session
@@ -316,7 +383,7 @@ class _Commit:
                 ask(statement, write.data, until, holder, session)
                 self._held[session] = -1 if write.release else fence
             case AppendEvent():
-                self._events.append((session, write.stream, write.seq, write.data))
+                self._events.setdefault((session, write.stream), []).append((write.seq, write.data))
             case EndSession():
                 self._append()
                 ask("DELETE FROM events WHERE session = ?", session)
@@ -325,10 +392,9 @@ class _Commit:
             case DropEvents(seq=None):
                 self._append()
                 ask("DELETE FROM events WHERE session = ? AND stream = ?", session, write.stream)
-            case DropEvents():
+            case DropEvents(seq=int(seq)):
                 self._append()
-                statement = "DELETE FROM events WHERE session = ? AND stream = ? AND seq = ?"
-                ask(statement, session, write.stream, write.seq)
+                self._drop(session, write.stream, seq)
         return True
 
     def _send(self, letter: Letter) -> bool:
