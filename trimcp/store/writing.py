@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 import trio
@@ -40,8 +40,9 @@ class _Read:
 class QueueGate(Protocol):
     """What has something to do once items of a queue are done."""
 
-    def go_on(self, done: int, /) -> None:
-        """Do what waits for items up to this number."""
+    def go_on(self, done: int, /) -> bool:
+        """Do what waits for items up to this number, and return whether something waits for others."""
+        ...
 
 
 @attrs.define(eq=False)
@@ -61,42 +62,49 @@ class WriteQueue:
     _sizes: deque[int] = attrs.field(init=False, factory=deque)
     _number: int = attrs.field(init=False, default=0)  # of the last item
     _waiting: dict[str, int] = attrs.field(init=False, factory=dict)  # the number of the last item of each session
-    _gates: dict[QueueGate, int] = attrs.field(init=False, factory=dict)  # with the last number that each waits for
+    _gates: dict[QueueGate, None] = attrs.field(init=False, factory=dict)
+    _reads: int = attrs.field(init=False, default=0)  # of the items
     _size: int = attrs.field(init=False, default=0)
     _come: trio.Event | None = attrs.field(init=False, default=None)  # while the writer waits
     _warned: bool = attrs.field(init=False, default=False)
 
     def put(self, write: Write) -> bool:
         """Write this, in its turn. False if too much waits: then it never will be."""
-        kind = type(write)
-        if kind is AppendEvent:
-            size, session = len(write.data) + OVERHEAD, write.session  # type: ignore[union-attr]
+        if type(write) is AppendEvent:  # nearly always
+            session, size = write.session, len(write.data) + OVERHEAD
         elif isinstance(write, Letter):
-            size, session = len(write.data) + OVERHEAD, ""
+            session, size = "", len(write.data) + OVERHEAD
         else:
-            size, session = OVERHEAD + (len(write.data) if isinstance(write, SaveSession) else 0), write.session
+            session, size = write.session, OVERHEAD
+            if isinstance(write, SaveSession):
+                size += len(write.data)
         if self._size + size > _MOST:
             return False
         self._size += size
-        self._add(session, write, size)
+        self._items.append(write)
+        self._sizes.append(size)
+        self._number = self._waiting[session] = self._number + 1
+        if self._come is not None:
+            self._come.set()
         return True
 
     def has(self, session: str) -> bool:
         """Return whether anything waits that was put for this session."""
         return session in self._waiting
 
-    def wait(self, session: str, gate: QueueGate) -> int:
-        """Have a gate go on once all that was put for this session is kept or refused; return the number of that."""
-        number = self._gates[gate] = self._waiting.get(session, 0)
-        return number
+    def last(self, session: str) -> int:
+        """Return the number of the last item that was put for this session and is not done; 0 if there is none."""
+        return self._waiting.get(session, 0)
+
+    def wait(self, gate: QueueGate) -> None:
+        """Have a gate go on whenever items are done, until nothing of it waits."""
+        self._gates[gate] = None
 
     def read(self, session: str, stream: int, seq: int, then: Callable[[Rows], object]) -> None:
         """Call `then` with the events of a stream after a number, in the turn of what is put for this session."""
-        self._add(session, _Read(stream, seq, then, session), 0)
-
-    def _add(self, session: str, item: Write | _Read, size: int) -> None:
-        self._items.append(item)
-        self._sizes.append(size)
+        self._items.append(_Read(stream, seq, then, session))
+        self._sizes.append(0)
+        self._reads += 1
         self._number = self._waiting[session] = self._number + 1
         if self._come is not None:
             self._come.set()
@@ -119,12 +127,12 @@ class WriteQueue:
 
     async def _work(self) -> None:
         """Carry out what waits: all until the first read, or that."""
-        items, batch = self._items, list[Write]()
-        while items and len(batch) < _AT_ONCE:
-            item = items[0]
-            if type(item) is _Read:
-                break
-            batch.append(items.popleft())  # type: ignore[arg-type]
+        items, batch = self._items, list[Any]()
+        if not self._reads and len(items) <= _AT_ONCE:
+            batch.extend(items)
+            items.clear()
+        while items and len(batch) < _AT_ONCE and type(items[0]) is not _Read:
+            batch.append(items.popleft())
         if batch:
             try:
                 refused = await self._commit(_without_repetitions(batch))
@@ -139,23 +147,27 @@ class WriteQueue:
         assert isinstance(read, _Read)
         rows = await self._rows(read)
         items.popleft()
+        self._reads -= 1
         read.then(rows)
         self._finish(1)
 
     def _finish(self, items: int) -> None:
         """Note that so many more are done, and do what waits for them."""
-        for _ in range(items):
-            self._size -= self._sizes.popleft()
-        done = self._number - len(self._sizes)
-        if self._sizes:
+        sizes = self._sizes
+        if items == len(sizes):
+            self._size = 0
+            sizes.clear()
+        else:
+            self._size -= sum([sizes.popleft() for _ in range(items)])
+        done = self._number - len(sizes)
+        if sizes:
             for session in [session for session, last in self._waiting.items() if last <= done]:
                 del self._waiting[session]
         else:
             self._waiting.clear()
-        for gate, last in list(self._gates.items()):
-            if last <= done:
+        for gate in list(self._gates):
+            if not gate.go_on(done):
                 del self._gates[gate]
-            gate.go_on(done)
 
     async def _commit(self, writes: Sequence[Write]) -> Collection[Write]:
         for pause in _PAUSES:

@@ -254,7 +254,12 @@ class GatedReply(HttpReply):
         first(begin)
 
     def write(self, data: bytes) -> None:
-        if self._clear:
+        session = self.session
+        number = 0 if session is None else session.queue.last(session.id)
+        if number and self._pending:  # nearly always
+            self._held += len(data)
+            self._pending.append((number, len(data), data))
+        elif self._clear:
             self.inner.write(data)
         else:
             self._after(len(data), data)
@@ -294,9 +299,10 @@ class GatedReply(HttpReply):
             self._now(partial(self.inner.write, what) if isinstance(what, bytes) else what)
         else:
             self._held += size
-            self._pending.append((session.queue.wait(session.id, self), size, what))
+            self._pending.append((session.queue.last(session.id), size, what))
+            session.queue.wait(self)
 
-    def go_on(self, done: int) -> None:
+    def go_on(self, done: int) -> bool:
         """Send what follows upon items of the queue up to this number."""
         pending, data = self._pending, list[bytes]()
         while pending and pending[0][0] <= done:
@@ -310,6 +316,7 @@ class GatedReply(HttpReply):
         self._write(data)
         if self._room is not None:
             self._room.unpark_all()
+        return bool(pending)
 
     def _write(self, data: list[bytes]) -> None:
         if data:
