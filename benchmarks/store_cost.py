@@ -2,8 +2,9 @@
 
 Run by itself: `python benchmarks/store_cost.py [--rounds N] [--calls N]`, on Linux; with Redis if there is a
 redis-server. Servers run in processes of their own, at Unix sockets, with 64 calls under way in 64 sessions of
-2025-11-25, in turns:
+2025-11-25 or without one, in turns:
 
+    no session  a call of 2026-07-28, which needs nothing of a store
     whole       a call that is answered in one piece
     ten events  a call with ten progress notifications, so that its answer is a stream
     elsewhere   a whole call that arrives at another process than its session's
@@ -32,7 +33,7 @@ from typing import Any
 import attrs
 import orjson
 import trio
-from check_far_end import LEGACY, Http, check, dial, echo, opened, request
+from check_far_end import LEGACY, MODERN, Http, check, dial, echo, opened, request
 
 import trimcp
 
@@ -63,8 +64,9 @@ def make_server() -> trimcp.Server[None]:
         return "done"
 
     @server.tool(structured=False)
-    async def used() -> str:
-        gc.collect()
+    async def used(collect: bool) -> str:
+        if collect:
+            gc.collect()
         return f"{time.process_time_ns()} {memory()}"
 
     return server
@@ -83,14 +85,16 @@ class Process:
     path: str
     child: subprocess.Popen[bytes]
     sessions: list[Http] = attrs.field(factory=list)
+    modern: list[Http] = attrs.field(factory=list)
 
     async def begin(self) -> None:
         for _ in range(UNDER_WAY):
+            self.modern.append(Http(dial(self.path), MODERN))
             self.sessions.append(await opened(Http(dial(self.path), LEGACY)))
 
-    async def used(self) -> tuple[float, int]:
+    async def used(self, *, collect: bool = False) -> tuple[float, int]:
         """Return microseconds of CPU, and bytes of memory."""
-        _, data = request(LEGACY, "tools/call", {"name": "used", "arguments": {}})
+        _, data = request(LEGACY, "tools/call", {"name": "used", "arguments": {"collect": collect}})
         _, messages = await self.sessions[0].post(data)
         cpu, size = orjson.loads(messages[-1])["result"]["content"][0]["text"].split()
         return int(cpu) / 1e3, int(size)
@@ -142,8 +146,8 @@ async def whole(sessions: list[Http], number: int) -> None:
 
     async def caller(http: Http) -> None:
         for _ in range(number // len(sessions)):
-            id, wanted, data = echo(LEGACY)
-            _, [reply] = await http.post(data)
+            id, wanted, data = echo(http.revision)
+            _, [reply] = await http.post(data, method="tools/call", name="echo")
             check(reply, {id: wanted})
 
     async with trio.open_nursery() as nursery:
@@ -198,11 +202,16 @@ async def _measure_all(
             for one in each:
                 await one.begin()
         for round in range(rounds + 1):
-            for what, make in (("whole", whole), ("ten events", ten_events), ("elsewhere", whole)):
+            for what, make in (
+                ("no session", whole),
+                ("whole", whole),
+                ("ten events", ten_events),
+                ("elsewhere", whole),
+            ):
                 for name, [first, *others] in made.items():
                     if what == "elsewhere" and not others:
                         continue
-                    sessions = first.sessions
+                    sessions = first.modern if what == "no session" else first.sessions
                     if what == "elsewhere":  # those of the first, on connections to the other
                         pairs = zip(others[0].sessions, sessions, strict=True)
                         sessions = [attrs.evolve(there, session=here.session) for there, here in pairs]
@@ -225,10 +234,10 @@ async def _measure_all(
 
 async def _sizes(first: Process, folder: str, name: str, stores: dict[str, str | None]) -> tuple[float, float]:
     """Return what an idle session takes in the process and in the store."""
-    (_, before), stored = await first.used(), _stored(folder, name)
+    (_, before), stored = await first.used(collect=True), _stored(folder, name)
     for _ in range(SESSIONS):
         await opened(attrs.evolve(first.sessions[1], session=""))
-    (_, after), now = await first.used(), _stored(folder, name)
+    (_, after), now = await first.used(collect=True), _stored(folder, name)
     return (after - before) / SESSIONS, (now - stored) / SESSIONS
 
 
