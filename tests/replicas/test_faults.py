@@ -200,6 +200,7 @@ async def test_the_data_of_redis_are_flushed() -> None:
 # A process that stands still
 
 
+@pytest.mark.slow
 async def test_a_replica_stands_still_for_longer_than_its_lease() -> None:
     async with redis_replicas() as site:
         async with busy(site.url) as load:
