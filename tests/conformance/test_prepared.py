@@ -419,12 +419,13 @@ async def test_url_elicitation() -> None:
 
 async def test_session_renegotiation_by_clients() -> None:
     """`session-renegotiation-404`, pull request 326: a client whose session is gone begins a new one, and goes on."""
-    servers: list[trio.CancelScope] = []
+    servers, ended = list[trio.CancelScope](), trio.Event()
 
     async def serve(port: int, task_status: trio.TaskStatus[list[str]]) -> None:
         with trio.CancelScope() as scope:
             servers.append(scope)
             await trimcp.serve_http(make_server(), port=port, task_status=task_status)
+        ended.set()
 
     async with trio.open_nursery() as nursery:
         (url, *_) = await nursery.start(serve, 0)
@@ -432,6 +433,7 @@ async def test_session_renegotiation_by_clients() -> None:
             async with trimcp.Client("test").connect(url, revision=LATEST_LEGACY) as session:
                 assert (await session.call_tool("fast")).text == "fast"
                 servers[0].cancel()
+                await ended.wait()
                 await nursery.start(serve, urlsplit(url).port)  # which knows nobody: 404
                 assert (await session.call_tool("fast")).text == "fast"
                 async with session.calling("chatty", {"count": 2}) as call:

@@ -359,6 +359,37 @@ async def test_what_redis_is_sent_twice_is_done_once() -> None:
 
 
 @pytest.mark.needs("redis-server")
+async def test_everything_in_redis_has_an_end() -> None:
+    with redis_server() as server:
+        store = RedisTasks(server.url)
+        async with store.opened():
+            await store.renew("one", LONG)
+            await store.renew("two", LONG)
+            far = 4e9
+            await store.create(task(until=far))
+            await store.create(task("b", runner="", until=far))
+            await store.create(task("c", runner="", until=far, owner="bob"))
+            await store.tell("a", {"cancelled": True})
+            await store.tell("b", {"cancelled": True})
+            assert len(await store.claim("two", 1)) == 1
+            await store.release(["b"], "two")
+            kept = await found(store)
+            kept.status = "completed"
+            await store.save(kept)
+            ask = store._redis.commands.run
+            keys = await ask("KEYS", "*")
+            assert len(keys) > 8
+            forever = [key for key in keys if await ask("PTTL", key) < 0]
+            assert forever == []
+            indexes = [key for key in keys if key.endswith((b":due", b":runners", b":turns")) or b":of:" in key]
+            assert [key for key in indexes if await ask("PEXPIRETIME", key) < far * 1000] == []  # none before its tasks
+            await store.forget(["a", "b", "c"], 0.0)
+            left = {key.decode() for key in await ask("KEYS", "*")}
+            assert not [key for key in left if key.startswith(("trimcp:task:", "trimcp:tasks:of", "trimcp:tasks:wait"))]
+            assert left.isdisjoint(("trimcp:tasks:due", "trimcp:tasks:turns"))
+
+
+@pytest.mark.needs("redis-server")
 async def test_what_changes_between_two_steps_is_not_lost() -> None:
     with redis_server() as server:
         store, beside = RedisTasks(server.url), RedisTasks(server.url)
