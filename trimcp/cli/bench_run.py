@@ -88,7 +88,7 @@ def bench(target: str, options: BenchOptions, **load: Any) -> None:
       trimcp bench server.py --script mix.toml --under-way 8 --cancel 0.1 --save figures.json
       trimcp bench server.py --tool echo -a text=x --compare 'node build/index.js' --plot both.png
       trimcp bench server.py --script mix.toml --require 'p99<50ms,errors<0.1%,rate>2000' --junit bench.xml
-      trimcp bench server.py --script mix.toml --under-way 8 --baseline figures.json --github
+      trimcp bench server.py --script mix.toml --baseline figures.json --github --html bench.html
       trimcp bench server.py --script mix.toml --stages 0:10,30s:200,2m:200,10s:0
       trimcp bench server.py --script mix.toml --find-limit --require 'p99<50ms,errors<0.1%'
       trimcp bench http://127.0.0.1:8000/mcp --method tools/list --sessions 64 --processes 4
