@@ -149,6 +149,8 @@ async def test_wrong_switches_say_what_is_wrong() -> None:
         server.disable_tools("read", "nothing")
     with pytest.raises(TypeError, match="by their names"):
         server.disable_tools()
+    with pytest.raises(TypeError, match="Context of an async handler, not str"):
+        server.enable_tools("read", client="ada")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="tags is a list"):
         server.enable_tools(tags="admin")
     with pytest.raises(TypeError, match="tags is a list"):

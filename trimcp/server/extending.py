@@ -244,7 +244,7 @@ class Extending(Offering):
 
         Raises:
             KeyError: there is no such tool.
-            TypeError: neither names nor tags are given.
+            TypeError: neither names nor tags are given, or `client` is none, such as the context of a sync handler.
             LocalError: the request of `client` belongs to no session and has no principal.
         """
         self._turn(False, names, tags, client)

@@ -61,6 +61,8 @@ class ToolSwitches:
 
     def turn(self, on: bool, names: Iterable[str], tags: Iterable[str], client: Context[Any] | None) -> Hashable:
         """Switch tools, and return for whom: None for everyone. Raises as `Server.disable_tools` does."""
+        if client is not None and not isinstance(client, Context):
+            raise TypeError(f"client is the Context of an async handler, not {type(client).__name__}")
         for name in names:
             if name not in self._tools:
                 raise KeyError(f"there is no tool named {name!r}")
