@@ -241,6 +241,38 @@ async def test_a_stream_goes_on_at_another_process_without_loss(autojump_clock: 
         assert rest.messages[-1]["result"]
 
 
+async def test_who_has_a_session_is_asked_once_and_again_when_it_has_moved(autojump_clock: Any) -> None:
+    async with replicas(3) as ([one, two, three], visitor):
+        await visitor.initialize()
+        loads: list[str] = []
+        load = two.store.load
+
+        async def counted(session: str) -> Any:
+            loads.append(session)
+            return await load(session)
+
+        two.store.load = counted  # type: ignore[method-assign]
+        elsewhere = two.visit(visitor)
+        for text in "abc":
+            assert (await (await elsewhere.call("echo", text=text)).done()).json["result"]
+        assert len(loads) == 1
+        one.die()
+        assert (await (await three.visit(visitor).call("echo", text="d")).done()).json["result"]
+        assert len(three.face.shared.sessions) == 1
+        for text in "efg":  # its letter to the first one comes back
+            answer = await (await elsewhere.call("echo", text=text)).done()
+            assert answer.json["result"]["content"][0]["text"] == text
+        assert len(loads) == 2
+        [session] = three.face.shared.sessions
+        session.end("as when it ends", ending=True)
+        await trio.testing.wait_all_tasks_blocked()
+        for text in "hij":  # the third one says that it has it no more
+            answer = await (await elsewhere.call("echo", text=text)).done()
+            assert answer.json["result"]["content"][0]["text"] == text
+        assert len(loads) == 3
+        assert len(two.face.shared.sessions) == 1
+
+
 @SHARED
 async def test_the_session_of_a_process_that_died_lives_on(revision: Revision, autojump_clock: Any) -> None:
     async with replicas(2, revision) as ([one, two], visitor):

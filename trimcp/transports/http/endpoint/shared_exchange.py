@@ -11,11 +11,20 @@ from trimcp.channel import Outgoing
 from trimcp.principal import Principal
 from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
 from trimcp.transports.http.endpoint.routing import PostPlan, id_of
-from trimcp.transports.http.interfaces import Head, HttpReply, HttpResponse, PushedSession, refusal
+from trimcp.transports.http.interfaces import (
+    Admitted,
+    Head,
+    HttpReply,
+    HttpResponse,
+    PushedSession,
+    Tunnel,
+    Upgrade,
+    refusal,
+)
 from trimcp.transports.http.state.held import GatedReply, HeldSession
 from trimcp.transports.http.state.streams import EventStream
 from trimcp.wire.codes import OVERLOADED
-from trimcp.wire.jsonrpc import JSON, Batch, Message, Notification, Request, RequestId
+from trimcp.wire.jsonrpc import JSON, Batch, Message, Notification, Request, RequestId, parse
 
 _CHANGING: Final = frozenset(
     ("initialize", "notifications/initialized", "logging/setLevel", "resources/subscribe", "resources/unsubscribe")
@@ -112,3 +121,17 @@ def read_head(said: Mapping[str, Any]) -> Head:
     head = Head(**{name: said[name] for name in _PARTS}, headers=said["headers"])
     head.principal = None if facts is None else Principal(**facts)
     return head
+
+
+def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
+    """Answer a request as its host would. What needs a connection of its own is never handed over."""
+    if isinstance(found, HttpResponse):
+        reply.send(found)
+    elif not isinstance(found, Upgrade | Tunnel):
+        reply.handler = found
+        found.start(body, reply)
+
+
+def asks(body: bytes) -> bool:
+    """Return whether a body wants an answer."""
+    return isinstance(parse(body), Request | Batch)

@@ -26,7 +26,15 @@ from trimcp.store.writing import StoredEvents, WriteQueue
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
-from trimcp.transports.http.endpoint.shared_exchange import SharedExchange, SharedGet, later, read_head, written
+from trimcp.transports.http.endpoint.shared_exchange import (
+    SharedExchange,
+    SharedGet,
+    answer,
+    asks,
+    later,
+    read_head,
+    written,
+)
 from trimcp.transports.http.interfaces import (
     JSON_HEADERS,
     Admitted,
@@ -35,8 +43,6 @@ from trimcp.transports.http.interfaces import (
     HttpReply,
     HttpResponse,
     SharingPart,
-    Tunnel,
-    Upgrade,
     refusal,
 )
 from trimcp.transports.http.state.held import HeldSession, Holding, lost_call, read_state
@@ -44,7 +50,6 @@ from trimcp.transports.http.state.sessions import HttpSession, Shared
 from trimcp.wire.codes import OVERLOADED
 from trimcp.wire.jsonrpc import (
     JSON,
-    Batch,
     Request,
     parse,
 )
@@ -53,6 +58,7 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 
 _MOST_ASKED: Final = 64 * 1024 * 1024  # bytes of requests that were handed over and are not answered yet
 _WINDOW: Final = 64 * 1024  # bytes of a response that may be under way between two processes
+_MOST_HOLDERS: Final = 10_000  # sessions elsewhere of which is known who holds them
 _ATTEMPTS: Final = 3  # to find who has a session
 _LAST: Final = 2.0  # seconds for the last writes of a process that ends
 _PAUSE: Final = 0.5  # seconds before a store that failed is tried again
@@ -151,6 +157,7 @@ class Forwarded(Handler):
         """Find anew who has the session: the holder has got nothing of this request, or has the session no more."""
         reply, body = self._reply, self._body
         self.sharing.forget(self)
+        self.sharing.forget_holder(self.head)
         if reply is None:
             return
         found = None if self._attempts >= _ATTEMPTS else await self.sharing.find(self.head)
@@ -269,6 +276,7 @@ class SessionSharing:
     failing: bool = attrs.field(init=False, default=False)
     replies: dict[tuple[str, int], RemoteReply] = attrs.field(init=False, factory=dict)
     _asked: dict[int, Forwarded] = attrs.field(init=False, factory=dict)
+    _holders: dict[str, str] = attrs.field(init=False, factory=dict)  # of sessions elsewhere, as far as is known
     _asking: int = attrs.field(init=False, default=0)  # bytes of their bodies that may be needed again
     _answered: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
     # requests to sessions that are handed over as soon as their calls have ended, by whom and with which number
@@ -395,12 +403,19 @@ class SessionSharing:
         shared = self.shared
         if id is None or not shared.routing.keeps_sessions or shared.sessions.has(id):
             return None
+        if (
+            known := self._holders.get(id)
+        ) is not None:  # who has lost it says so, and its letters are refused if it ended
+            return self.forward(head, known)
         try:
             for _ in range(_ATTEMPTS):
                 kept = await self.store.load(id)
                 if kept is None:
                     return None
                 if kept.holder != self.store.name and not kept.gone:
+                    self._holders[id] = kept.holder
+                    if len(self._holders) > _MOST_HOLDERS:
+                        del self._holders[next(iter(self._holders))]
                     return self.forward(head, kept.holder)
                 if shared.draining:
                     break
@@ -472,6 +487,10 @@ class SessionSharing:
         for asked in list(self._asked.values()):
             asked.fail()
 
+    def forget_holder(self, head: Head) -> None:
+        """Note that a session is not where it was."""
+        self._holders.pop(head.headers.get("mcp-session-id", ""), None)
+
     # Letters
 
     def ask(self, asked: Forwarded) -> int:
@@ -521,7 +540,7 @@ class SessionSharing:
         if head.path == self.shared.settings.path and not (id and self.shared.sessions.has(id)):
             self.say(sender, "moved", n=number)
             return
-        if id and self.shared.draining and _asks(body):  # its calls may finish; what is new is for its next holder
+        if id and self.shared.draining and asks(body):  # its calls may finish; what is new is for its next holder
             self._put_off.setdefault(id, []).append((sender, number))
             return
         reply = self.replies[sender, number] = RemoteReply(self, sender, number)
@@ -549,6 +568,8 @@ class SessionSharing:
 
     def _lost(self, name: str) -> None:
         """Give up what was under way with a process that is gone."""
+        for id in [id for id, holder in self._holders.items() if holder == name]:
+            del self._holders[id]
         for lose in self.letters.on_lost:
             lose(name)
         for asked in [asked for asked in self._asked.values() if asked.holder == name]:
@@ -569,19 +590,6 @@ class SessionSharing:
             self._holding.keeper.publish(changed, is_list)
         finally:
             self._publishing = False
-
-
-def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
-    """Answer a request as its host would. What needs a connection of its own is never handed over."""
-    if isinstance(found, HttpResponse):
-        reply.send(found)
-    elif not isinstance(found, Upgrade | Tunnel):
-        reply.handler = found
-        found.start(body, reply)
-
-
-def _asks(body: bytes) -> bool:
-    return isinstance(parse(body), Request | Batch)
 
 
 def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:
