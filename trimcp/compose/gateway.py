@@ -1,4 +1,4 @@
-"""Many servers as one, as a file lists them: `trimcp.gateway("servers.json")`.
+"""Many servers as one, as a file lists them: `trimcp gateway servers.json`.
 
 Each is mounted with its name as prefix, through a proxy. The file is looked at while the gateway runs: what is new is
 started, what is gone or changed is ended, and the rest is not touched.
