@@ -46,19 +46,27 @@ class Load:
     async def raw(self, revision: str) -> None:
         """A client with a connection for each request, which comes back for the rest of streams."""
         client = CountingClient(self.url, revision, patience=LONG)
+        begun = False
         while not self.stopping:
-            try:
-                with trio.fail_after(LONG):
-                    await client.begin()
-            except Exception as error:
-                self.told(f"raw {revision} begins", error)
+            if not begun:
+                begun = await self._begin(client)
+                continue
+            call = await client.count(COUNT, PAUSE)
+            self.histories.append(call)
+            begun = call.ends != ["session lost"]
+            if call.ends == ["refused"]:
                 await trio.sleep(0.1)
-            else:
-                break
-        while not self.stopping:
-            self.histories.append(await client.count(COUNT, PAUSE))
-            if self.histories[-1].ends == ["refused"]:
-                await trio.sleep(0.1)
+
+    async def _begin(self, client: CountingClient) -> bool:
+        client.session = ""
+        try:
+            with trio.fail_after(LONG):
+                await client.begin()
+        except Exception as error:
+            self.told(f"raw {client.revision} begins", error)
+            await trio.sleep(0.1)
+            return False
+        return True
 
     async def ours(self, revision: str) -> None:
         """Our client: calls with progress, and questions."""

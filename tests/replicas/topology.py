@@ -212,8 +212,13 @@ class Workers:
         return [pid for pid in with_descendants([self.parent]) if parent_of(pid) == self.parent]
 
     async def kill_one(self, chosen: random.Random) -> None:
-        """Kill one without a warning; the parent starts another one."""
-        alive = await trio.to_thread.run_sync(self.processes)
+        """Kill one without a warning; the parent starts another one.
+
+        It starts those that end again and again later and later, after ten seconds in the end: so this waits until
+        there are two.
+        """
+        while len(alive := await trio.to_thread.run_sync(self.processes)) < 2:  # noqa: ASYNC110
+            await trio.sleep(0.1)
         os.kill(chosen.choice(alive), signal.SIGKILL)
 
 
