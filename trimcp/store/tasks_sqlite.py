@@ -234,6 +234,6 @@ def _values(task: KeptTask) -> tuple[object, ...]:
 def _select(database: Database, where: str, *values: object) -> list[KeptTask]:
     found = []
     for *columns, facts in database.connection.execute(_SELECT + where, values).fetchall():
-        row = dict(zip(COLUMNS, columns, strict=True))
+        row: dict[str, Any] = dict(zip(COLUMNS, columns, strict=True))
         found.append(restored(row, facts, row["note"]))
     return found

@@ -273,7 +273,7 @@ class WireWatch(WatchChannel[messages.AgentMessage]):
     most: ClassVar[int] = 256
     most_bytes: ClassVar[int] = 1024 * 1024
 
-    _wire: ChannelWire = attrs.field(kw_only=True)
+    _wire: ChannelWire = attrs.field(kw_only=True, alias="wire")
     # whether the first state has arrived. What comes before it belongs to an earlier watch of the context.
     begun: bool = attrs.field(kw_only=True)
     destroyed: bool = attrs.field(init=False, default=False)  # whether the context was
