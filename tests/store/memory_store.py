@@ -152,6 +152,10 @@ class MemoryStore(SharedStore):
                 hub.forget(session)
             case AppendEvent():
                 hub.events.setdefault((session, write.stream), {})[write.seq] = write.data
+            case DropEvents(before=int(before)):
+                events = hub.events.get((session, write.stream), {})
+                for seq in [seq for seq in events if seq < before]:
+                    del events[seq]
             case DropEvents(seq=None):
                 hub.events.pop((session, write.stream), None)
             case DropEvents():

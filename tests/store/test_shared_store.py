@@ -339,6 +339,22 @@ async def test_events_are_those_that_were_appended_and_not_dropped(world: World,
             assert list(await two.after("s", stream, after)) == wanted
 
 
+@pytest.mark.parametrize("together", [1, 7, 200])
+async def test_events_before_one_are_dropped(world: World, together: int) -> None:
+    async with opened(world) as (one, two):
+        await one.commit([new("s"), AppendEvent("s", 1, 2, 1, b"of another stream")])
+        events: list[Write] = [AppendEvent("s", 1, 1, seq, b"%d" % seq) for seq in range(1, 201)]
+        for at in range(0, 200, together):
+            assert not await one.commit(events[at : at + together])
+        for before in (1, 50, 150, 201):
+            for _ in range(2):
+                assert not await one.commit([DropEvents("s", 1, 1, before=before)])
+            left = await seqs(two, "s", 1)
+            assert left[-(201 - before) :] == list(range(before, 201)) or before == 201
+            assert len(left) <= 201 - before + 64
+        assert await seqs(two, "s", 2) == [1]
+
+
 async def test_a_write_that_is_repeated_changes_nothing(world: World) -> None:
     async with opened(world) as (one, two):
         writes: list[Write] = [

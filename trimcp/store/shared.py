@@ -68,12 +68,13 @@ class AppendEvent:
 
 @attrs.define(unsafe_hash=True)
 class DropEvents:
-    """Forget one event of a stream, or all of them."""
+    """Forget one event of a stream, or those `before` one (the last of them perhaps later), or all of them."""
 
     session: str
     fence: int
     stream: int
     seq: int | None = None
+    before: int | None = None
 
 
 @attrs.define(unsafe_hash=True)

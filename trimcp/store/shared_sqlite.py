@@ -389,6 +389,11 @@ class _Commit:
                 ask("DELETE FROM events WHERE session = ?", session)
                 ask("DELETE FROM sessions WHERE id = ?", session)
                 self._held[session] = 0
+            case DropEvents(before=int(before)):
+                self._append()  # the row that has this one, or ends before it, stays
+                of_it = "FROM events WHERE session = ? AND stream = ? AND seq"
+                statement = f"DELETE {of_it} < (SELECT max(seq) {of_it} <= ?)"
+                ask(statement, session, write.stream, session, write.stream, before)
             case DropEvents(seq=None):
                 self._append()
                 ask("DELETE FROM events WHERE session = ? AND stream = ?", session, write.stream)

@@ -22,6 +22,7 @@ log: logging.Logger = logging.getLogger("trimcp.http")
 
 _MOST: Final = 64 * 1024 * 1024  # bytes that may wait
 _AT_ONCE: Final = 1_000  # writes in one commit
+_EVICTED: Final = 64  # evicted events of a stream that the store may still have
 _PAUSES: Final = (0.05, 0.2, 0.5, 1.0, 2.0)  # seconds between the attempts of one commit
 
 Rows: TypeAlias = Sequence[tuple[int, bytes]]
@@ -214,6 +215,8 @@ class StoredEvents(BoundedEvents[None]):
 
     queue: WriteQueue
     fences: dict[str, int] = attrs.field(init=False, factory=dict)  # of the sessions that this process holds
+    # how many events of each stream were evicted and are still in the store, by session
+    _evicted: dict[str, dict[int, int]] = attrs.field(init=False, factory=dict)
 
     def append(self, session: str, stream: int, seq: int, data: bytes, *, reply: bool) -> None:
         fence = self.fences.get(session)
@@ -223,9 +226,22 @@ class StoredEvents(BoundedEvents[None]):
         evicted = self._add(session, entry)
         for gone in evicted:
             if gone is not entry:
-                self.queue.put(DropEvents(session, fence, gone.stream, gone.seq))
+                self._drop_evicted(session, fence, gone.stream)
         if entry not in evicted and not self.queue.put(AppendEvent(session, fence, stream, seq, data)):
             self._forget(session, entry)
+
+    def _drop_evicted(self, session: str, fence: int, stream: int) -> None:
+        """Have the store forget what was evicted of a stream: many events at once, since the oldest go first."""
+        held = self._sessions.get(session)
+        left = None if held is None else held.streams.get(stream)
+        evicted = self._evicted.setdefault(session, {})
+        number = evicted.pop(stream, 0) + 1
+        if not left:
+            self.queue.put(DropEvents(session, fence, stream))
+        elif number < _EVICTED:
+            evicted[stream] = number
+        else:
+            self.queue.put(DropEvents(session, fence, stream, before=min(left)))
 
     def after(self, session: str, stream: int, seq: int) -> list[tuple[int, bytes]]:
         """Not asked: events are read in their turn, by `WriteQueue.read`."""
@@ -233,6 +249,8 @@ class StoredEvents(BoundedEvents[None]):
 
     def drop_stream(self, session: str, stream: int) -> None:
         super().drop_stream(session, stream)
+        if session in self._evicted:
+            self._evicted[session].pop(stream, None)
         if session in self.fences:
             self.queue.put(DropEvents(session, self.fences[session], stream))
 
@@ -240,6 +258,7 @@ class StoredEvents(BoundedEvents[None]):
         """Count its events no more. The store keeps them: it is told otherwise when the session has ended."""
         super().drop_session(session)
         self.fences.pop(session, None)
+        self._evicted.pop(session, None)
 
     def end_session(self, session: str) -> None:
         """Forget a session and its events."""
