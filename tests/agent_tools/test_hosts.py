@@ -48,7 +48,7 @@ class Spoken:
             pairs = [(name.encode(), value.encode()) for name, value in ours.items()]
             number = await self.client.request(path.encode(), method.encode(), text, pairs)
             yield number
-            with suppress(h2.exceptions.StreamClosedError, trio.BrokenResourceError):  # it was answered
+            with suppress(h2.exceptions.ProtocolError, trio.BrokenResourceError):  # it was answered, or all has ended
                 self.client.connection.reset_stream(number)
                 await self.client.flush()
             return

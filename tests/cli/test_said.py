@@ -67,6 +67,7 @@ def test_others_texts_are_taken_by_one_function() -> None:
 OURS = {
     "bench_options.py": "what the user typed, or a file of theirs",
     "bench_run.py": "a LocalError, which is ours",
+    "bench_team.py": "the system's error, and a ConnectionLost, which is ours",
     "conversation.py": "a timeout of our own",
     "hosts.py": "a file of the user's",
     "loading.py": "the user's own program",

@@ -29,6 +29,7 @@ from trimcp.protocol.events import Notified
 from trimcp.session.context import Context
 from trimcp.session.facts import Beside
 from trimcp.session.session import Session
+from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.restarts import Restarts
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities, declares
@@ -271,7 +272,7 @@ class Relay:
                 await first_of(self.closing.wait, until)
                 self.closing.set()
         except Exception as error:
-            log.exception("the connection to the upstream %r failed", relays.name)
+            log_crash(log, error, "the connection to the upstream %r failed", relays.name)
             self._failure = error
         finally:
             self.closing.set()

@@ -32,6 +32,7 @@ class Hosting:
     serve_websocket: ServeWebSocket | None = None  # None refuses WebSockets
     ending: bool = False  # whether each response of HTTP/1.1 is the last one of its connection, and says so
     draining: bool = False  # whether connections without a request end, too
+    stopping: bool = False  # whether connections of HTTP/2 are told so while requests are under way
     streams: OwnerCounts = attrs.field(init=False)  # those of HTTP/2, over all connections
 
     def __attrs_post_init__(self) -> None:

@@ -221,6 +221,7 @@ class _Listener:
 
     async def drain(self, grace: float) -> None:
         """Stop all connections: those with a request after its response, for which they have `grace` seconds."""
+        self._hosting.stopping = True
         self._stop_idle()
         with trio.move_on_after(grace):
             while self._connections:

@@ -213,7 +213,12 @@ class H2Connection:
         self.lost = self.lost or bool(unanswered)
 
     def _drained(self) -> bool:
-        """Serve no more streams; return whether none is left."""
+        """Serve no more streams once none is left, or the server stops for good; return whether none is left.
+
+        Not earlier: to some clients, those on the library h2 among them, a GOAWAY is the end of what is under way.
+        """
+        if self.engine.streams and not self.hosting.stopping:
+            return False
         if not self.engine.gone_away:
             self.engine.go_away()
             self.flush()
