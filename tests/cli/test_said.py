@@ -68,6 +68,7 @@ OURS = {
     "bench_options.py": "what the user typed, or a file of theirs",
     "bench_run.py": "a LocalError, which is ours",
     "bench_team.py": "the system's error, and a ConnectionLost, which is ours",
+    "bench_verdict.py": "what the user typed, and files of theirs",
     "conversation.py": "a timeout of our own",
     "hosts.py": "a file of the user's",
     "loading.py": "the user's own program",
