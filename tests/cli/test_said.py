@@ -76,6 +76,7 @@ OURS = {
     "schemas.py": "what the user typed",
     "serving.py": "our own settings",
     "targets.py": "what the user typed, and files of theirs",
+    "worker.py": "our own settings, and files of the user's",
     "reloading.py": "a LocalError, which is ours",
     "run.py": "what the user typed",
     "shell.py": "what the user typed, and a timeout of our own",

@@ -18,7 +18,6 @@ from trimcp.cli.text import theirs
 from trimcp.errors import LocalError
 from trimcp.run import signals, watched
 from trimcp.server.server import Server
-from trimcp.support.cleaning import one_line
 from trimcp.support.files import UnusableFile
 
 _SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -70,7 +69,7 @@ def worker(server: str, arguments: tuple[str, ...], options: WorkerOptions) -> N
             raise Failure("--store says where tasks are kept that other processes leave: sqlite:///path, redis://host")
         trio.run(_work, loaded, options)
     except (LocalError, UnusableFile) as error:
-        raise Failure(one_line(str(error))) from None
+        raise Failure(str(error)) from None
 
 
 async def _work(server: Server[Any], options: WorkerOptions) -> None:
