@@ -58,9 +58,7 @@ async def test_each_process_gets_as_many(number: int) -> None:
                     clients.add(await trio.open_tcp_stream(*listening.getsockname()))
                 await until(partial(_all, made[0], number * each))
                 counts = _counts(made[0])
-                assert max(counts) - min(counts) <= 2, (
-                    counts
-                )  # on a busy machine one may come too late for a connection
+                assert max(counts) - min(counts) <= 2, counts  # on a busy machine one may come too late
                 for client in list(clients)[:: number + 1]:
                     clients.remove(client)
                     await client.aclose()
