@@ -199,7 +199,7 @@ async def test_many_results_on_each_of_many_websockets_that_nobody_reads_are_bou
     servers: ServerPool, path: str
 ) -> None:
     """Whoever gives way leaves its turn to the next, whose results must not all be made before others gave way."""
-    many, each, size = 100, 40, 3_900_000
+    many, each, size = 60, 40, 3_900_000
     asked = [message(agent_call("big", size=size, id=str(id))) for id in range(each)]
     if path == "/ws":
         calls = (request(id, "tools/call", name="big", arguments={"size": size}) for id in range(1, each + 1))

@@ -17,7 +17,7 @@ BEFORE_A_PROXY = ("memory", "stdio", "http", "http+sse", "websocket")
 """Transports over which each test is also made through a proxy; `nox -s matrix` has all."""
 
 BEHIND = "behind a proxy"
-BEHIND_A_PROXY = ("stdio", "http", "websocket", "grpc")
+BEHIND_A_PROXY = ("stdio", "http")
 """The same for transports between a proxy and the server behind it."""
 ABOUT_ONE_CONNECTION = (
     *("test_endings", "test_wire", "test_message_size"),
