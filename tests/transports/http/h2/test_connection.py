@@ -748,7 +748,7 @@ async def test_a_drained_connection_serves_what_it_has_begun(autojump_clock: Moc
         peer = await site.connect_http2()
         id = await peer.ask("/wait")
         await wait_all_tasks_blocked()
-        site.hosting.draining = True
+        site.hosting.stopping = site.hosting.draining = True
         site.connections[0].wake()
         while peer.goaway is None:
             await peer.receive()
@@ -758,6 +758,26 @@ async def test_a_drained_connection_serves_what_it_has_begun(autojump_clock: Moc
         site.face.handlers[0].reply.send(HttpResponse(200, (), b"last"))
         assert (await peer.answer(id)).body == b"last"
         await peer.until_closed()
+        await peer.stream.aclose()
+        await site.over.wait()
+
+
+async def test_while_only_idle_connections_end_a_busy_one_is_told_after_its_last_answer(
+    autojump_clock: MockClock,
+) -> None:
+    """To clients on the library h2 a GOAWAY is the end of what is under way."""
+    async with memory() as site:
+        peer = await site.connect_http2()
+        id = await peer.ask("/wait")
+        await wait_all_tasks_blocked()
+        site.hosting.draining = True
+        site.connections[0].wake()
+        await wait_all_tasks_blocked()
+        site.face.handlers[0].reply.send(HttpResponse(200, (), b"last"))
+        assert (await peer.answer(id)).body == b"last"
+        assert peer.goaway is None
+        await peer.until_closed()
+        assert peer.goaway is not None
         await peer.stream.aclose()
         await site.over.wait()
 
