@@ -13,11 +13,11 @@ from tests.interaction.without_trio import KINDS
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, Revision
 
 PROXIED = "proxied"
-BEFORE_A_PROXY = ("memory", "stdio", "http", "http+sse", "websocket")
+BEFORE_A_PROXY = ("memory", "http")
 """Transports over which each test is also made through a proxy; `nox -s matrix` has all."""
 
 BEHIND = "behind a proxy"
-BEHIND_A_PROXY = ("stdio", "http")
+BEHIND_A_PROXY = ("stdio",)
 """The same for transports between a proxy and the server behind it."""
 ABOUT_ONE_CONNECTION = (
     *("test_endings", "test_wire", "test_message_size"),
