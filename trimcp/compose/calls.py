@@ -78,7 +78,7 @@ class RelayedRounds(Rounds):
     until: float = math.inf
 
     async def begin(self) -> Pending:
-        self.deadline = min(self.deadline, self.until)
+        self.deadline: float = min(self.deadline, self.until)
         return await Rounds.begin(self)
 
     async def _answer(self, asked: InputRequiredResult) -> Pending:

@@ -21,6 +21,7 @@ from trimcp.session.session import Session
 from trimcp.support.bounds import check_members, check_number
 from trimcp.support.cleaning import one_line
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.common import Implementation
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import OLDEST, Revision
 
@@ -85,11 +86,12 @@ class ProxyServer(Server[None]):
         learned = self.relays.learned
         assert learned is not None
         if learned.info is not None:
-            self.info = self.profile.info = learned.info
+            self.info: Implementation = learned.info
+            self.profile.info = learned.info
         self.profile.instructions = learned.instructions
         declared: Any = learned.capabilities
         self._declared = attrs.evolve(declared, tasks=None)
-        self.extensions = dict(learned.capabilities.extensions or {})
+        self.extensions: dict[str, dict[str, Any]] = dict(learned.capabilities.extensions or {})
         self._declare()
 
     def _declare(self) -> None:

@@ -48,7 +48,9 @@ class ResultCache:
         self.seconds: float = check_number("seconds", seconds)
         self.max_bytes: int = check_number("max_bytes", max_bytes, whole=True)
         self.shared: bool = check_truth("shared", shared)
-        self.hits = self.misses = self.held = 0
+        self.hits: int = 0
+        self.misses: int = 0
+        self.held: int = 0
         self._kept: OrderedDict[bytes, tuple[float, bytes]] = OrderedDict()
 
     def clear(self) -> None:

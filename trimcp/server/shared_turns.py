@@ -202,15 +202,15 @@ class SharedTurns(Turns):
         turn = SharedTurn(
             self.key, desk.new_id(), desk.owner(whose), quota.running, quota.per_second, burst, quota.waiting
         )
-        self.waiting += 1
+        self.waiting: int = self.waiting + 1
         try:
             asked = await desk.wait(turn, deadline)
         finally:
             self.waiting -= 1
         if asked.refused is not None:
             raise self._refusal(f"{self.name}: {asked.refused}", asked.after or self._usual)
-        self.running += 1
-        self.begun += 1
+        self.running: int = self.running + 1
+        self.begun: int = self.begun + 1
         self._held.append(turn)
         return trio.current_time()
 

@@ -54,7 +54,7 @@ class ServedTasks(TaskSettings):
             store = tasks_of(store)
         if store is not None and not isinstance(store, TaskStore):
             raise TypeError(f"store is a URL, a trimcp.SqliteTasks(path) or another TaskStore, not {store!r:.60}")
-        self.workers = bool(given.pop("workers", self.workers))
+        self.workers: bool = bool(given.pop("workers", self.workers))
         for name, value in given.items():
             check_number(name, value, whole=name in ("running", "most"), zero=name == "grace")
             setattr(self, name, value)
