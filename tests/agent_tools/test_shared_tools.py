@@ -174,6 +174,24 @@ async def test_cancelling_a_call_cancels_it_at_the_provider_of_another_process()
         await provided.ended.wait()
 
 
+async def test_a_provider_that_breaks_at_another_process_fails_its_call_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with processes() as [one, two], providing_to(one.streaming, Provided().tools):
+        await until(lambda: len(two.names) == 5)
+
+        async def broken(*_: Any, **__: Any) -> Any:
+            raise RuntimeError("secret")
+
+        async with agent_tools.connect(two.url, token="agent") as agent:
+            with monkeypatch.context() as patching:
+                patching.setattr(type(one.tools.catalog.offered("calc.add")[0].by), "call", broken)
+                with pytest.raises(agent_tools.ToolCrashed, match="internal error"):
+                    await agent.call("calc.add", {"a": 1, "b": 2})
+            assert "crashed; incident" in caplog.text
+            assert await agent.call("calc.add", {"a": 1, "b": 2}) == 3
+
+
 async def test_calls_end_with_one_error_when_the_process_of_their_provider_is_gone() -> None:
     provided = Provided()
     async with processes() as [one, two], providing_to(one.streaming, provided.tools):

@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock
 
 import trimcp
-from tests.interaction.proxied import Behind
+from tests.interaction.proxied import Behind, able
 from trimcp.compose.proxy import proxy
 from trimcp.errors import LocalError, RemoteError
 from trimcp.principal import Principal
@@ -22,7 +22,6 @@ from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.testing import connected
 from trimcp.wire.content import EmbeddedResource, ResourceLink, TextResourceContents
-from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -114,16 +113,6 @@ def make_all(kind: str, journal: list[str]) -> Server[Any]:
             inner.parts.insert(0, behind.while_running)
         outer.mount(inner, prefix=name)
     return outer
-
-
-def able() -> trimcp.Client:
-    client = trimcp.Client("c")
-
-    @client.elicitation
-    async def user(params: Any) -> ElicitResult:
-        return ElicitResult(action="accept", content={"name": "Ada"})
-
-    return client
 
 
 async def test_of_two_that_are_mounted_the_first_keeps_its_address(clock: Any) -> None:

@@ -12,14 +12,13 @@ import trio
 from trio.testing import MockClock
 
 import trimcp
-from tests.interaction.proxied import Behind
+from tests.interaction.proxied import Behind, able
 from trimcp.compose.proxy import ProxyServer, proxy
 from trimcp.errors import InvalidReply, LocalError, RemoteError
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel
 from trimcp.session.limits import Limits
-from trimcp.wire.input_requests import ElicitResult
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY
 from trimcp.wire.tools import ListToolsResult, Tool
 
@@ -185,16 +184,6 @@ def asking() -> Server[Any]:
         return text
 
     return server
-
-
-def able() -> trimcp.Client:
-    client = trimcp.Client("c")
-
-    @client.elicitation
-    async def user(params: Any) -> ElicitResult:
-        return ElicitResult(action="accept", content={"name": "Ada"})
-
-    return client
 
 
 async def raw(session: trimcp.ClientSession, **more: Any) -> dict[str, Any]:

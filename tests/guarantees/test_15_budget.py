@@ -48,6 +48,14 @@ def agent_call(tool: str, *, id: str = "1", **arguments: Any) -> bytes:
     return orjson.dumps({"type": "tool_request", "tool_name": tool, "request_id": id, "arguments": arguments})
 
 
+def large_results(path: str, many: int, size: int) -> list[bytes]:
+    """What asks for so many results of a size over a WebSocket, by the protocol of its path."""
+    if path == "/agent":
+        return [message(agent_call("big", size=size, id=str(id))) for id in range(many)]
+    calls = (request(id, "tools/call", name="big", arguments={"size": size}) for id in range(1, many + 1))
+    return [message(initialize()), *map(message, calls)]
+
+
 @pytest.mark.parametrize("world", STREAMS, ids=str)
 async def test_results_that_one_session_does_not_read_are_bounded(homes: Homes, world: World) -> None:
     async with homes(world) as home:
@@ -173,9 +181,7 @@ async def test_results_that_nobody_reads_are_bounded_over_all_websockets(
 ) -> None:
     """One result on each, of which no other message of its peer tells anybody."""
     size = 6 * MIB
-    asked = [message(agent_call("big", size=size))]
-    if path == "/ws":
-        asked = [message(initialize()), message(request(1, "tools/call", name="big", arguments={"size": size}))]
+    asked = large_results(path, 1, size)
     async with servers(host, fresh=True, agent_tools={}) as server:
         await server.warm()
         base = server.forget_peak()
@@ -200,10 +206,7 @@ async def test_many_results_on_each_of_many_websockets_that_nobody_reads_are_bou
 ) -> None:
     """Whoever gives way leaves its turn to the next, whose results must not all be made before others gave way."""
     many, each, size = 60, 40, 3_900_000
-    asked = [message(agent_call("big", size=size, id=str(id))) for id in range(each)]
-    if path == "/ws":
-        calls = (request(id, "tools/call", name="big", arguments={"size": size}) for id in range(1, each + 1))
-        asked = [message(initialize()), *map(message, calls)]
+    asked = large_results(path, each, size)
     async with servers("own", fresh=True, agent_tools={}) as server:
         await server.warm()
         base = server.forget_peak()

@@ -17,14 +17,27 @@ from typing import Any
 import attrs
 
 from tests.interaction.everything_server import Journal
+from trimcp.client.client import Client
 from trimcp.compose.proxy import ProxyServer, proxy
 from trimcp.run import in_process, run_stdio
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.drive import AnyChannel
 from trimcp.session.limits import Limits
+from trimcp.wire.input_requests import ElicitResult
 
 NOTIFICATIONS = ("notifications/example/told", "notifications/example/announced")
+
+
+def able() -> Client:
+    """A client whose user answers what is asked: Ada."""
+    client = Client("c")
+
+    @client.elicitation
+    async def user(params: Any) -> ElicitResult:
+        return ElicitResult(action="accept", content={"name": "Ada"})
+
+    return client
 
 
 @attrs.define(eq=False)

@@ -59,6 +59,14 @@ async def test_what_is_kept_is_its_principals(autojump_clock: Any) -> None:
         assert place.calls == calls
 
 
+async def test_what_is_kept_for_more_rights_is_not_used_for_fewer(autojump_clock: Any) -> None:
+    place = Counting(trimcp.ResultCache(60))
+    for scopes in (None, ("read", "write"), ("read",), ("write", "read"), ()):
+        async with connected(place.server, principal=trimcp.Principal("ada", scopes=scopes)) as session:
+            await session.call_tool("look", {"what": "a"})
+    assert place.calls == 4
+
+
 async def test_errors_and_wrong_arguments_are_not_kept(autojump_clock: Any) -> None:
     place = Counting(cache := trimcp.ResultCache(60))
     async with connected(place.server) as session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,11 +20,28 @@ from trimcp.wire.codes import INTERNAL_ERROR
 from trimcp.wire.revisions import LATEST
 
 MOOD: ContextVar[str] = ContextVar("mood", default="calm")
+LARGE_RESULT = "x" * 1_100_000
 
 
 def hands(pair: Pair) -> list[str]:
     """What the tasks of the server's nursery that run jobs are busy with."""
     return sorted(task.name for task in pair.server.nursery.child_tasks if ".read" not in task.name)
+
+
+def meeting(many: int, result: str) -> Callable[[Any], Awaitable[str]]:
+    """A handler of which so many have to run before they end, all together."""
+    inside = 0
+    everybody = trio.Event()
+
+    async def meet(ctx: Any) -> str:
+        nonlocal inside
+        inside += 1
+        if inside == many:
+            everybody.set()
+        await everybody.wait()
+        return result
+
+    return meet
 
 
 async def call_all(pair: Pair, name: str, count: int) -> list[str]:
@@ -56,18 +73,7 @@ async def test_jobs_that_never_wait_share_a_task() -> None:
 
 
 async def test_a_job_that_waits_delays_nobody_and_one_hand_stays(autojump_clock: Any) -> None:
-    inside = 0
-    everybody = trio.Event()
-
-    async def meet(ctx: Any) -> str:
-        nonlocal inside
-        inside += 1
-        if inside == 40:
-            everybody.set()
-        await everybody.wait()
-        return "met"
-
-    async with linked({"meet": meet}, limits=Limits(max_running=40, eof_grace=0)) as pair:
+    async with linked({"meet": meeting(40, "met")}, limits=Limits(max_running=40, eof_grace=0)) as pair:
         with trio.fail_after(1):
             assert await call_all(pair, "meet", 40) == ["met"] * 40
         await wait_all_tasks_blocked()
@@ -301,38 +307,16 @@ def results_of_turns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def test_large_results_of_handlers_that_end_together_take_a_turn_each(results_of_turns: list[int]) -> None:
-    inside = 0
-    everybody = trio.Event()
-
-    async def meet(ctx: Any) -> str:
-        nonlocal inside
-        inside += 1
-        if inside == 20:
-            everybody.set()
-        await everybody.wait()
-        return "x" * 1_100_000
-
-    async with linked({"meet": meet}, limits=Limits(max_running=40, eof_grace=0)) as pair:
+    async with linked({"meet": meeting(20, LARGE_RESULT)}, limits=Limits(max_running=40, eof_grace=0)) as pair:
         assert len(await call_all(pair, "meet", 20)) == 20
     assert sum(results_of_turns) == 20
     assert max(results_of_turns) == 1
 
 
 async def test_of_large_results_that_are_made_together_only_some_are_kept(results_of_turns: list[int]) -> None:
-    inside = 0
-    everybody = trio.Event()
-
-    async def meet(ctx: Any) -> str:
-        nonlocal inside
-        inside += 1
-        if inside == 20:
-            everybody.set()
-        await everybody.wait()
-        return "x" * 1_100_000
-
     limits = Limits(max_running=40, running_bytes=4_000_000, eof_grace=0)
     dropped: list[Any] = []
-    async with linked({"meet": meet}, limits=limits) as pair, trio.open_nursery() as nursery:
+    async with linked({"meet": meeting(20, LARGE_RESULT)}, limits=limits) as pair, trio.open_nursery() as nursery:
 
         async def one() -> None:
             try:
@@ -355,7 +339,7 @@ async def test_tasks_whose_jobs_are_cancelled_together_take_no_large_jobs_togeth
         raise AssertionError
 
     async def large(ctx: Any) -> str:
-        return "x" * 1_100_000
+        return LARGE_RESULT
 
     limits = Limits(max_running=20, eof_grace=0)
     async with linked({"wait": wait, "large": large}, limits=limits) as pair, trio.open_nursery() as nursery:

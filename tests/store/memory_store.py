@@ -156,10 +156,8 @@ class MemoryStore(SharedStore):
                 events = hub.events.get((session, write.stream), {})
                 for seq in [seq for seq in events if seq < before]:
                     del events[seq]
-            case DropEvents(seq=None):
-                hub.events.pop((session, write.stream), None)
             case DropEvents():
-                hub.events.get((session, write.stream), {}).pop(write.seq, None)
+                hub.events.pop((session, write.stream), None)
         return True
 
     def put(self, letter: bytes) -> bool:

@@ -156,10 +156,10 @@ async def test_a_full_memory_refuses_what_needs_some(server: RedisServer) -> Non
         await store.commit([new("s"), new("t"), *(AppendEvent("s", 1, 1, n, b"x") for n in (1, 2))])
         server.say("CONFIG SET maxmemory 1")
         with pytest.raises(RedisRefusal, match="OOM"):
-            await store.commit([DropEvents("s", 1, 1, 1), AppendEvent("s", 1, 1, 3, b"x")])
+            await store.commit([DropEvents("s", 1, 1, before=2), AppendEvent("s", 1, 1, 3, b"x")])
         assert await store.after("s", 1, 0) == [(1, b"x"), (2, b"x")]  # all or nothing
         assert await store.renew()
-        assert not await store.commit([DropEvents("s", 1, 1, 1), EndSession("t", 1)])
+        assert not await store.commit([DropEvents("s", 1, 1, before=2), EndSession("t", 1)])
         assert await store.load("t") is None
         assert await store.take("s", 1) is not None
         server.say("CONFIG SET maxmemory 0")

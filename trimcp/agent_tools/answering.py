@@ -7,7 +7,6 @@ messages come in order learns from `Later.while_waiting` what may overtake.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, TypeAlias
@@ -22,7 +21,7 @@ from trimcp.agent_tools.contexts.table import ContextTable
 from trimcp.agent_tools.messages import errors, messages
 from trimcp.budget import LARGE, TurnBound
 from trimcp.session.agent_context import ContextEvent
-from trimcp.support.cleaning import harmless, log_crash
+from trimcp.support.cleaning import harmless
 from trimcp.support.nurseries import contained
 
 log: logging.Logger = logging.getLogger("trimcp.agent_tools")
@@ -176,14 +175,6 @@ class Answering:
     async def _remove(self, message: messages.RemoveTool, caller: AgentCaller) -> Found:
         await self.catalog.remove(message.name, caller, message.version)
         return messages.ToolRemoved(name=message.name, version=message.version)
-
-
-def crashed(error: Exception, message: object) -> errors.ToolCrashed:
-    """Log what carrying out a message raised, and return the error that answers it."""
-    incident = secrets.token_hex(6)
-    kind = message.get("type") if isinstance(message, dict) else getattr(message, "type", None)
-    log_crash(log, error, "carrying out a message (%.40r) crashed; incident %s", kind, incident)
-    return errors.ToolCrashed("internal error", {"incident": incident})
 
 
 def message_of(event: ContextEvent) -> messages.AgentMessage:

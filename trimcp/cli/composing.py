@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from trimcp.cli.options import (
     Subcommand,
     check_network,
     option,
+    trace_stdio,
     with_options,
 )
 from trimcp.cli.targets import TARGET_HELP, find_target, read_headers, token_hint, with_stored_login
@@ -64,8 +64,7 @@ def bridge(target: str, options: BridgeOptions) -> None:
       trimcp bridge ws://127.0.0.1:8000/ws
       trimcp bridge servers.json:web
     """
-    if options.trace is not None:
-        os.environ["TRIMCP_TRACE"] = "stderr" if options.trace == "-" else options.trace
+    trace_stdio(options.trace)
     found: Any = find_target(target, headers=read_headers(options.headers, options.bearer))
     server = proxy(named(found), name=target, revision=options.revision, connect_timeout=options.connect_timeout)
     try:
@@ -94,8 +93,7 @@ def gateway(file: str, options: RunOptions) -> None:
     """
     if options.workers > 1 or options.reload or options.tasks is not None:
         raise Failure("a gateway is one process without tasks of its own: --workers, --reload and --tasks are for run")
-    if options.trace is not None:
-        os.environ["TRIMCP_TRACE"] = "stderr" if options.trace == "-" else options.trace
+    trace_stdio(options.trace)
     over_network = check_network(options)
     try:
         server = make_gateway(file, prepare=_reached)

@@ -56,7 +56,7 @@ include = ["MODULE", "tests"]
 _README: Final = """\
 # NAME
 
-A server of the Model Context Protocol, with [trimcp](https://pypi.org/project/trimcp/).
+A server of the Model Context Protocol, with trimcp.
 
     pip install -e ".[dev]"
     pytest && mypy && pyright

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
@@ -344,6 +345,12 @@ class RunOptions(ProcessOptions):
     )
     access_log: bool = option(is_flag=True, help="Log a line for each response to standard error.")
     log_json: bool = option(is_flag=True, help="Log in lines of JSON.")
+
+
+def trace_stdio(target: str | None) -> None:
+    """Have what passes standard input and output shown or written there; None leaves that to the environment."""
+    if target is not None:
+        os.environ["TRIMCP_TRACE"] = "stderr" if target == "-" else target
 
 
 def check_network(options: RunOptions) -> bool:

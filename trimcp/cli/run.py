@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shlex
 import sys
 from typing import Final
@@ -12,7 +11,16 @@ import click
 
 from trimcp.cli.exits import RUN_EXIT_CODES, Failure, say
 from trimcp.cli.loading import NO_TASKS, Loaded, load_to_run
-from trimcp.cli.options import RUN_SECTIONS, SERVER, WORDS, RunOptions, Subcommand, check_network, with_options
+from trimcp.cli.options import (
+    RUN_SECTIONS,
+    SERVER,
+    WORDS,
+    RunOptions,
+    Subcommand,
+    check_network,
+    trace_stdio,
+    with_options,
+)
 from trimcp.cli.text import theirs
 from trimcp.errors import LocalError
 from trimcp.run import run_stdio
@@ -53,8 +61,7 @@ def run(server: str, arguments: tuple[str, ...], options: RunOptions) -> None:
     """
     words = click.get_current_context().meta[WORDS]
     over_network = check_network(options)
-    if options.trace is not None:
-        os.environ["TRIMCP_TRACE"] = "stderr" if options.trace == "-" else options.trace
+    trace_stdio(options.trace)
     sys.argv = [server, *arguments]
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # what the locale cannot print fails no tool

@@ -47,15 +47,16 @@ class Logs:
 
     _handler: Callable[..., Any]
     _actor: Session
-    _send: trio.MemorySendChannel[LoggingMessageParams] = attrs.field(init=False)
-    _receive: trio.MemoryReceiveChannel[LoggingMessageParams] = attrs.field(init=False)
+    _send: trio.MemorySendChannel[LoggingMessageParams | Notified] = attrs.field(init=False)
+    _receive: trio.MemoryReceiveChannel[LoggingMessageParams | Notified] = attrs.field(init=False)
     unread: int = attrs.field(init=False, default=0)  # messages that the handler has not seen yet
     _all_read: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     def __attrs_post_init__(self) -> None:
-        self._send, self._receive = trio.open_memory_channel[LoggingMessageParams](self._actor.limits.logs_kept)
+        most = self._actor.limits.logs_kept
+        self._send, self._receive = trio.open_memory_channel[LoggingMessageParams | Notified](most)
 
-    def put(self, params: LoggingMessageParams) -> None:
+    def put(self, params: LoggingMessageParams | Notified) -> None:
         """Queue a message for the handler."""
         limits = self._actor.limits
         allowed = limits.kept_of(limits.logs_kept, self._actor.memory.arriving)

@@ -137,6 +137,7 @@ class ClientProgram:
         self.on_session: Callable[[Session, bool], object] | None = None  # told of each that begins (True) or has ended
         self.legacy_targets: Final[set[object]] = set()  # keys of targets that were found to be of the legacy era
         self.on_logging: Handler | None = None
+        self.in_log_order: Final[set[str]] = set()  # notifications that `on_logging` gets, too, each as a `Notified`
         self.on_call: Handler | None = None
         self.before_sampling: Handler | None = None
         self.after_sampling: Handler | None = None

@@ -514,6 +514,8 @@ class ClientSession:
             if self.logs is not None:
                 self.logs.put(event.params)
             return
+        if self.logs is not None and name in self.client.in_log_order:
+            self.logs.put(event)
         if name == "notifications/tools/list_changed":
             self.outputs.listed(())  # their output schemas are unknown until they are listed again
         self.cache.notified(event)

@@ -229,8 +229,6 @@ class HeldCall:
             await question.answered.wait()
         finally:
             self._questions.pop(key, None)
-        if isinstance(question.answer, Exception):
-            raise question.answer
         return question.answer
 
     async def outcome(self) -> Any:

@@ -340,6 +340,7 @@ class Relay:
         client.on_session = self._began
         for name in (COMPLETE, *self.relays.notifications):
             client.notification_handlers.setdefault(name, [])
+            client.in_log_order.add(name)
         for name in QUESTIONS:
             if getattr(client.capabilities, name.partition("/")[0], None) is not None:
                 client.served[name] = self._roots if name == "roots/list" else _Asking(self, name)
@@ -348,18 +349,7 @@ class Relay:
         if not begins:
             return
         self.level = self.client.log_level
-        opened = next(each for each in self.client.sessions if each.session is session)
-        self.relays.note(opened)
-        endpoint: Any = session.endpoint
-        taking = endpoint.take_note
-
-        def take_note(event: Notified) -> None:
-            name = event.method.name
-            if opened.logs is not None and (name == COMPLETE or name in self.relays.notifications):
-                opened.logs.put(event)  # type: ignore[arg-type]  # in its order among the log messages
-            taking(event)
-
-        endpoint.take_note = take_note
+        self.relays.note(next(each for each in self.client.sessions if each.session is session))
 
     async def _say(self, said: LoggingMessageParams | Notified) -> None:
         """Pass on a log message or another notification, for the latest request that is under way."""

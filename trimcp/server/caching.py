@@ -12,6 +12,7 @@ import attrs
 import orjson
 import trio
 
+from trimcp.principal import Principal
 from trimcp.server.calling import PreparedFunction
 from trimcp.server.pools import Pools
 from trimcp.session.context import Context
@@ -27,8 +28,8 @@ _NUMBERS: Final = itertools.count()  # of functions with a cache, which several 
 class ResultCache:
     """Keeps results for `@server.tool(cache=...)`: a call with equal arguments is answered without the function.
 
-    Several tools may share one. Results are kept for each principal; only good ones are kept, and the one that was used
-    longest ago gives way.
+    Several tools may share one. Results are kept for each principal, with the scopes of its token. Only good ones are
+    kept, and the one that was used longest ago gives way.
 
     Args:
         seconds: for how long a result is used.
@@ -110,7 +111,7 @@ class CachedFunction(PreparedFunction):
         self, run: Callable[..., Awaitable[Any]], pools: Pools, ctx: Context[Any], arguments: Mapping[str, Any]
     ) -> Any:
         cache = self._cache
-        whose = None if cache.shared or ctx.principal is None else str(ctx.principal)
+        whose = None if cache.shared or ctx.principal is None else _rights(ctx.principal)
         asked = orjson.dumps([self._number, whose, arguments], option=orjson.OPT_SORT_KEYS)
         key = hashlib.sha256(asked).digest()
         found = cache.find(key)
@@ -121,6 +122,11 @@ class CachedFunction(PreparedFunction):
         if isinstance(result, CallToolResult):
             cache.keep(key, result)
         return result
+
+
+def _rights(principal: Principal) -> tuple[str, list[str] | None]:
+    """Return who asks and what its token allows: what a function returns may depend on either."""
+    return str(principal), None if principal.scopes is None else sorted(principal.scopes)
 
 
 def cached(tool: Tool, inner: PreparedFunction, make_result: Callable[[Any], Any], cache: object) -> PreparedFunction:

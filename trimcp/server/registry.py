@@ -83,19 +83,17 @@ class Bus:
         if client is None:
             for relay in self.relays:
                 relay(change)
-        loop = self._loop
-        if len(self._listeners) > _TOLD_AT_ONCE or loop is not None:
+        if len(self._listeners) > _TOLD_AT_ONCE or self._loop is not None:
             try:
                 now = trio.lowlevel.current_trio_token()
             except RuntimeError:
                 now = None
             if now is not None and len(self._untold) < _MOST_UNTOLD:
-                if loop is not now:  # the loop of an earlier run ended in between
-                    self._untold.clear()
+                if self._loop is now:
+                    self._untold[change, client] = None
+                else:  # nobody is being told; or the loop in which somebody was has ended
+                    self._loop, self._untold = now, {(change, client): None}
                     self._left.clear()
-                self._untold[change, client] = None
-                if self._loop is not now:
-                    self._loop = now
                     self._tell_some()
                 return
         for listener, whose in list(self._listeners.items()):

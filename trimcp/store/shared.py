@@ -68,12 +68,11 @@ class AppendEvent:
 
 @attrs.define(unsafe_hash=True)
 class DropEvents:
-    """Forget one event of a stream, or those `before` one (the last of them perhaps later), or all of them."""
+    """Forget all events of a stream, or those `before` one, of which some of the last may be forgotten later."""
 
     session: str
     fence: int
     stream: int
-    seq: int | None = None
     before: int | None = None
 
 

@@ -347,21 +347,6 @@ class _Commit:
             self._database.connection.executemany(statement, [row for row, _ in rows])
             self._events.clear()
 
-    def _drop(self, session: str, stream: int, seq: int) -> None:
-        """Forget one event, and write the others of its row anew."""
-        of_it = "FROM events WHERE session = ? AND stream = ? AND seq"
-        select = f"SELECT seq, data, parts {of_it} <= ? ORDER BY seq DESC LIMIT 1"
-        row = self._database.connection.execute(select, (session, stream, seq)).fetchone()
-        if row is None:
-            return
-        events = list(_unpacked(*row))
-        left = [event for event in events if event[0] != seq]
-        if len(left) < len(events):
-            self._database.ask(f"DELETE {of_it} = ?", session, stream, row[0])
-            if left:
-                self._events[session, stream] = left
-                self._append()
-
     def _change(self, write: Any) -> bool:
         ask, session = self._database.ask, write.session
         fence = self._held.get(session)
@@ -394,12 +379,9 @@ class _Commit:
                 of_it = "FROM events WHERE session = ? AND stream = ? AND seq"
                 statement = f"DELETE {of_it} < (SELECT max(seq) {of_it} <= ?)"
                 ask(statement, session, write.stream, session, write.stream, before)
-            case DropEvents(seq=None):
+            case DropEvents():
                 self._append()
                 ask("DELETE FROM events WHERE session = ? AND stream = ?", session, write.stream)
-            case DropEvents(seq=int(seq)):
-                self._append()
-                self._drop(session, write.stream, seq)
         return True
 
     def _send(self, letter: Letter) -> bool:

@@ -28,7 +28,7 @@ from trimcp.store.shared import AppendEvent, SaveSession
 from trimcp.store.writing import WriteQueue
 from trimcp.transports.http.endpoint.application import HttpApplication
 from trimcp.transports.http.settings import HttpSettings
-from trimcp.wire.codes import INTERNAL_ERROR
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, INTERNAL_ERROR
 from trimcp.wire.revisions import LATEST, REVISIONS, Revision
 
 SHARED = pytest.mark.parametrize("revision", [each for each in REVISIONS[1:] if not each.modern], ids=str)
@@ -351,6 +351,18 @@ async def test_a_process_that_ends_hands_its_sessions_over(autojump_clock: Any) 
         later = await two.visit(visitor).listen(stream.now()[-1].id)
         await later.begun()
         assert later.status == 200
+        assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
+
+
+async def test_what_comes_to_a_process_that_has_handed_its_session_over_was_not_begun(autojump_clock: Any) -> None:
+    """So its client sends it again by itself, over another connection, whatever it does."""
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        await one.face.drain(0)
+        answer = await (await visitor.call("echo", text="hi")).done()
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        error = answer.json["error"]
+        assert (error["code"], error["data"]) == (CANCELLED_BY_DRAIN, {"reason": "drain", "started": False})
         assert (await (await two.visit(visitor).call("echo", text="hi")).done()).status == 200
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 import attrs
 import trio
 
-from trimcp.agent_tools.answering import Found, Later, crashed, message_of
+from trimcp.agent_tools.answering import Found, Later, message_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.contexts.actor import ContextActor
 from trimcp.agent_tools.messages import errors
@@ -247,7 +247,7 @@ class AgentExchange(Handler, StreamSink):
         except errors.AgentToolsError as error:
             self.fail(error)
         except Exception as error:  # a handler's, or ours: this exchange's answer, and nobody else's
-            self.fail(crashed(error, message))
+            self.fail(errors.crashed(error, message))
         finally:
             self.port.open.discard(self)
             self.port.shared.exchanges -= 1

@@ -19,7 +19,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.agent_tools.answering import Later, crashed, failed, message_of, said_of
+from trimcp.agent_tools.answering import Later, failed, message_of, said_of
 from trimcp.agent_tools.callers import AgentCaller
 from trimcp.agent_tools.catalog.providers import StreamProvider
 from trimcp.agent_tools.contexts.actor import ContextActor
@@ -121,8 +121,7 @@ class StreamWatches:
                 message = message_of(event)
                 message.request_id = watch.request_id
                 sink.post(Outgoing(messages.encode_message(message), Kind.NOTIFICATION))
-        except Exception as error:
-            # Handlers may write what JSON does not have; that must not fail the update of somebody else.
+        except Exception as error:  # what JSON does not have; that must not fail the update of somebody else
             log_crash(log, error, "telling a watcher of a context crashed")
             self._close(watch)
             return True
@@ -370,7 +369,7 @@ class AgentStream:
     def _fail(self, value: Any, error: Exception) -> None:
         """Answer a message with an error."""
         if not isinstance(error, errors.AgentToolsError):
-            error = crashed(error, value)
+            error = errors.crashed(error, value)
         if type(value) is Malformed:
             value = {"request_id": value.request_id}
         self._reply(failed(value if type(value) is dict else {}, error))

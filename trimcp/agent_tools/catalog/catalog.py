@@ -278,7 +278,7 @@ class Catalog:
             await shared.add(approved)
         try:
             return self._offer_all(waiting, approved)
-        except BaseException:
+        except BaseException:  # whatever it was, the others do not go on offering what is not offered here
             if shared is not None:
                 shared.remove_soon(approved)
             raise

@@ -161,6 +161,8 @@ class ForwardedCalls:
                 answer = {"result": await provider.call(sent, arguments, progress=progress, request_id=id)}
         except errors.AgentToolsError as error:
             answer = error
+        except Exception as error:  # a provider's, or ours: this call's answer, and nobody else's
+            answer = errors.crashed(error, {"type": "tool_call"})
         finally:
             del self._serving[sender, number]
         self._answer(sender, number, answer)

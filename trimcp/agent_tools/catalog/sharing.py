@@ -111,14 +111,14 @@ class SharedTools:
             touched, self._touched = self._touched, set()
             try:
                 records = await self.letters.store.records(_KIND)
-            except BaseException:
+            except BaseException:  # whatever it was, cancelling too, the next one to read looks at them
                 self._touched |= touched
                 raise
             for name in {*records, *self._records, *touched}:
                 if name in touched or records.get(name) != self._records.get(name):
                     try:
                         await self._offer(name, _versions(records.get(name)))
-                    except Exception as error:
+                    except Exception as error:  # a record of another version; it must not hide the others
                         log_crash(log, error, "a tool that another process has registered cannot be offered")
             self._records = dict(records)
 
@@ -200,7 +200,7 @@ class SharedTools:
 
         try:
             await self._change({each.manifest.name for each in candidates}, change)
-        except BaseException:
+        except BaseException:  # whatever it was, they are not being added any more
             self.added(candidates)
             raise
 

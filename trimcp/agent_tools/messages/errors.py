@@ -6,9 +6,14 @@ Servers raise these, and clients get them again: one class for each row of the t
 
 from __future__ import annotations
 
+import logging
+import secrets
 from typing import Any, ClassVar, Final
 
 from trimcp.errors import McpError
+from trimcp.support.cleaning import log_crash
+
+log: logging.Logger = logging.getLogger("trimcp.agent_tools")
 
 
 class AgentToolsError(McpError):
@@ -194,3 +199,11 @@ def error_from(body: Any) -> AgentToolsError:
     after = float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else None
     text = message if isinstance(message, str) else str(code)
     return found(text, body.get("data"), retry_after=after)
+
+
+def crashed(error: Exception, message: object) -> ToolCrashed:
+    """Log what carrying out a message raised, and return the error that answers it."""
+    incident = secrets.token_hex(6)
+    kind = message.get("type") if isinstance(message, dict) else getattr(message, "type", None)
+    log_crash(log, error, "carrying out a message (%.40r) crashed; incident %s", kind, incident)
+    return ToolCrashed("internal error", {"incident": incident})

@@ -276,7 +276,7 @@ class RedisStore(SharedStore):
                 case AppendEvent():
                     add("append", place, write, write.fence, _PLACE.pack(write.stream, write.seq) + write.data)
                 case DropEvents():
-                    add("drop", place, write, write.fence, *_range(write.stream, write.seq, write.before))
+                    add("drop", place, write, write.fence, *_range(write.stream, write.before))
         script = _FREE if all(isinstance(write, EndSession | DropEvents) for write in writes) else _COMMIT
         text = await self._redis.commands.script(script, keys, self.name, self._commits, MOST_LETTERS, *values)
         return [carried[int(number)] for number in bytes(text).split()]
@@ -306,7 +306,7 @@ class RedisStore(SharedStore):
         )
 
     async def after(self, session: str, stream: int, seq: int) -> Sequence[tuple[int, bytes]]:
-        first, last = _range(stream, None)
+        first, last = _range(stream)
         first = b"[" + _PLACE.pack(stream, seq + 1)
         events, more = list[tuple[int, bytes]](), 1
         while more:
@@ -365,12 +365,10 @@ class RedisStore(SharedStore):
         return not await self._redis.commands.repeat("EXISTS", self._lease_of(name))
 
 
-def _range(stream: int, seq: int | None, before: int | None = None) -> tuple[bytes, bytes]:
-    """Return from where to where the events of a stream are, or one of them, or those before one."""
-    if before is not None:
-        return b"[" + _PLACE.pack(stream, 0), b"(" + _PLACE.pack(stream, before)
-    end = (stream, seq + 1) if seq is not None else (stream + 1, 0)
-    return b"[" + _PLACE.pack(stream, seq or 0), b"(" + _PLACE.pack(*end)
+def _range(stream: int, before: int | None = None) -> tuple[bytes, bytes]:
+    """Return from where to where the events of a stream are, or those before one."""
+    end = (stream + 1, 0) if before is None else (stream, before)
+    return b"[" + _PLACE.pack(stream, 0), b"(" + _PLACE.pack(*end)
 
 
 def _text(value: bytes | None) -> str:

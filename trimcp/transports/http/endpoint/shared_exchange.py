@@ -23,7 +23,7 @@ from trimcp.transports.http.interfaces import (
 )
 from trimcp.transports.http.state.held import GatedReply, HeldSession
 from trimcp.transports.http.state.streams import EventStream
-from trimcp.wire.codes import OVERLOADED
+from trimcp.wire.codes import CANCELLED_BY_DRAIN, ERRORS, OVERLOADED
 from trimcp.wire.jsonrpc import JSON, Batch, Message, Notification, Request, RequestId, parse
 
 _CHANGING: Final = frozenset(
@@ -60,7 +60,7 @@ class SharedExchange(Exchange):
                 isinstance(member, Request | Notification) and member.method in _CHANGING for member in members
             )
         elif plan.place == "known" and not self.shared.sessions.has(self.head.headers["mcp-session-id"]):
-            return later(id_of(message))  # it was here when the head was read
+            return later(id_of(message), ending=self.shared.draining)  # it was here when the head was read
         return found
 
     def become_stream(self) -> EventStream | None:
@@ -97,9 +97,12 @@ class SharedGet(SessionGet):
         super().start(body, GatedReply(reply, self.session))
 
 
-def later(id: RequestId | None, *headers: tuple[str, str]) -> HttpResponse:
-    """Return the refusal of a request whose session cannot be found just now."""
-    return refusal(503, "the session is not reachable now; try again later", *headers, id=id, code=OVERLOADED)
+def later(id: RequestId | None, *headers: tuple[str, str], ending: bool = False) -> HttpResponse:
+    """Return the refusal of a request whose session cannot be found just now; `ending`: because this process ends."""
+    if not ending:
+        return refusal(503, "the session is not reachable now; try again later", *headers, id=id, code=OVERLOADED)
+    data: JSON = {"reason": ERRORS[CANCELLED_BY_DRAIN].reason, "started": False}
+    return refusal(503, "shutting down; not started", *headers, id=id, code=CANCELLED_BY_DRAIN, data=data)
 
 
 _PARTS: Final = ("method", "path", "query", "peer", "loopback", "secure", "certificate", "root")

@@ -170,7 +170,7 @@ class Forwarded(Handler):
         self._reply, self._body = None, b""
         if found is None and self._attempts < _ATTEMPTS and "mcp-session-id" in self.head.headers:
             found = self.sharing.admit(self.head)
-        answer(found or later(None), body, reply)
+        answer(found or later(None, ending=self.sharing.shared.draining), body, reply)
 
     def fail(self) -> None:
         """End the request with an error, because the holder is gone, or is told no more."""
@@ -423,7 +423,7 @@ class SessionSharing:
                     return None
         except OSError as error:
             log.warning("a session was not found: %s", error)
-        return later(None)
+        return later(None, ending=shared.draining)
 
     async def _take(self, id: str, kept: KeptSession, head: Head) -> bool:
         """Hold a session whose holder is gone; False if somebody else was first. A stranger takes nothing."""

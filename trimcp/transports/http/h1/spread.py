@@ -74,9 +74,11 @@ class ConnectionShares:
         self.note(connections)
         first = fewer = self._fewer(connections)
         until = trio.current_time() + _PAUSE
+        waiting = select.poll()
+        waiting.register(sock, select.POLLIN)
         while fewer and trio.current_time() < until:
             await trio.sleep(_LOOK)
-            if not select.select([sock], [], [], 0)[0]:
+            if not waiting.poll(0):
                 return
             fewer = self._fewer(connections)
         slots = list(_SLOT.iter_unpack(self._memory))
