@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+import statistics
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,10 +61,12 @@ async def test_a_load_on_a_file_is_written_in_few_writes(tmp_path: Path) -> None
 @pytest.mark.alone
 async def test_an_idle_context_takes_at_most_8_kib_and_nothing_stays(autojump_clock: Any) -> None:
     """With the state of ten updates, after it was watched."""
-    figures = await put_load(ContextLoad(SOME, 50, 10, again=True), MemoryContexts(), Budget())
+    figures = await put_load(ContextLoad(SOME, 50, 10, again=5), MemoryContexts(), Budget())
     print(figures)
     assert figures.per_context <= MOST_PER_CONTEXT, f"{figures.per_context:.0f} bytes"
-    assert figures.left < 16 * SOME, f"{figures.left:.0f} bytes stay"
+    # Sets of Trio's change their size now and then by 32 KiB, and closed deadlines go when they are many: a time shows
+    # that, but not most of the times.
+    assert statistics.median(figures.left) < 16 * SOME, f"{figures.left} bytes stay"
 
 
 @pytest.mark.alone

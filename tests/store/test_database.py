@@ -101,6 +101,46 @@ async def test_another_process_may_make_the_file_at_the_same_moment(
         assert await database.read(notes) == ["kept"]
 
 
+async def test_another_process_may_begin_the_log_at_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kind of log changes, SQLite refuses at once whoever meets another's transaction."""
+    path, ask, asked = tmp_path / "kept.db", Database.ask, list[str]()
+    other = sqlite3.connect(path, isolation_level=None)
+
+    def beside(self: Database, statement: str, *values: object) -> Any:
+        if statement == "PRAGMA journal_mode = WAL" and statement not in asked:
+            other.execute("BEGIN IMMEDIATE")
+        elif other.in_transaction:
+            other.execute("COMMIT")
+        asked.append(statement)
+        return ask(self, statement, *values)
+
+    monkeypatch.setattr(Database, "ask", beside)
+    async with opened(path) as database:
+        assert asked.count("PRAGMA journal_mode = WAL") == 2
+        assert database.ask("PRAGMA journal_mode") == "wal"
+    other.close()
+
+
+def test_whoever_never_ends_its_transaction_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, ask = tmp_path / "kept.db", Database.ask
+    other = sqlite3.connect(path, isolation_level=None)
+
+    def beside(self: Database, statement: str, *values: object) -> Any:
+        if statement == "PRAGMA journal_mode = WAL":
+            other.execute("BEGIN IMMEDIATE")
+        return ask(self, statement, *values)
+
+    monkeypatch.setattr(Database, "ask", beside)
+    monkeypatch.setattr(database_module, "_WAIT", 0.1)
+    with pytest.raises(UnusableFile, match="database is locked; end the other program that has it open"):
+        Database(path, KIND)
+    other.close()
+
+
 async def test_a_full_disk_undoes_the_whole_change(tmp_path: Path) -> None:
     async with opened(tmp_path / "kept.db") as database:
         await database.change(note("before"))

@@ -6,6 +6,7 @@ Whatever goes wrong with a file or its disk is one `UnusableFile`, whose text na
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ _KINDS: Final = (
     "FROM pragma_application_id, pragma_user_version"
 )
 _WAIT: Final = 5.0  # seconds that a process waits for another's transaction
+_BUSY: Final = 5  # SQLITE_BUSY
 _used: Final[set[tuple[int, int]]] = set()  # device and number of the files that this process has open
 
 
@@ -127,7 +129,8 @@ class Database:
             raise WrongFile(self._wrong("it is a database of another program"))
         if form > len(kind.forms):
             raise WrongFile(self._wrong(f"a newer trimcp wrote it (form {form}; this one knows {len(kind.forms)})"))
-        for pragma in ("journal_mode = WAL", *kind.pragmas):
+        self._keep_log()
+        for pragma in kind.pragmas:
             self.ask(f"PRAGMA {pragma}")
         if form < len(kind.forms):
             with self.transaction():  # in which another process may have been before
@@ -136,6 +139,23 @@ class Database:
                         self.ask(part)
                 self.ask(f"PRAGMA user_version = {len(kind.forms)}")
                 self.ask(f"PRAGMA application_id = {kind.mark}")
+
+    def _keep_log(self) -> None:
+        """Make it a file with a write-ahead log, as others may be doing at this moment.
+
+        SQLite waits for them with `_WAIT` where a transaction begins, but not where the kind of log changes.
+        """
+        until = time.monotonic() + _WAIT
+        while True:
+            try:
+                self.ask("PRAGMA journal_mode = WAL")
+            except self._error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != _BUSY or time.monotonic() > until:
+                    raise
+            else:
+                return
+            self.ask("BEGIN EXCLUSIVE")  # once nobody else reads or writes
+            self.ask("COMMIT")
 
     def ask(self, statement: str, *values: object) -> Any:
         """Execute a statement, and return the first value of its first row, or None if it has none."""
