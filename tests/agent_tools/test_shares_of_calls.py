@@ -10,7 +10,7 @@ from tests.agent_tools.test_http import agents
 from tests.agent_tools.test_websocket import agent, call
 from tests.agent_tools.world import call_of
 from trimcp.agent_tools import AgentCaller
-from trimcp.transports.http.peers.shares import FAR
+from trimcp.support.shares import FAR
 
 
 @pytest.mark.parametrize("context", [None, "ctx-1"])

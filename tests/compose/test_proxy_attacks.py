@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import attrs
@@ -15,11 +15,13 @@ import trimcp
 from tests.interaction.proxied import Behind, able
 from trimcp.compose.proxy import ProxyServer, proxy
 from trimcp.errors import InvalidReply, LocalError, RemoteError
+from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel
 from trimcp.session.limits import Limits
-from trimcp.wire.revisions import LATEST, LATEST_LEGACY
+from trimcp.testing.connect import _FromPrincipal
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 from trimcp.wire.tools import ListToolsResult, Tool
 
 FORM = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
@@ -171,8 +173,8 @@ async def test_a_flood_of_progress_is_bounded(clock: Any) -> None:
         assert steps[-1] == 5_000
 
 
-def asking() -> Server[Any]:
-    server = Server("behind")
+def asking(**options: Any) -> Server[Any]:
+    server = Server("behind", **options)
 
     @server.tool
     async def ask(ctx: Context[Any]) -> str:
@@ -251,6 +253,92 @@ async def test_connections_are_bounded_and_go_with_their_sessions(clock: Any) ->
                 await three.call_tool("echo", {"text": "3"})
         await trio.testing.wait_all_tasks_blocked()
         assert made.relays._open == []
+
+
+@asynccontextmanager
+async def connected_as(running: Running, who: str, revision: Revision) -> AsyncIterator[trimcp.ClientSession]:
+    """A session of somebody with a run of a proxy."""
+    ours, theirs = trimcp.memory_channels()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.serve, _FromPrincipal(ours, trimcp.Principal(who)))
+        async with trimcp.Client("c").connect(theirs, revision=revision) as session:
+            yield session
+        nursery.cancel_scope.cancel()
+
+
+OnBothEras = pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST])
+
+
+@OnBothEras
+async def test_nobody_takes_all_connections_by_many_sessions(clock: Any, revision: Revision) -> None:
+    made = before(asking(), max_connections=20)
+    async with made.running() as running, AsyncExitStack() as stack:
+        refused = 0
+        for _ in range(40):
+            session = await stack.enter_async_context(connected_as(running, "eve", revision))
+            try:
+                await session.call_tool("echo", {"text": "a"})
+            except RemoteError as error:
+                assert "too many connections" in str(error)  # noqa: PT017 -- some are not refused
+                refused += 1
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(made.relays._open) <= 20
+        assert refused >= 10
+        for _ in range(3):
+            ada = await stack.enter_async_context(connected_as(running, "ada", revision))
+            assert (await ada.call_tool("echo", {"text": "b"})).text == "b"
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(made.relays._open) <= 20
+
+
+async def test_a_session_whose_connection_gave_way_gets_another_and_hears_of_changes(clock: Any) -> None:
+    server = asking(dynamic=True)
+    made = before(server, max_connections=4)
+    async with made.running() as running, AsyncExitStack() as stack:
+        sessions = [await stack.enter_async_context(connected_as(running, "eve", LATEST_LEGACY)) for _ in range(4)]
+        for session in sessions:
+            assert (await session.call_tool("echo", {"text": "a"})).text == "a"
+        async with connected_as(running, "ada", LATEST_LEGACY) as ada:
+            assert (await ada.call_tool("echo", {"text": "b"})).text == "b"
+        await trio.testing.wait_all_tasks_blocked()
+        first = sessions[0]
+        async with first.listen(tools=True) as changes:
+            assert (await first.call_tool("echo", {"text": "c"})).text == "c", "it is opened again"
+            await trio.testing.wait_all_tasks_blocked()
+
+            @server.tool
+            async def later() -> str:
+                return "later"
+
+            with trio.fail_after(60):
+                assert await anext(aiter(changes)) is not None
+
+
+async def test_calls_under_way_are_not_ended_for_a_newcomer(clock: Any) -> None:
+    server = asking()
+
+    @server.tool
+    async def hang() -> str:
+        await trio.sleep(3600)
+        return "done"
+
+    made = before(server, max_connections=4)
+    async with made.running() as running, trio.open_nursery() as nursery, AsyncExitStack() as stack:
+        done: list[str] = []
+        for _ in range(4):
+            session = await stack.enter_async_context(connected_as(running, "eve", LATEST))
+
+            async def call(session: trimcp.ClientSession = session) -> None:
+                done.append((await session.call_tool("hang")).text)
+
+            nursery.start_soon(call)
+        await trio.testing.wait_all_tasks_blocked()
+        ada = await stack.enter_async_context(connected_as(running, "ada", LATEST))
+        with pytest.raises(RemoteError, match="too many connections"):
+            await ada.call_tool("echo", {"text": "b"})
+        await trio.sleep(3601)
+        assert done == ["done"] * 4
+        assert (await ada.call_tool("echo", {"text": "b"})).text == "b"
 
 
 async def test_one_connection_can_be_shared_and_then_nobody_is_asked(clock: Any) -> None:

@@ -25,6 +25,7 @@ from tests.protocol.support import (
     tell,
 )
 from trimcp.errors import ConnectionLost, ErrorReply, InvalidReply, LocalError, Overloaded, RemoteError
+from trimcp.principal import Principal
 from trimcp.protocol.connection import Connection
 from trimcp.protocol.events import (
     BatchReceived,
@@ -40,7 +41,7 @@ from trimcp.protocol.events import (
 from trimcp.protocol.states import Handshake, Inbound
 from trimcp.wire.codes import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 from trimcp.wire.content import TextContent
-from trimcp.wire.jsonrpc import ErrorResponse, encode_error, encode_result, parse
+from trimcp.wire.jsonrpc import ErrorResponse, encode_error, encode_notification, encode_result, parse
 from trimcp.wire.revisions import (
     LATEST_LEGACY,
     REVISIONS,
@@ -493,6 +494,15 @@ def test_a_server_asks_nothing_but_ping_before_its_client_is_initialized() -> No
         engine.may_call(engine.method("roots/list"))
     tell(engine, "notifications/initialized")
     engine.may_call(engine.method("roots/list"))
+
+
+def test_that_a_session_has_begun_is_said_with_its_principal() -> None:
+    engine = server()
+    params = {"protocolVersion": LATEST_LEGACY.name, "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    assert isinstance(ask(engine, 0, "initialize", params), Settled)
+    event = engine.receive(parse(encode_notification("notifications/initialized", None)), Principal("ada"))
+    assert isinstance(event, Notified)
+    assert event.admission.principal == "ada"
 
 
 @pytest.mark.parametrize("name", ["no/such", "notifications/tools/list_changed", "subscriptions/listen"])

@@ -37,6 +37,7 @@ _CHANNEL = _WIRE | {
     "support.nurseries",
     "support.descendants",
     "support.restarts",
+    "support.shares",
     "channel",
 }
 _SESSION = _CHANNEL | {"protocol", "schema", "session"}
@@ -77,6 +78,7 @@ LAYERS: dict[str, set[str]] = {
     "support.nurseries": {"support.nurseries"},
     "support.descendants": {"support.slotted", "support.descendants"},
     "budget": {"support.slotted", "support.cleaning", "security", "budget"},
+    "support.shares": {"support.cleaning", "security", "principal", "budget", "support.shares"},
     "wire": _WIRE,
     "extensions": _WIRE | {"extensions"},
     "framing": _WIRE | {"framing"},
@@ -112,7 +114,7 @@ FRAMING_KNOWS = {"trimcp.wire.jsonrpc", "trimcp.wire.codes", "trimcp.wire.subsch
 """All of `wire` that turning bytes into messages needs; the payloads are none of its business."""
 
 HTTP_FLOORS = (
-    {"endpoint.accept", "state.deadlines", "peers.shares"},
+    {"endpoint.accept", "state.deadlines"},
     {"interfaces"},
     {"peers.access", "peers.identity", "peers.origins", "endpoint.routing"},
     {"settings", "state.streams"},
@@ -125,7 +127,7 @@ HTTP_FLOORS = (
 )
 """The modules of `transports/http`, from the lowest floor up: each may import those below its own."""
 
-_BY_HOSTS = {"interfaces", "peers.shares", "settings", "state.deadlines"}
+_BY_HOSTS = {"interfaces", "settings", "state.deadlines"}
 
 HTTP_FOLDERS = {
     "h1": {"h1", "h2.connection", *_BY_HOSTS},

@@ -38,7 +38,7 @@ from trimcp.session.push import Pushed
 from trimcp.session.session import Session
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import digest
-from trimcp.transports.http.peers.shares import Places
+from trimcp.support.shares import Places
 from trimcp.wire.common import META_CLIENT_CAPABILITIES, META_CLIENT_INFO, META_PROTOCOL_VERSION, META_TIMEOUT
 from trimcp.wire.jsonrpc import Notification, Request, RequestId
 from trimcp.wire.revisions import LATEST

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -12,7 +12,7 @@ import attrs
 from trimcp.client.client import Connectable, Target, named
 from trimcp.compose.forwarding import EXTENSIONS, Forwarding
 from trimcp.compose.relays import Relays
-from trimcp.errors import LocalError
+from trimcp.errors import ErrorReply, LocalError
 from trimcp.protocol.events import Notified
 from trimcp.server.running import Running
 from trimcp.server.server import Server
@@ -20,7 +20,7 @@ from trimcp.session.limits import Limits
 from trimcp.session.session import Session
 from trimcp.support.bounds import check_members, check_number
 from trimcp.support.cleaning import one_line
-from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities
+from trimcp.wire.capabilities import ServerCapabilities
 from trimcp.wire.common import Implementation
 from trimcp.wire.methods import METHODS
 from trimcp.wire.revisions import OLDEST, Revision
@@ -70,6 +70,8 @@ class ProxyServer(Server[None]):
                 # Beside others it cannot pass on a client's subscription as it is: one of its own serves all clients.
                 self._forwarding.tell_all(self.changes.publish)
                 running.subscribers.others = self._forwarding.watch_for_all
+            else:
+                self.relays.tell_lists = self._forwarding.tell_lists
             try:
                 await (self._forwarding.learn() if self.mounted else self.relays.learn())
                 self._introduce()
@@ -110,15 +112,16 @@ class ProxyServer(Server[None]):
         name, relays = event.method.name, self.relays
         relay = relays.find(session)
         if name == _INITIALIZED:
-            if self.mounted:
-                return
-            declared = event.admission.capabilities
-            assert isinstance(declared, ClientCapabilities)
-            relay = relay or relays.of_session(session, event.admission.peer, declared)
-            self._forwarding.tell_lists(session, relay)
+            if not self.mounted:
+                with suppress(ErrorReply):  # there are too many; its first request is told so
+                    relays.begin_session(session, event.admission)
         elif name in self._notifications:
             if relay is None and session.transport.single_request:
-                relay = relays.of_nobody(event.admission.principal)
+                try:
+                    relay = relays.of_nobody(event.admission.principal)
+                except ErrorReply:
+                    session.counts.drop("others")
+                    return
             if relay is None:
                 relays.keep(session, name, event.params)
             else:
@@ -157,7 +160,9 @@ def proxy(
         shared: whether all clients share one connection. Then the other server cannot ask them anything.
         methods: request methods of extensions to pass on, beside those of the official ones.
         notifications: notifications of extensions to pass on, in both directions.
-        max_connections: how many connections there may be to it at once.
+        max_connections: how many connections there may be to it at once. Where they are all in use, one without a
+            request is closed for a newcomer if its client has more than twice as many; it is opened again when it is
+            needed.
         idle: seconds after which a connection ends that belongs to no session and is not used.
         connect_timeout: seconds that connecting may take.
         limits: the bounds and grace periods of sessions.

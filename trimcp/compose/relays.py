@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
@@ -25,13 +25,14 @@ from trimcp.errors import AskRefused, CannotAsk, ErrorReply, LocalError, McpErro
 from trimcp.fleet.combinators import first_of
 from trimcp.fleet.supervisor import UpstreamState
 from trimcp.fleet.upstream import Upstream, supervise
-from trimcp.protocol.events import Notified
+from trimcp.protocol.events import Admission, Notified
 from trimcp.session.context import Context
 from trimcp.session.facts import Beside
 from trimcp.session.session import Session
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.support.restarts import Restarts
+from trimcp.support.shares import Shares
 from trimcp.wire.capabilities import ClientCapabilities, ServerCapabilities, declares
 from trimcp.wire.codes import INVALID_REQUEST, OVERLOADED
 from trimcp.wire.common import Implementation, LoggingLevel
@@ -73,6 +74,7 @@ class Relays:
         most: how many connections there may be.
         idle: seconds after which a connection that belongs to no session ends unless it is used.
         methods, notifications: those of extensions that are passed on.
+        tell_lists: tells a session that is told unasked of what changes at the upstream.
         learned: what it says about itself, once it was connected.
     """
 
@@ -86,10 +88,12 @@ class Relays:
     connect_timeout: float = 60.0
     methods: tuple[str, ...] = ()
     notifications: tuple[str, ...] = ()
+    tell_lists: Callable[[Session, Relay], object] = attrs.field(init=False, default=lambda session, relay: None)
     learned: Learned | None = attrs.field(init=False, default=None)
     nursery: trio.Nursery = attrs.field(init=False)
     held: dict[str, HeldCall] = attrs.field(init=False, factory=dict)  # calls that may wait for answers, by id
     _open: list[Relay] = attrs.field(init=False, factory=list)
+    _shares: Shares[Relay] = attrs.field(init=False, factory=lambda: Shares(2))
     # what sessions said before their first request, which says who they are
     _early: list[tuple[Session, str, Any]] = attrs.field(init=False, factory=list)
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
@@ -136,6 +140,8 @@ class Relays:
         """
         relay = self._of(ctx)
         relay.users += 1
+        if relay.owner is not None:
+            self._shares.use(relay)
         try:
             yield relay
         finally:
@@ -143,17 +149,16 @@ class Relays:
             relay.used = trio.current_time()
 
     def _of(self, ctx: Context[Any]) -> Relay:
-        session, _ = ctx.internals
+        session, job = ctx.internals
         own = None if self.shared or session.transport.single_request else session
         key = self.key_of(ctx)
         alone = own is None and not self.shared and self.asks_apart and can_be_asked(ctx.capabilities)
         for relay in self._open:
             if relay.key == key and not relay.closing.is_set() and not (alone and relay.users):
                 return relay
-        if len(self._open) >= self.most:
-            self._make_room()
         told = (None, None) if self.shared else (ctx.peer, ctx.capabilities)
-        return self.open(key, own, *told)
+        address = None if job.origin is None else job.origin.client
+        return self.open(key, own, *told, owner=None if self.shared else owner_of(ctx.principal, address))
 
     def key_of(self, ctx: Context[Any]) -> Hashable:
         """Return a key for the client that sent a request: all requests with it may use the same connection."""
@@ -171,41 +176,70 @@ class Relays:
         """Whether the upstream asks its questions in requests that name no request of ours."""
         return self.learned is None or self.learned.revision.server_may_call
 
-    def _make_room(self) -> None:
-        unused = [relay for relay in self._open if relay.own is None and not relay.users]
-        if not unused:
+    def _make_room(self, owner: str) -> None:
+        """End a connection, if there are too many, for one of `owner`. Raises ErrorReply: none of them has to go."""
+        kept = [relay for relay in self._open if not relay.closing.is_set()]
+        if len(kept) < self.most:
+            return
+        other: Relay | None = None
+        if len(self._open) < 2 * self.most:  # as many again may be closing, no more
+            unused = [relay for relay in kept if relay.own is None and relay.owner is not None and relay.idle]
+            other = min(unused, key=lambda relay: relay.used, default=None)
+            other = other or self._shares.make_room(owner, "connection to an upstream")
+        if other is None:
             text = f"there are too many connections to the upstream {self.name!r}; try again later"
             raise ErrorReply(OVERLOADED, text, {"reason": "overloaded", "retryAfter": 1})
-        min(unused, key=lambda relay: relay.used).closing.set()
+        other.closing.set()
 
     def open(
-        self, key: Hashable, own: Session | None, peer: Implementation | None, declared: ClientCapabilities | None
+        self,
+        key: Hashable,
+        own: Session | None,
+        peer: Implementation | None,
+        declared: ClientCapabilities | None,
+        *,
+        owner: str | None = None,
     ) -> Relay:
-        """Open a connection, in a task of its own."""
-        relay = Relay(self, key, own)
+        """Open a connection, in a task of its own. Raises ErrorReply: there are too many for another of this owner.
+
+        `owner`: None for one that serves all clients, which may be one too many.
+        """
+        if owner is not None:
+            self._make_room(owner)
+        relay = Relay(self, key, own, owner)
         relay.client = _client_of(peer, declared)
         relay.client.foreign.update(self.methods)
         relay.listen_to_client()
         self._open.append(relay)
+        if owner is not None:
+            self._shares.add(relay)
         early, self._early = self._early, [said for said in self._early if said[0] is not own]
         for session, method, params in early:
             if session is own:
                 relay.pass_on(session, method, params)
         self.nursery.start_soon(relay.run, name=f"connection to {self.name}")
+        if own is not None and own.revision is not None and own.revision.server_may_call:
+            self.tell_lists(own, relay)
         return relay
 
     def forget(self, relay: Relay) -> None:
         """Forget a connection that was closed."""
         self._open.remove(relay)
+        if relay.owner is not None:
+            self._shares.remove(relay)
         self._changed.unpark_all()
 
-    def of_session(self, session: Session, peer: Implementation | None, declared: ClientCapabilities) -> Relay:
-        """Open the connection of a session that has begun; the one of all clients if they share one."""
-        if not self.shared:
-            return self.open(session, session, peer, declared)
-        return next((relay for relay in self._open if not relay.closing.is_set()), None) or self.open(
-            None, None, None, None
-        )
+    def begin_session(self, session: Session, admission: Admission) -> None:
+        """Open the connection of a session that has begun. Raises ErrorReply: there are too many."""
+        if self.shared:
+            found = next((relay for relay in self._open if not relay.closing.is_set()), None)
+            self.tell_lists(session, found or self.open(None, None, None, None))
+        elif self.find(session) is None:
+            link = session.sink.link or session.transport.link
+            owner = owner_of(admission.principal, None if link is None else link.address)
+            declared = admission.capabilities
+            assert isinstance(declared, ClientCapabilities)
+            self.open(session, session, admission.peer, declared, owner=owner)
 
     def keep(self, session: Session, name: str, params: Any) -> None:
         """Keep what a session says before its first request. What is too much is dropped and counted."""
@@ -216,10 +250,13 @@ class Relays:
             self._early.append((session, name, params))
 
     def of_nobody(self, principal: str | None) -> Relay:
-        """Return the connection for what a client says outside of its requests, where it has no session."""
+        """Return the connection for what a client says outside of its requests, where it has no session.
+
+        Raises ErrorReply: there are too many.
+        """
         key = ("notices", principal)
         found = (relay for relay in self._open if relay.key == key and not relay.closing.is_set())
-        return next(found, None) or self.open(key, None, None, None)
+        return next(found, None) or self.open(key, None, None, None, owner=owner_of(principal, None))
 
     def beside(self) -> Iterator[Beside]:
         """Say how each connection is, for people who look."""
@@ -231,7 +268,8 @@ class Relays:
 
     def find(self, session: Session) -> Relay | None:
         """Return the connection of a session, if it has one."""
-        return next((relay for relay in self._open if relay.own is session), None)
+        own = (relay for relay in self._open if relay.own is session and not relay.closing.is_set())
+        return next(own, None)
 
 
 @attrs.define(eq=False, repr=False)
@@ -241,6 +279,7 @@ class Relay:
     relays: Relays
     key: Hashable
     own: Session | None  # the client's session, if the connection belongs to one
+    owner: str | None  # whose share of the connections it is; None if it serves all clients
     client: Client = attrs.field(init=False)
     upstream: Upstream | None = attrs.field(init=False, default=None)
     calls: list[RelayedCall] = attrs.field(init=False, factory=list)  # under way, the latest last
@@ -252,6 +291,11 @@ class Relay:
     _telling: int = attrs.field(init=False, default=0)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
     _failure: Exception | None = attrs.field(init=False, default=None)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is lost but what the upstream knows of the client: it is opened again when it is needed."""
+        return not self.users and not self.watched
 
     async def run(self) -> None:
         """Keep the connection until it is no longer needed."""

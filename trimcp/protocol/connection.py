@@ -326,7 +326,7 @@ class Connection:
         if method is None or not method.row.is_notification or not self._peer_may_send(method):
             return Ignored(f"unknown notification: {name[:100]}")
         if name == "notifications/initialized":
-            return self._receive_initialized()
+            return self._receive_initialized(principal)
         try:
             loaded = method.load_params(params)
         except WireError as error:
@@ -343,13 +343,13 @@ class Connection:
         admission = Admission(revision, peer, abilities or self.profile.capabilities, None, None, meta, principal)
         return Notified(method, loaded, admission)
 
-    def _receive_initialized(self) -> Event:
+    def _receive_initialized(self, principal: Principal | None) -> Event:
         if self.role is Role.SERVER and self.legacy.initialized():
             revision, capabilities = self.legacy.revision, self.legacy.capabilities
             assert revision is not None
             assert capabilities is not None
             method = methods_of(revision)["notifications/initialized"]
-            return Notified(method, None, Admission(revision, self.legacy.peer, capabilities))
+            return Notified(method, None, Admission(revision, self.legacy.peer, capabilities, principal=principal))
         return Ignored("notifications/initialized out of turn")
 
     def _receive_cancelled(self, id: RequestId | None, reason: str | None) -> Event:

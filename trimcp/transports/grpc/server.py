@@ -36,6 +36,7 @@ from trimcp.framing.grpc import (
     whole_message,
 )
 from trimcp.security import security_event
+from trimcp.support.shares import Shares
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.http.interfaces import (
     Admitted,
@@ -48,7 +49,6 @@ from trimcp.transports.http.interfaces import (
     Upgrade,
     refusal,
 )
-from trimcp.transports.http.peers.shares import Shares
 
 HEALTH: Final = "/grpc.health.v1.Health/"
 """The service of health checks."""

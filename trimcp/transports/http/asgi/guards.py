@@ -43,11 +43,11 @@ from trimcp.budget import NOWHERE_KNOWN, MemoryAccount, TurnBound, owner_of, rea
 from trimcp.channel import PeerProgress
 from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import unwrap_single
+from trimcp.support.shares import Shares
 from trimcp.transports.descriptors import over_or_peer_closed, wait_peer_closed
 from trimcp.transports.http.asgi.request import CUT, MESSAGES, PEER_CLOSED
 from trimcp.transports.http.h1.sockets import peer_name
 from trimcp.transports.http.h1.wires import RESET
-from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.settings import HttpLimits
 
 _log = logging.getLogger("trimcp.http")

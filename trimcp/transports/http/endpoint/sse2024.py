@@ -19,9 +19,9 @@ from trimcp.framing.sse import encode_event
 from trimcp.principal import Principal
 from trimcp.security import security_event
 from trimcp.support.nurseries import server_ends
+from trimcp.support.shares import Table
 from trimcp.transports.http.endpoint.accept import accepts, is_compressed, is_json
 from trimcp.transports.http.interfaces import Admitted, Handler, Head, HttpReply, HttpResponse, PushedSession, refusal
-from trimcp.transports.http.peers.shares import Table
 from trimcp.transports.http.state.sessions import Shared, new_session_id
 from trimcp.transports.http.state.streams import EventStream, StreamSink
 from trimcp.wire.codes import OVERLOADED

@@ -8,10 +8,10 @@ from typing import TypeAlias
 import attrs
 import trio
 
+from trimcp.support.shares import OwnerCounts
 from trimcp.transports.http.h1.wires import Wire
 from trimcp.transports.http.h1.writer import H1Writer
 from trimcp.transports.http.interfaces import Application, Head, Upgrade
-from trimcp.transports.http.peers.shares import OwnerCounts
 from trimcp.transports.http.settings import HttpLimits
 from trimcp.transports.http.state.deadlines import Deadlines
 

@@ -18,13 +18,13 @@ import attrs
 import trio
 
 from trimcp.budget import owner_of
+from trimcp.support.shares import Shares
 from trimcp.transports.http.h1.connection import H1Connection
 from trimcp.transports.http.h1.hosting import Hosting, ServeWebSocket
 from trimcp.transports.http.h1.sockets import open_tcp, open_unix, peer_name, url_of
 from trimcp.transports.http.h1.spread import ConnectionShares
 from trimcp.transports.http.h1.wires import PolledWire, Poller, SocketWire, StreamWire, Wire
 from trimcp.transports.http.interfaces import Application
-from trimcp.transports.http.peers.shares import Shares
 from trimcp.transports.http.settings import HttpLimits
 
 log: logging.Logger = logging.getLogger("trimcp.http")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.yardsticks import assert_costs
-from trimcp.transports.http.peers.shares import FAR, Places, Shares
+from trimcp.support.shares import FAR, Places, Shares
 
 
 class Held:
