@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import trio
 
 import trimcp
 from trimcp.errors import LocalError, RemoteError
-from trimcp.server.tool_search import _words, rank
+from trimcp.server.tool_search import _words, rank, words_of
 from trimcp.session.context import Context
 from trimcp.testing.connect import connected, every_revision
 from trimcp.wire.common import PageParams
 from trimcp.wire.revisions import Revision
+from trimcp.wire.tools import Tool
 
 THINGS = ("invoice", "customer", "order", "ticket", "contract")
 DEEDS = {"create": "Make a new {}.", "delete": "Remove the {} for ever.", "list": "Show each {} there is."}
@@ -46,7 +48,33 @@ def test_words_are_those_of_names_in_every_style() -> None:
     ]
     assert _words("HTTPServer über Straße") == ["http", "server", "über", "strasse"]
     assert _words("access glass") == ["access", "glass"]
-    assert rank("a", []) == []
+
+
+async def test_a_long_search_lets_others_have_their_turns() -> None:
+    """A stranger's words in thousands of tools, each of which has all of them: a second without a turn, once."""
+    assert await rank("a", []) == []
+    words = [f"w{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]
+    tool = Tool(name="t", input_schema={"type": "object"}, description=" ".join(words))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(others)
+        best = await rank(" ".join(words), [words_of(tool)] * 4_000)
+        nursery.cancel_scope.cancel()
+    assert len(best) == 4_000
+    assert turns >= len(words) - 3  # one after each word; who begins and who ends first is chance
+
+
+async def test_a_search_looks_for_some_words_only() -> None:
+    tools = [Tool(name=f"x{number}", input_schema={}) for number in range(100)]
+    best = await rank(" ".join(str(number) for number in range(100)), [words_of(tool) for tool in tools])
+    assert [tool.name for tool in best] == [f"x{number}" for number in range(32)]
 
 
 @every_revision

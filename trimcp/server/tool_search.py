@@ -7,7 +7,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import trio
 
 from trimcp.errors import ErrorReply, ToolError
 from trimcp.protocol.connection import Encoded
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
     from trimcp.server.running import Running
 
 _WORD: Final = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![^\W\d_A-Z])|\d+")
-_LONGEST: Final = 500  # characters of what is searched
+_LONGEST: Final = 500  # characters of what is searched,
+_MOST_WORDS: Final = 32  # and its words
+_PER_TURN: Final = 2_000  # looks at a text for a word between which others have no turn; each takes half a microsecond
+_COUNTED_PER_TURN: Final = 50  # tools whose words are counted at once
 _LONGEST_TEXT: Final = 4_000  # characters of a description that are looked at
 _WEIGHTS: Final = (("name", 3), ("title", 2), ("description", 1))
 _SATURATION: Final = 1.2  # k1 of BM25: how soon a word that is repeated counts no more
@@ -40,7 +45,15 @@ def _words(text: str) -> list[str]:
     return [word[:-1] if len(word) > 3 and word.endswith("s") and word[-2] != "s" else word for word in found]
 
 
-def words_of(tool: Tool) -> Counter[str]:
+class ToolWords(NamedTuple):
+    """The words that a tool is found by."""
+
+    tool: Tool
+    weights: Counter[str]
+    total: int
+
+
+def words_of(tool: Tool) -> ToolWords:
     """Return the words that a tool is found by, with their weights."""
     counts: Counter[str] = Counter()
     for member, weight in _WEIGHTS:
@@ -48,20 +61,25 @@ def words_of(tool: Tool) -> Counter[str]:
             counts[word] += weight
     for parameter in list(tool.input_schema.get("properties") or ())[:100]:
         counts.update(_words(parameter))
-    return counts
+    return ToolWords(tool, counts, counts.total())
 
 
-def rank(query: str, texts: Sequence[Counter[str]]) -> list[int]:
-    """Return the indices of the texts that have a word of the query, the best first, by BM25."""
-    average = sum(text.total() for text in texts) / max(len(texts), 1) or 1.0
+async def rank(query: str, texts: Sequence[ToolWords]) -> list[Tool]:
+    """Return the tools that have a word of the query, the best first, by BM25. Others have their turns meanwhile."""
+    average = sum(text.total for text in texts) / max(len(texts), 1) or 1.0
     scores: defaultdict[int, float] = defaultdict(float)
-    for word in dict.fromkeys(_words(query[:_LONGEST])):
-        having = [at for at, text in enumerate(texts) if word in text]
+    looked = 0
+    for word in list(dict.fromkeys(_words(query[:_LONGEST])))[:_MOST_WORDS]:
+        having = [at for at, text in enumerate(texts) if word in text.weights]
         rarity = math.log(1 + (len(texts) - len(having) + 0.5) / (len(having) + 0.5))
         for at in having:
-            often, length = texts[at][word], texts[at].total() / average
+            often, length = texts[at].weights[word], texts[at].total / average
             scores[at] += rarity * often * (_SATURATION + 1) / (often + _SATURATION * (1 - _LENGTH + _LENGTH * length))
-    return sorted(scores, key=lambda at: -scores[at])
+        looked += len(texts)
+        if looked >= _PER_TURN:
+            looked = 0
+            await trio.lowlevel.checkpoint()
+    return [texts[at].tool for at in sorted(scores, key=lambda at: -scores[at])]
 
 
 class ToolSearch:
@@ -73,7 +91,7 @@ class ToolSearch:
         self._listed = listed | self._own
         self._call = call
         self._lists: dict[object, Handler] = {}  # of each run what lists all tools
-        self._index: dict[str, tuple[Tool, Counter[str]]] = {}
+        self._index: dict[str, ToolWords] = {}
         self.search_options: ToolOptions = {
             "name": search,
             "description": f"Find tools of this server by words, such as what they do. Call what you find by {call}.",
@@ -88,8 +106,8 @@ class ToolSearch:
     async def search(self, ctx: Context[Any], query: str) -> dict[str, Any]:
         """Find tools."""
         tools = [tool for page in await self._pages(ctx) for tool in page.tools if tool.name not in self._own]
-        best = rank(query, [self._counted(tool) for tool in tools])[: self._most]
-        shown: list[Any] = [to_json(tools[at], revision=ctx.revision) for at in best]
+        best = (await rank(query, await self._counted(tools)))[: self._most]
+        shown: list[Any] = [to_json(tool, revision=ctx.revision) for tool in best]
         return {"tools": [{key: tool[key] for key in _SHOWN if key in tool} for tool in shown]}
 
     async def call(self, name: str, arguments: dict[str, Any] | None = None) -> str:
@@ -105,13 +123,21 @@ class ToolSearch:
             pages.append(page.value if isinstance(page, Encoded) else page)
         return pages
 
-    def _counted(self, tool: Tool) -> Counter[str]:
-        known = self._index.get(tool.name)
-        if known is None or known[0] is not tool:
-            if len(self._index) >= _MOST_COUNTED:
-                self._index.clear()
-            known = self._index[tool.name] = tool, words_of(tool)
-        return known[1]
+    async def _counted(self, tools: Sequence[Tool]) -> list[ToolWords]:
+        """Return the words of tools, those known as they are. Others have their turns meanwhile."""
+        counted: list[ToolWords] = []
+        fresh = 0
+        for tool in tools:
+            known = self._index.get(tool.name)
+            if known is None or known.tool is not tool:
+                if len(self._index) >= _MOST_COUNTED:
+                    self._index.clear()
+                known = self._index[tool.name] = words_of(tool)
+                fresh += 1
+                if fresh % _COUNTED_PER_TURN == 0:
+                    await trio.lowlevel.checkpoint()
+            counted.append(known)
+        return counted
 
     @asynccontextmanager
     async def while_running(self, running: Running) -> AsyncIterator[None]:
