@@ -18,7 +18,7 @@ from trimcp.errors import InvalidReply, LocalError, RemoteError
 from trimcp.server.running import Running
 from trimcp.server.server import Server
 from trimcp.session.context import Context
-from trimcp.session.drive import AnyChannel
+from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.limits import Limits
 from trimcp.testing.connect import _FromPrincipal
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
@@ -264,6 +264,26 @@ async def connected_as(running: Running, who: str, revision: Revision) -> AsyncI
         async with trimcp.Client("c").connect(theirs, revision=revision) as session:
             yield session
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST])
+async def test_what_clients_tell_an_upstream_that_is_away_is_bounded_in_bytes(clock: Any, revision: Revision) -> None:
+    behind = Behind(asking())
+    way = Cut(behind)
+    made = proxy(way, name="behind", notifications=["notifications/said"])
+    made.parts.insert(0, behind.while_running)
+    async with made.running() as running:
+        way.down = True
+        ours, theirs = trimcp.memory_channels()
+        peer = running.session()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(drive, peer, ours)
+            async with trimcp.Client("c").connect(theirs, revision=revision) as session:
+                for _ in range(10):
+                    await session.notify("notifications/said", {"text": "x" * 300_000})
+                await trio.testing.wait_all_tasks_blocked()
+                assert peer.statistics().dropped == 7
+            nursery.cancel_scope.cancel()
 
 
 OnBothEras = pytest.mark.parametrize("revision", [LATEST_LEGACY, LATEST])

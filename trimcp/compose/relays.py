@@ -46,7 +46,8 @@ from trimcp.wire.revisions import LATEST, Revision
 log: logging.Logger = logging.getLogger("trimcp.compose")
 
 _TRIED: Final = tuple(state for state in UpstreamState if state is not UpstreamState.CONNECTING)
-_MOST_TOLD: Final = 100  # notifications of one client that wait for the connection
+_MOST_TOLD: Final = 100  # notifications of one client that wait for the connection,
+_MOST_TOLD_BYTES: Final = 1024 * 1024  # and their bytes
 QUESTIONS: Final = ("roots/list", "sampling/createMessage", "elicitation/create")
 COMPLETE: Final = "notifications/elicitation/complete"
 
@@ -95,7 +96,7 @@ class Relays:
     _open: list[Relay] = attrs.field(init=False, factory=list)
     _shares: Shares[Relay] = attrs.field(init=False, factory=lambda: Shares(2))
     # what sessions said before their first request, which says who they are
-    _early: list[tuple[Session, str, Any]] = attrs.field(init=False, factory=list)
+    _early: list[tuple[Session, str, Any, int]] = attrs.field(init=False, factory=list)  # with its bytes
     _changed: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
 
     @asynccontextmanager
@@ -214,7 +215,7 @@ class Relays:
         if owner is not None:
             self._shares.add(relay)
         early, self._early = self._early, [said for said in self._early if said[0] is not own]
-        for session, method, params in early:
+        for session, method, params, _ in early:
             if session is own:
                 relay.pass_on(session, method, params)
         self.nursery.start_soon(relay.run, name=f"connection to {self.name}")
@@ -244,10 +245,11 @@ class Relays:
     def keep(self, session: Session, name: str, params: Any) -> None:
         """Keep what a session says before its first request. What is too much is dropped and counted."""
         self._early = [said for said in self._early if not said[0].closed.is_set()]
-        if len(self._early) >= _MOST_TOLD:
+        size = _size(params)
+        if len(self._early) >= _MOST_TOLD or size + sum(said[3] for said in self._early) > _MOST_TOLD_BYTES:
             session.counts.drop("others")
         else:
-            self._early.append((session, name, params))
+            self._early.append((session, name, params, size))
 
     def of_nobody(self, principal: str | None) -> Relay:
         """Return the connection for what a client says outside of its requests, where it has no session.
@@ -289,6 +291,7 @@ class Relay:
     watched: dict[tuple[Session, str], trio.CancelScope] = attrs.field(init=False, factory=dict)  # resources, by URI
     closing: trio.Event = attrs.field(init=False, factory=trio.Event)
     _telling: int = attrs.field(init=False, default=0)
+    _telling_bytes: int = attrs.field(init=False, default=0)
     _opened: trio.Event = attrs.field(init=False, factory=trio.Event)
     _failure: Exception | None = attrs.field(init=False, default=None)
 
@@ -357,13 +360,15 @@ class Relay:
 
     def pass_on(self, session: Session, name: str, params: Any) -> None:
         """Tell the upstream what a client tells it. Never blocks; what is too much is dropped and counted."""
-        if self._telling >= _MOST_TOLD:
+        size = _size(params)
+        if self._telling >= _MOST_TOLD or self._telling_bytes + size > _MOST_TOLD_BYTES:
             session.counts.drop("others")
             return
         self._telling += 1
-        self.relays.nursery.start_soon(self._pass_on, name, params)
+        self._telling_bytes += size
+        self.relays.nursery.start_soon(self._pass_on, name, params, size)
 
-    async def _pass_on(self, name: str, params: Any) -> None:
+    async def _pass_on(self, name: str, params: Any, size: int) -> None:
         try:
             with suppress(McpError):
                 async with (await self.connected()).session() as session:
@@ -373,6 +378,7 @@ class Relay:
                         await session.notify(name, params)
         finally:
             self._telling -= 1
+            self._telling_bytes -= size
             self.used = trio.current_time()
 
     # What the upstream says unasked
@@ -442,6 +448,11 @@ class _Asking:
 
     async def __call__(self, params: Any) -> Any:
         return await self.relay.ask(self.name, params)
+
+
+def _size(params: Any) -> int:
+    """Return the bytes of a notification's params; those of the protocol itself have none that count."""
+    return len(encode(params)) if isinstance(params, dict) else 0
 
 
 def can_be_asked(declared: ClientCapabilities) -> bool:
