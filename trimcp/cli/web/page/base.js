@@ -1,9 +1,9 @@
 // What both pages share: commands to the site that serves them, text of peers, small components.
-import {h, render} from "/vendor/preact.mjs";
+import {Component, h, render} from "/vendor/preact.mjs";
 import {useEffect, useLayoutEffect, useRef, useState} from "/vendor/hooks.mjs";
 import htm from "/vendor/htm.mjs";
 
-export {render, useEffect, useLayoutEffect, useRef, useState};
+export {Component, render, useEffect, useLayoutEffect, useRef, useState};
 export const html = htm.bind(h);
 
 // The token is in the address once; then it is of this tab alone, and goes into a header.

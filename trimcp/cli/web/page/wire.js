@@ -1,5 +1,5 @@
 // What is said, message by message: the list that both pages show.
-import {bytes, count, html, said, seconds, useRef, useState} from "/base.js";
+import {Component, bytes, count, html, said, seconds, useRef, useState} from "/base.js";
 
 const KEPT = 500, SHOWN = 100;
 
@@ -31,14 +31,14 @@ export function Wire({live, title, children}) {
       <label>Filter <input type="search" value=${filter} onInput=${event => setFilter(event.target.value)} /></label>
       <button aria-pressed=${held !== null} onClick=${() => hold(held === null ? live.events : null)}>${held === null ? "Hold" : "Go on"}</button></div>
     ${live.missed > 0 && html`<p class="dim">${count(live.missed, "event")} went by unseen.</p>`}
-    <ol>${found.slice(-SHOWN).reverse().map(drawn)}</ol></section>`;
+    <ol>${found.slice(-SHOWN).reverse().map(event => html`<${Row} key=${event.n} event=${event} />`)}</ol></section>`;
 }
 
-// An event never changes, so it is drawn once: what is the same is not compared with what is there.
-const kept = new WeakMap();
-function drawn(event) {
-  if (!kept.has(event)) kept.set(event, html`<li key=${event.n}><${Event} event=${event} /></li>`);
-  return kept.get(event);
+// An event never changes, so it is drawn once. What was drawn before is not kept beside: it would hold the elements of rows
+// that are gone.
+class Row extends Component {
+  shouldComponentUpdate({event}) { return event !== this.props.event; }
+  render({event}) { return html`<li><${Event} event=${event} /></li>`; }
 }
 
 function Event({event}) {
