@@ -25,7 +25,7 @@ import trimcp
 import trimcp.testing
 from trimcp.cli.app import app
 from trimcp.cli.top import keys_of
-from trimcp.cli.top_view import KEYS, Shown, rows_of, view
+from trimcp.cli.top_view import KEYS, Shown, rows_of, view, whole_view
 from trimcp.watch import admin
 from trimcp.watch.picture import take_picture
 
@@ -107,6 +107,28 @@ async def test_in_80_columns_the_line_where_a_call_waits_and_all_keys_are_there(
     told = text_of(view([{**shown[0], "ended": [ended]}], (80, 24), Shown(opened=True, selected=("", "gone"))))
     assert "it has ended" in told
     assert "cancelled: no room" in told
+
+
+async def test_in_80_columns_an_opened_call_shows_all_of_a_line_that_is_longer() -> None:
+    shown = await pictures("draw")
+    request = shown[0]["sessions"][0]["requests"][0]
+    request["waits"] = [f"  there.py:1 in far: {'first ' * 20}second"]
+    told = text_of(view(shown, (80, 24), Shown(opened=True, selected=rows_of(shown, Shown())[0].key)))
+    assert (told.count("first"), told.count("second")) == (20, 1)
+    assert "…" not in told.partition("waits at")[2]
+
+
+async def test_once_all_calls_are_told_each_with_all_of_its_line() -> None:
+    shown = await pictures(*(f"tool{number:03}" for number in range(60)))  # of one session
+    shown[0]["ended"] = [{"target": "gone", "method": "x", "seconds": 1, "outcome": "ok", "reason": None, "at": 1}]
+    shown[0]["sessions"][0]["requests"][0]["waits"] = ["there.py:1 in far: " + "x" * 150]
+    lines = [line.plain for line in whole_view(shown, 1_000)]
+    for number in range(60):
+        assert sum(f"tool{number:03}" in line for line in lines) == 1
+    assert sum("x" * 150 in line for line in lines) == 1
+    assert "gone ok" in lines[-1]
+    assert all(line == line.rstrip() for line in lines)
+    assert whole_view([{**shown[0], "sessions": [], "ended": []}], 80)[-1].plain == "  nothing runs"
 
 
 async def test_it_sorts_and_filters() -> None:

@@ -20,7 +20,7 @@ from trimcp.cli.exits import NO_CONNECTION, TOP_EXIT_CODES, USAGE, Failure, say
 from trimcp.cli.options import HeaderOptions, web_options, with_options
 from trimcp.cli.screen import Screen
 from trimcp.cli.text import as_json, theirs
-from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view
+from trimcp.cli.top_view import SORTS, RequestRow, Shown, rows_of, view, whole_view
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.run import signals as run_signals
 from trimcp.support.nurseries import open_service_nursery
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from trimcp.watch.commands import Command
 
 _REASON: Final = "cancelled in trimcp top"
+_WIDEST: Final = 1_000  # columns where the output is no terminal
 _STOPS: Final = (signal.SIGTERM, signal.SIGHUP)
 _ON_A_ROW: Final = ("enter", "c", "x", "d")  # keys that mean the request which is selected, or else the first
 _NONE: Final = "no server of this user can be looked at; start one with: trimcp run server.py --http --admin"
@@ -165,9 +166,8 @@ def _look(target: Sockets | NetworkServer, *, once: bool, as_json_text: bool) ->
             screen.show(as_json(pictures))
         else:
             with _readable():
-                size = screen.out.width, max(24, 6 + sum(len(one["sessions"]) for one in pictures))
-                lines = view(pictures, size, Shown())
-            for line in lines[:-1]:  # without the keys
+                lines = whole_view(pictures, screen.out.width if screen.out.is_terminal else _WIDEST)
+            for line in lines:
                 screen.show(line.plain, str(line.style))
         return 0
     return trio.run(_Top(target).run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 from typing import Any, Final, TypeAlias
 
 import attrs
@@ -16,6 +17,7 @@ Json: TypeAlias = Mapping[str, Any]
 KEYS: Final = "q quit  ↑↓ select  enter open  c cancel  x close  d drain  s sort  / filter"
 SORTS: Final = ("age", "progress", "tool", "who")
 _BAR: Final = 12
+_STEP: Final = "  "
 _WIDE: Final = 100  # columns from which on there is room for the bar
 _TITLES: Final = ("AGE", "LEFT", "PROGRESS", "TOOL", "WHO", "WHERE")
 _YEAR: Final = 365 * 86_400  # seconds
@@ -87,7 +89,7 @@ def view(pictures: Sequence[Json], size: tuple[int, int], choice: Shown) -> list
     top = [_totals(pictures), *map(_server, pictures[: max(1, lines // 4)]), Text("")]
     foot = _foot(choice)
     room = max(1, lines - len(top) - len(foot))
-    body = list(_opened(rows, choice)) if choice.opened else list(_table(rows, room, columns, choice))
+    body = list(_opened(rows, columns, choice)) if choice.opened else list(_table(rows, room, columns, choice))
     if not choice.opened or choice.selected not in [row.key for row in rows]:
         body += list(_beside(pictures, room - len(body)))
         body += list(_ended(pictures, room - len(body)))
@@ -97,6 +99,18 @@ def view(pictures: Sequence[Json], size: tuple[int, int], choice: Shown) -> list
         line.truncate(columns, overflow="ellipsis")
         line.no_wrap = True
     return shown[:lines]
+
+
+def whole_view(pictures: Sequence[Json], columns: int) -> list[Text]:
+    """Return all that there is to show, as lines of at most so many columns, without what is for keys."""
+    calls = sum(len(session["requests"]) for one in pictures for session in one["sessions"])
+    others = sum(len(one["beside"]) + len(one["ended"]) for one in pictures)
+    shown = view(pictures, (columns, 12 + 4 * len(pictures) + calls + 2 * others), Shown())[: -len(_foot(Shown()))]
+    while not shown[-1]:
+        shown.pop()
+    for line in shown:
+        line.rstrip()
+    return shown
 
 
 def _totals(pictures: Sequence[Json]) -> Text:
@@ -148,7 +162,7 @@ def _cells(row: RequestRow, bar: int) -> tuple[str, ...]:
     return _seconds(request["seconds"]), left, _progress(request, bar), row.tool[:20], row.who[:18], where
 
 
-def _opened(rows: Sequence[RequestRow], choice: Shown) -> Iterator[Text]:
+def _opened(rows: Sequence[RequestRow], columns: int, choice: Shown) -> Iterator[Text]:
     row = next((row for row in rows if row.key == choice.selected), None)
     if row is None:
         yield Text("  it has ended", style="dim")
@@ -167,7 +181,8 @@ def _opened(rows: Sequence[RequestRow], choice: Shown) -> Iterator[Text]:
     yield Text(f"  its session: {session['running']} running, {session['waiting']} waiting, {held}", style="dim")
     yield Text("  waits at" if request["waits"] else "  where it waits is not known", style="bold cyan")
     for line in request["waits"]:
-        yield Text(f"    {theirs(line.rstrip(), 400)}")
+        for part in wrap(theirs(line.rstrip(), 400), max(20, columns - 4), subsequent_indent=_STEP):
+            yield Text(f"    {part}")
 
 
 def _beside(pictures: Sequence[Json], room: int) -> Iterator[Text]:
