@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,13 @@ def test_nothing_of_the_templates_is_left(project: Path) -> None:
     files = {str(path.relative_to(project)): path.read_text() for path in project.rglob("*") if path.is_file()}
     assert {"city_maps/server.py", "deploy/city-maps.service", "Dockerfile", "pyproject.toml"} <= files.keys()
     assert not [path for path, text in files.items() if re.search(r"NAME|MODULE|VERSION", path + text)]
+
+
+def test_what_its_page_says_to_install_brings_what_its_page_says_to_run(project: Path) -> None:
+    """`--reload` needs a package that the command itself does without."""
+    assert "--reload" in (project / "README.md").read_text()
+    extras = tomllib.loads((project / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert "trimcp[reload]" in extras["dev"]
 
 
 def entry_of(dockerfile: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import runpy
@@ -48,6 +49,10 @@ def test_software_for_the_web_is_loaded_when_it_is_used(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, check=True)
     assert json.loads(done.stdout) == []
 
+
+SELDOM = ("portal", "compose", "rest", "extensions", "fleet", "watch", "auth", "guard", "agent_tools", "store.tasks")
+SELDOM += ("server.caching", "server.including", "server.mounting", "server.provided", "server.skills", "server.apps")
+SELDOM += ("server.tasks", "server.tool_choice", "server.tool_search")
 
 STDIO_SERVER = """
 import json, sys, trimcp, trio
@@ -97,8 +102,8 @@ def test_a_stdio_server_loads_only_what_it_uses_until_its_first_answer() -> None
     assert foreign == {"trimcp", "orjson"}
     assert not {"asyncio", "email", "http", "concurrent", "xml", "unittest", "decimal", "mimetypes"} & {*loaded}
     parts = ("client", "cli", "bench", "testing", "net", "transports.http", "transports.memory", "transports.trace")
-    unused = (*parts, "server.prompts", "server.resources", "schema.engine", "schema.problems", "session.push")
-    unused += ("session.asking",)
+    unused = (*parts, *SELDOM, "server.prompts", "server.resources", "schema.engine", "schema.problems")
+    unused += ("session.push", "session.asking")
     assert [name for name in ours if name.removeprefix("trimcp.").startswith(unused)] == []
     assert len(ours) < 100, f"{len(ours)} modules of trimcp"
     declared = [
@@ -150,6 +155,7 @@ print(loaded, "trimcp.server.uri_template" in sys.modules)
 
 
 OTHER_HOSTS = ["httpx2", "hypercorn", "h2", "hpack", "google.protobuf", "trimcp.framing.grpc", "click", "rich"]
+OTHER_HOSTS += [f"trimcp.{name}" for name in ("client", "cli", *SELDOM)]
 
 
 def test_serving_http_loads_no_other_host_and_no_client() -> None:
@@ -171,6 +177,7 @@ def test_the_list_of_what_is_not_loaded_names_real_packages() -> None:
     """A misspelt name above would never be found loaded."""
     program = "import importlib, sys; [importlib.import_module(m) for m in sys.argv[1:]]"
     subprocess.run([sys.executable, "-c", program, *FOREIGN], capture_output=True, check=True)
+    assert [name for name in SELDOM if importlib.util.find_spec(f"trimcp.{name}") is None] == []
 
 
 def test_type_checkers_are_told_the_same_names() -> None:

@@ -33,7 +33,7 @@ requires-python = ">=3.11"
 dependencies = ["trimcp[cli]>=VERSION"]
 
 [project.optional-dependencies]
-dev = ["pytest>=8.3", "pytest-trio>=0.8", "mypy>=1.13", "pyright>=1.1.390"]
+dev = ["trimcp[reload]", "pytest>=8.3", "pytest-trio>=0.8", "mypy>=1.13", "pyright>=1.1.390"]
 
 [project.scripts]
 NAME = "MODULE.server:main"
