@@ -27,7 +27,8 @@ def nav() -> list[Any]:
             levels[-1][1].append({entry[:-1]: inside})
             levels.append((indent + 4, inside))
         else:
-            levels[-1][1].append(entry)
+            title, colon, page = entry.partition(": ")
+            levels[-1][1].append({title: page} if colon else entry)
     return top
 
 
