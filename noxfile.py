@@ -245,6 +245,28 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def site(session: nox.Session) -> None:
+    """Build the site into build/site: the documentation of each release that has a tag, and of this tree as `dev`."""
+    target = Path("build", "site").absolute()
+    shutil.rmtree(target, ignore_errors=True)
+    listed = session.run("git", "tag", "--list", "v[0-9]*", "--sort=-version:refname", external=True, silent=True)
+    tags = (listed or "").split()
+    here = Path.cwd()
+    with timed(session), tempfile.TemporaryDirectory() as folder:
+        for version in [*tags, "dev"]:
+            tree = here if version == "dev" else Path(folder, version)
+            if tree != here:
+                clone = ("git", "clone", "--quiet", "--depth=1", "--branch", version, here.as_uri(), str(tree))
+                session.run(*clone, external=True, silent=True)
+            with session.chdir(tree):  # with the package of this version, from which its reference is made
+                session.install(".[cli]", *groups("docs"))
+                built = target / version.removeprefix("v")
+                session.run("mkdocs", "build", "--strict", "--site-dir", str(built), env={"NO_MKDOCS_2_WARNING": "1"})
+        session.run("python", "docs/versions.py", str(target), *(tag.removeprefix("v") for tag in tags), "dev")
+    session.log(f"the site is in {target}")
+
+
+@nox.session(default=False)
 def release(session: nox.Session) -> None:
     """Prepare a release, `-- 0.2.0`: build it, try what was built in bare environments, and make its changelog.
 
