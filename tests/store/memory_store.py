@@ -258,6 +258,13 @@ class MemoryStore(SharedStore):
         await self._work()
         return self.hub.leased.get(self.name) is self
 
+    async def retire(self) -> bool:
+        await self._work()
+        if self._letters and self.name in self.hub.leased:
+            return False
+        self.hub.leased.pop(self.name, None)
+        return True
+
     async def gone(self, name: str) -> bool:
         await self._work()
         return name not in self.hub.leased

@@ -270,6 +270,29 @@ async def test_who_ends_in_order_is_gone_at_once(world: World) -> None:
             assert one.name != name
 
 
+async def test_who_retires_has_read_each_letter_that_was_not_refused(world: World) -> None:
+    async with opened(world) as (one, two):
+        await two.commit([Letter(one.name, b"x"), Letter(one.name, b"y")])
+        assert not await one.retire()
+        assert not await two.gone(one.name)
+        assert await some(one, 2) == [b"x", b"y"]
+        assert await one.retire()
+        assert await two.gone(one.name)
+        late = Letter(one.name, b"late")
+        assert list(await two.commit([late])) == [late]
+        assert not await one.commit([Letter(two.name, b"last")])
+        assert await some(two, 1) == [b"last"]
+        assert await one.commit([new("s")])
+        assert await one.retire()
+
+
+async def test_who_lost_its_lease_has_nothing_to_read_before_it_retires(world: World) -> None:
+    async with opened(world) as (one, two):
+        await two.commit([Letter(one.name, b"x")])
+        await world.end_lease(one)
+        assert await one.retire()
+
+
 async def test_a_holder_takes_anew_what_it_lost_from_memory(world: World) -> None:
     async with opened(world, 1) as (one,):
         await one.commit([new("s", b"state")])

@@ -63,17 +63,28 @@ class PostBox:
         """Read letters until cancelled."""
         while True:
             try:
-                letters = await self.queue.store.receive()
+                await self._read_some()
             except OSError as error:
                 log.warning("letters of other processes were not read: %s", error)
                 await trio.sleep(_PAUSE)
-                continue
-            for letter in letters:
-                beginning, _, data = letter.partition(b"\n")
-                try:
-                    self._read(parse_value(beginning), data)
-                except Exception as error:
-                    log_crash(log, error, "a letter of another process cannot be read")
+
+    async def retire(self) -> None:
+        """Read all letters that come before this process takes none any more, and write what they lead to.
+
+        Raises OSError: the store cannot be reached.
+        """
+        await self.queue.flush()
+        while not await self.queue.store.retire():
+            await self._read_some()
+            await self.queue.flush()
+
+    async def _read_some(self) -> None:
+        for letter in await self.queue.store.receive():
+            beginning, _, data = letter.partition(b"\n")
+            try:
+                self._read(parse_value(beginning), data)
+            except Exception as error:
+                log_crash(log, error, "a letter of another process cannot be read")
 
     def _read(self, said: Any, data: bytes) -> None:
         sender, number = str(said["from"]), int(said["letter"])

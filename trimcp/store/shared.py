@@ -243,5 +243,12 @@ class SharedStore(ABC):
         """
 
     @abstractmethod
+    async def retire(self) -> bool:
+        """Give up the lease, unless there are letters to read: then False, and `receive` has them.
+
+        So who is about to end has read every letter that was not refused.
+        """
+
+    @abstractmethod
     async def gone(self, name: str) -> bool:
         """Return whether the lease of the process of this name is over, or there never was one."""

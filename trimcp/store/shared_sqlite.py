@@ -176,6 +176,10 @@ class SqliteStore(SharedStore):
     async def renew(self) -> bool:
         return await self._open.change(lambda database: _renew(database, self.name, self.lease))
 
+    async def retire(self) -> bool:
+        self._unread = not await self._open.change(lambda database: _retire(database, self.name))
+        return not self._unread
+
     async def gone(self, name: str) -> bool:
         if not await self._open.read(lambda database: _is_leased(database, name)):
             return True
@@ -190,6 +194,13 @@ def _is_leased(database: Database, name: str) -> bool:
         return bool(database.ask("SELECT until >= ? FROM processes WHERE name = ?", time.monotonic(), name))
     except UnicodeEncodeError:
         return False
+
+
+def _retire(database: Database, name: str) -> bool:
+    if _is_leased(database, name) and database.ask("SELECT 1 FROM letters WHERE receiver = ? LIMIT 1", name):
+        return False
+    _end_process(database, name)
+    return True
 
 
 def _end_process(database: Database, name: str) -> None:

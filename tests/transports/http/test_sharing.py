@@ -409,6 +409,59 @@ async def test_what_comes_while_the_holder_ends_is_for_the_next_one(autojump_clo
         assert len(two.face.shared.sessions) == 1
 
 
+async def test_what_a_process_that_ends_has_not_read_is_for_the_next_holder(autojump_clock: Any) -> None:
+    """It came between the last time that the process looked and the moment from which its letters are refused."""
+    hub = MemoryHub()
+    async with http_application(shared_server(), HttpSettings(store=MemoryStore(hub))) as two:
+        store = MemoryStore(hub)
+        async with http_application(shared_server(), HttpSettings(store=store)) as one:
+            visitor = Visitor(one, LEGACY)
+            await visitor.initialize()
+            far = Visitor(two, LEGACY, session=visitor.session)
+            receive, store.receive = store.receive, trio.sleep_forever  # type: ignore[method-assign, assignment]
+            assert (await (await far.call("echo", text="read")).done()).json["result"]
+            call = await far.call("echo", text="unread")
+            await trio.testing.wait_all_tasks_blocked()
+            store.receive = receive  # type: ignore[method-assign]
+        assert (await call.done()).json["result"]["content"][0]["text"] == "unread"
+        assert len(two.shared.sessions) == 1
+
+
+async def test_what_a_process_said_before_it_was_gone_counts(autojump_clock: Any) -> None:
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        far, receive, reading = two.visit(visitor), two.store.receive, trio.Event()
+
+        async def receive_later() -> Any:
+            await reading.wait()
+            return await receive()
+
+        two.store.receive = receive_later  # type: ignore[method-assign]
+        assert (await (await far.call("echo", text="read")).done()).json["result"]
+        call = await far.call("echo", text="answered, and not read")
+        await trio.testing.wait_all_tasks_blocked()
+        one.die()
+        await trio.sleep(2 * two.store.lease)
+        reading.set()
+        assert (await call.done()).json["result"]["content"][0]["text"] == "answered, and not read"
+
+
+async def test_a_request_that_has_moved_twice_is_asked_once(autojump_clock: Any) -> None:
+    """As when its letter was refused because the system has ended the holder, and the holder had read it."""
+    async with replicas() as ([one, two], visitor):
+        await visitor.initialize()
+        sharing: Any = two.face.shared.sharing
+        one.store.receive = trio.sleep_forever  # type: ignore[method-assign, assignment]
+        far = two.visit(visitor)
+        assert (await (await far.call("echo", text="read")).done()).json["result"]
+        await far.call("echo", text="unread")
+        [number] = sharing._asked
+        for _ in range(2):
+            sharing._move(one.store.name, {"n": number}, b"")
+        await trio.testing.wait_all_tasks_blocked()
+        assert list(sharing._asked) == [number + 1]
+
+
 async def test_the_state_of_a_session_goes_with_it(autojump_clock: Any) -> None:
     async with replicas() as ([one, two], visitor):
         await visitor.initialize()

@@ -171,6 +171,23 @@ return 1
     "allow-oom",
 )
 
+# KEYS: the lease, all processes, the mailbox. ARGV: the process, the first entry that was not read. Returns 0: there
+# are letters.
+_RETIRE: Final = RedisScript(
+    """
+local from = redis.call('EXISTS', KEYS[1]) == 1 and ARGV[2]
+while from do
+  local entry = redis.call('XRANGE', KEYS[3], from, '+', 'COUNT', 1)[1]
+  if entry and entry[2][1] == 'letter' then return 0 end
+  from = entry and '(' .. entry[1]
+end
+redis.call('DEL', KEYS[1], KEYS[3])
+redis.call('SREM', KEYS[2], ARGV[1])
+return 1
+""",
+    "allow-oom",
+)
+
 
 @attrs.define(eq=False, field_transformer=checked())
 class RedisStore(SharedStore):
@@ -358,8 +375,17 @@ class RedisStore(SharedStore):
         return await self._renew("0")
 
     async def _renew(self, begins: str) -> bool:
-        keys = [self._lease_of(self.name), self._key("processes"), self._redis.mailbox]
-        return bool(await self._redis.commands.script(_LEASE, keys, self.name, round(self.lease * 1000), begins))
+        return bool(await self._redis.commands.script(_LEASE, self._own, self.name, round(self.lease * 1000), begins))
+
+    async def retire(self) -> bool:
+        retired = bool(await self._redis.commands.script(_RETIRE, self._own, self.name, self._next))
+        if not retired:
+            self._unread.set()
+        return retired
+
+    @property
+    def _own(self) -> list[str]:
+        return [self._lease_of(self.name), self._key("processes"), self._redis.mailbox]
 
     async def gone(self, name: str) -> bool:
         return not await self._redis.commands.repeat("EXISTS", self._lease_of(name))

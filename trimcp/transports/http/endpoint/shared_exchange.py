@@ -1,4 +1,4 @@
-"""Handlers of requests to a session that this process holds, and that another one can take over."""
+"""Handlers of requests to a session that this process holds, and that another one can take over; replies to others."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 import attrs
+import trio
 
 from trimcp.channel import Outgoing
 from trimcp.principal import Principal
+from trimcp.store.letters import PostBox
 from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
 from trimcp.transports.http.endpoint.routing import PostPlan, id_of
 from trimcp.transports.http.interfaces import (
     Admitted,
+    Handler,
     Head,
     HttpReply,
     HttpResponse,
@@ -30,6 +33,9 @@ _CHANGING: Final = frozenset(
     ("initialize", "notifications/initialized", "logging/setLevel", "resources/subscribe", "resources/unsubscribe")
 )
 """The messages that change what is kept of a session."""
+
+WINDOW: Final = 64 * 1024
+"""Bytes of a response that may be under way between two processes."""
 
 
 @attrs.define(eq=False)
@@ -97,6 +103,72 @@ class SharedGet(SessionGet):
         super().start(body, GatedReply(reply, self.session))
 
 
+@attrs.define(eq=False)
+class RemoteReply(HttpReply):
+    """A response to a request that came from another process."""
+
+    letters: PostBox
+    replies: dict[tuple[str, int], RemoteReply]  # those that others wait for, by process and number
+    to: str
+    number: int
+    handler: Handler | None = None
+    gone: bool = attrs.field(init=False, default=False)
+    _unread: int = attrs.field(init=False, default=0)
+    _room: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
+
+    def send(self, response: HttpResponse) -> None:
+        self._say("send", response.body, status=response.status, headers=_listed(response.headers))
+        self.end()
+
+    def start(self, response: HttpResponse) -> None:
+        self._say("start", response.body, status=response.status, headers=_listed(response.headers))
+
+    def write(self, data: bytes) -> None:
+        self._say("write", data)
+
+    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
+        self._say("finish", data)
+        self.end()
+
+    def abort(self) -> None:
+        self._say("abort")
+        self.end()
+
+    def _say(self, kind: str, data: bytes = b"", **said: JSON) -> None:
+        if self.gone:
+            return
+        self._unread += len(data)
+        if self.letters.say(self.to, kind, data, n=self.number, **said) is None:
+            self.leave("the other process takes nothing")
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self._unread - WINDOW)
+
+    async def room(self) -> None:
+        while self.waiting and not self.gone:
+            await self._room.park()
+
+    def taken(self, size: int) -> None:
+        """Note that the client has read so much."""
+        self._unread = max(0, self._unread - size)
+        self._room.unpark_all()
+        if not self.waiting and self.handler is not None and not self.gone:
+            self.handler.writable()
+
+    def leave(self, slow: str | None) -> None:
+        """Note that the client has left, or its process has ended."""
+        if not self.gone:
+            self.end()
+            if self.handler is not None:
+                self.handler.disconnected(slow)
+
+    def end(self) -> None:
+        self.gone = True
+        self.replies.pop((self.to, self.number), None)
+        self._room.unpark_all()
+
+
 def later(id: RequestId | None, *headers: tuple[str, str], ending: bool = False) -> HttpResponse:
     """Return the refusal of a request whose session cannot be found just now; `ending`: because this process ends."""
     if not ending:
@@ -138,3 +210,7 @@ def answer(found: Admitted, body: bytes, reply: HttpReply) -> None:
 def asks(body: bytes) -> bool:
     """Return whether a body wants an answer."""
     return isinstance(parse(body), Request | Batch)
+
+
+def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:
+    return [list(each) for each in headers]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -27,6 +27,8 @@ from trimcp.support.cleaning import log_crash
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.endpoint.exchange import Exchange, SessionGet
 from trimcp.transports.http.endpoint.shared_exchange import (
+    WINDOW,
+    RemoteReply,
     SharedExchange,
     SharedGet,
     answer,
@@ -57,7 +59,6 @@ from trimcp.wire.jsonrpc import (
 log: logging.Logger = logging.getLogger("trimcp.http")
 
 _MOST_ASKED: Final = 64 * 1024 * 1024  # bytes of requests that were handed over and are not answered yet
-_WINDOW: Final = 64 * 1024  # bytes of a response that may be under way between two processes
 _MOST_HOLDERS: Final = 10_000  # sessions elsewhere of which is known who holds them
 _ATTEMPTS: Final = 3  # to find who has a session
 _LAST: Final = 2.0  # seconds for the last writes of a process that ends
@@ -139,7 +140,7 @@ class Forwarded(Handler):
             case _:
                 raise ValueError("no such part of a response")
         self._taken += len(data)
-        if self._reply is not None and self._taken >= _WINDOW // 2 and not reply.waiting:
+        if self._reply is not None and self._taken >= WINDOW // 2 and not reply.waiting:
             self.writable()
 
     def _response(self, said: Mapping[str, Any], data: bytes) -> HttpResponse:
@@ -156,10 +157,9 @@ class Forwarded(Handler):
     async def again(self) -> None:
         """Find anew who has the session: the holder has got nothing of this request, or has the session no more."""
         reply, body = self._reply, self._body
-        self.sharing.forget(self)
-        self.sharing.forget_holder(self.head)
-        if reply is None:
+        if not self.sharing.forget(self) or reply is None:
             return
+        self.sharing.forget_holder(self.head)
         found = None if self._attempts >= _ATTEMPTS else await self.sharing.find(self.head)
         if isinstance(found, Forwarded):
             self.holder = found.holder
@@ -188,71 +188,6 @@ class Forwarded(Handler):
             reply.send(HttpResponse(200, headers, lost_call(message.id)))
         else:
             reply.send(later(None, *self.head.reply_headers))
-
-
-@attrs.define(eq=False)
-class RemoteReply(HttpReply):
-    """A response to a request that came from another process."""
-
-    sharing: SessionSharing
-    to: str
-    number: int
-    handler: Handler | None = None
-    gone: bool = attrs.field(init=False, default=False)
-    _unread: int = attrs.field(init=False, default=0)
-    _room: trio.lowlevel.ParkingLot = attrs.field(init=False, factory=trio.lowlevel.ParkingLot)
-
-    def send(self, response: HttpResponse) -> None:
-        self._say("send", response.body, status=response.status, headers=_listed(response.headers))
-        self.end()
-
-    def start(self, response: HttpResponse) -> None:
-        self._say("start", response.body, status=response.status, headers=_listed(response.headers))
-
-    def write(self, data: bytes) -> None:
-        self._say("write", data)
-
-    def finish(self, data: bytes = b"", trailers: tuple[tuple[str, str], ...] = ()) -> None:
-        self._say("finish", data)
-        self.end()
-
-    def abort(self) -> None:
-        self._say("abort")
-        self.end()
-
-    def _say(self, kind: str, data: bytes = b"", **said: JSON) -> None:
-        if self.gone:
-            return
-        self._unread += len(data)
-        if self.sharing.say(self.to, kind, data, n=self.number, **said) is None:
-            self.leave("the other process takes nothing")
-
-    @property
-    def waiting(self) -> int:
-        return max(0, self._unread - _WINDOW)
-
-    async def room(self) -> None:
-        while self.waiting and not self.gone:
-            await self._room.park()
-
-    def taken(self, size: int) -> None:
-        """Note that the client has read so much."""
-        self._unread = max(0, self._unread - size)
-        self._room.unpark_all()
-        if not self.waiting and self.handler is not None and not self.gone:
-            self.handler.writable()
-
-    def leave(self, slow: str | None) -> None:
-        """Note that the client has left, or its process has ended."""
-        if not self.gone:
-            self.end()
-            if self.handler is not None:
-                self.handler.disconnected(slow)
-
-    def end(self) -> None:
-        self.gone = True
-        self.sharing.replies.pop((self.to, self.number), None)
-        self._room.unpark_all()
 
 
 @attrs.define(eq=False)
@@ -307,6 +242,7 @@ class SessionSharing:
             "taken": self._note_taken,
             "change": self._take_change,
             "turn": lambda sender, said, data: counts.come(str(said["id"])),
+            "gone": self._take_loss,
         }
         shared.make_session, shared.sharing = partial(HeldSession, common=self._holding), self
 
@@ -370,6 +306,8 @@ class SessionSharing:
             with trio.move_on_after(_LAST, shield=True):
                 await self.queue.flush()
                 await self._counts.flush()
+                with suppress(OSError):  # else the lease ends by itself
+                    await self.letters.retire()
 
     async def _keep_lease(self) -> None:
         """Renew the lease until it is lost, and notice which other processes are gone."""
@@ -383,12 +321,9 @@ class SessionSharing:
                 if self._untold:
                     self._untold = False
                     self._changed(_ANYTHING, False)
-                for holder in {asked.holder for asked in self._asked.values()}:
-                    if await self.store.gone(holder):
-                        self._lost(holder)
-                for to in {to for to, _ in self.replies}:
-                    if await self.store.gone(to):
-                        self._lost(to)
+                for name in {asked.holder for asked in self._asked.values()} | {to for to, _ in self.replies}:
+                    if await self.store.gone(name):
+                        self._lose(name)
             except OSError as error:
                 self.failing = True
                 log.warning("the lease was not renewed: %s", error)
@@ -500,11 +435,14 @@ class SessionSharing:
         self._asking += asked.size
         return number
 
-    def forget(self, asked: Forwarded) -> None:
-        if self._asked.pop(asked.number, None) is not None:
-            self._asking -= asked.size
-            if not self._asked:
-                self._answered.unpark_all()
+    def forget(self, asked: Forwarded) -> bool:
+        """Forget a request that was handed over, and return whether it was known."""
+        if self._asked.pop(asked.number, None) is None:
+            return False
+        self._asking -= asked.size
+        if not self._asked:
+            self._answered.unpark_all()
+        return True
 
     def say(self, to: str, kind: str, data: bytes = b"", **said: JSON) -> Letter | None:
         """Send a letter, and return it; None if too many wait."""
@@ -543,7 +481,7 @@ class SessionSharing:
         if id and self.shared.draining and asks(body):  # its calls may finish; what is new is for its next holder
             self._put_off.setdefault(id, []).append((sender, number))
             return
-        reply = self.replies[sender, number] = RemoteReply(self, sender, number)
+        reply = self.replies[sender, number] = RemoteReply(self.letters, self.replies, sender, number)
         answer(self.admit(head), body, reply)
 
     def _released(self, id: str) -> None:
@@ -557,14 +495,23 @@ class SessionSharing:
                 if asked.letter == write and asked.holder == write.to:
                     self._nursery.start_soon(asked.again)
                     return
-            if write.to is not None:
-                self._lost(write.to)
-            else:
+            if write.to is None:
                 self._untold = True
+            elif write.to != self.store.name:
+                self._lose(write.to)
             return
         for session in self.shared.sessions:
             if session.id == write.session and isinstance(session, HeldSession) and session.fence == write.fence:
                 session.lose("another process has taken the session over")
+
+    def _lose(self, name: str) -> None:
+        """Have `_lost` called once all letters are read that a process which is gone has sent."""
+        if self.say(self.store.name, "gone", process=name) is None:
+            self._lost(name)
+
+    def _take_loss(self, sender: str, said: Mapping[str, Any], data: bytes) -> None:
+        if sender == self.name:
+            self._lost(said["process"])
 
     def _lost(self, name: str) -> None:
         """Give up what was under way with a process that is gone."""
@@ -590,10 +537,6 @@ class SessionSharing:
             self._holding.keeper.publish(changed, is_list)
         finally:
             self._publishing = False
-
-
-def _listed(headers: tuple[tuple[str, str], ...]) -> JSON:
-    return [list(each) for each in headers]
 
 
 _PARTS_OF_ANSWERS: Final = ("send", "start", "write", "finish", "abort")
