@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -111,6 +113,27 @@ async def test_one_that_crashes_is_replaced_and_the_port_stays() -> None:
             == f"worker 1 (process {second}) was ended by SIGKILL; the next one starts in 0.02 s"
         )
     assert crew.code == 0
+
+
+async def test_one_that_served_is_replaced_within_a_second(
+    autojump_clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that ends before it serves is not: it would end again and again."""
+    begun: list[float] = []
+
+    async def run_one(workers: Any, ready: Any, place: int) -> Any:
+        begun.append(trio.current_time())
+        ended = SimpleNamespace(pid=1, returncode=-signal.SIGKILL)
+        if len(begun) <= 6:
+            ready(ended)
+        elif len(begun) == 11:
+            workers._stop.set()
+        return ended
+
+    monkeypatch.setattr(Workers, "_run_one", run_one)
+    await Workers([], 1, [], {}, 0.0, lambda line: None).run(lambda: None)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(begun)]
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 2.0, 4.0, 8.0, 10.0])
 
 
 async def test_where_none_can_start_all_give_up() -> None:

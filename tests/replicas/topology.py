@@ -214,8 +214,7 @@ class Workers:
     async def kill_one(self, chosen: random.Random) -> None:
         """Kill one without a warning; the parent starts another one.
 
-        It starts those that end again and again later and later, after ten seconds in the end: so this waits until
-        there are two.
+        It starts those that end again and again after a second in the end: so this waits until there are two.
         """
         while len(alive := await trio.to_thread.run_sync(self.processes)) < 2:  # noqa: ASYNC110
             await trio.sleep(0.1)

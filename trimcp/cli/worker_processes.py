@@ -24,6 +24,7 @@ _SHARES: Final = "TRIMCP_WORKER_SHARES"
 # In seconds.
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 10.0
+_LONGEST_AFTER_SERVING: Final = 1.0
 _STEADY: Final = 30.0
 _MARGIN: Final = 5.0
 _REAPED: Final = 5.0
@@ -90,11 +91,11 @@ class Workers:
     env: Mapping[str, str]  # variables for them beside our own
     grace: float  # seconds they may take to end when asked to; then they are killed
     say: Callable[[str], object]  # called with lines for a person
-    # seconds before the first replacement of a worker that crashed. It doubles each time, to ten seconds, until a
-    # worker has lived for half a minute.
+    # seconds before the first replacement of a worker that crashed. It doubles each time, to ten seconds, or to one
+    # where the worker had been ready, until a worker has lived for half a minute.
     pause: float = _FIRST_PAUSE
     _controls: dict[trio.Process, socket.socket] = attrs.field(init=False, factory=dict)
-    _ready: set[int] = attrs.field(init=False, factory=set)
+    _ready: dict[int, trio.Process] = attrs.field(init=False, factory=dict)  # who was ready last, by number
     _stop: trio.Event = attrs.field(init=False, factory=trio.Event)
     _code: int = attrs.field(init=False, default=0)
     _shares: int | None = attrs.field(init=False, default=None)
@@ -139,11 +140,12 @@ class Workers:
                 self.say(f"worker {number} {how} before it served anything")
                 self._stop.set()
                 return
-            pause = self.pause if trio.current_time() - begun > _STEADY else pause
+            longest = _LONGEST_AFTER_SERVING if self._ready.get(number) is process else _LONGEST_PAUSE
+            pause = self.pause if trio.current_time() - begun > _STEADY else min(pause, longest)
             self.say(f"worker {number} (process {process.pid}) {how}; the next one starts in {pause:g} s")
             with trio.move_on_after(pause):
                 await self._stop.wait()
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause *= 2
 
     async def run_versions(self, listening: Callable[[], object], changed: AsyncIterable[str]) -> int:
         """Keep one worker until SIGINT or SIGTERM comes, and start the next one whenever something has changed.
@@ -246,10 +248,10 @@ class Workers:
             ready(process)
 
     def _heard(self, number: int, listening: Callable[[], object], process: trio.Process) -> None:
-        if number not in self._ready:
-            self._ready.add(number)
-            if len(self._ready) == self.number:
-                listening()
+        first = number not in self._ready
+        self._ready[number] = process
+        if first and len(self._ready) == self.number:
+            listening()
 
     def _end(self) -> None:
         for process in self._controls:
