@@ -80,6 +80,26 @@ async def test_a_server_without_notifications_is_looked_at_as_often_as_it_wants(
     assert foreign.said("tasks/cancel") == []
 
 
+async def test_a_server_that_does_not_notify_is_asked_to_once(autojump_clock: MockClock) -> None:
+    foreign = Foreign(*[{"pollIntervalMs": 2_000}] * 4, {"status": "completed", "result": TEXT})
+    asked, listening = list[str](), list[int]()
+
+    @foreign.server.middleware
+    async def count(ctx: Any, params: Any, call_next: Any) -> Any:
+        asked.append(ctx.method)
+        listening.append(asked.count("subscriptions/listen") - asked.count("listened"))
+        try:
+            return await call_next(ctx, params)
+        finally:
+            if ctx.method == "subscriptions/listen":
+                asked.append("listened")
+
+    async with session_with(foreign) as session:
+        assert (await session.call_tool("work")).text == "done"
+    assert (asked.count("tasks/get"), asked.count("subscriptions/listen")) == (5, 1)
+    assert listening[-1] == 0  # the subscription did not stay open beside the looks
+
+
 async def test_its_messages_are_progress(autojump_clock: MockClock) -> None:
     states: list[dict[str, Any]] = [
         {"statusMessage": "one"},

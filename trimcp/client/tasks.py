@@ -102,6 +102,7 @@ class ClientTask:
     async def _follow(self, state: TaskState, tell: Tell | None) -> CallToolResult:
         async with AsyncExitStack() as stack:
             changes: Subscription | None = None
+            asked = False  # to notify: once, whatever it answers
             while True:
                 if tell is not None:
                     self._tell(state, tell)
@@ -109,8 +110,8 @@ class ClientTask:
                     return self._outcome(state)
                 if state.status == "input_required":
                     await self._answer(state.raw.get("inputRequests") or {})
-                if changes is None and stack is not None:
-                    changes = await self._subscribed(stack)
+                if not asked:
+                    asked, changes = True, await self._subscribed(stack)
                     if changes is not None:
                         state = await self._look()  # it may have changed before
                         continue
@@ -123,6 +124,7 @@ class ClientTask:
             changes = await stack.enter_async_context(listening)
             if changes.acknowledged.task_ids:
                 return changes
+            await stack.aclose()
         return None
 
     async def _next(self, state: TaskState, changes: Subscription | None) -> TaskState:
