@@ -301,6 +301,23 @@ async def test_without_any_keys_nobody_is_let_in_and_it_is_not_the_clients_fault
         assert refused.status == 503
 
 
+async def test_an_issuer_that_starts_after_the_server_is_found_soon(
+    published: Published, autojump_clock: MockClock
+) -> None:
+    published.status = 500
+    async with serving(published) as server:
+        await wait_all_tasks_blocked()
+        for fetches, seconds in ((1, 0.9), (2, 0.2), (2, 1.8), (3, 0.3), (3, 3.8)):
+            await trio.sleep(seconds)
+            refused = await ask(server, token())
+            assert isinstance(refused, Refused)
+            assert (refused.status, published.fetches) == (503, fetches)
+        published.status = 200
+        await trio.sleep(0.3)
+        assert isinstance(await ask(server, token()), Principal)
+        assert published.fetches == 4
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -7,6 +7,7 @@ was stopped, and that nothing was sent that nobody should get.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,8 +17,11 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 import trio
+from joserfc import jwt
+from joserfc.jwk import ECKey
 
 import trimcp
+from tests.auth.authority import reply
 from trimcp.auth import ResourceServer
 from trimcp.wire.codes import INVALID_PARAMS, METHOD_NOT_FOUND, MISSING_CAPABILITY
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, REVISIONS, V2025_03_26, V2025_06_18
@@ -299,6 +303,46 @@ async def test_authorization_of_servers() -> None:
             ["https://issuer.example"],
         )
         assert metadata["bearer_methods_supported"] == ["header"]
+
+
+AUDIENCE = "http://127.0.0.1/mcp"
+TRUSTED, UNTRUSTED = (ECKey.generate_key("P-256", {"kid": "mock"}) for _ in range(2))
+TOKENS: dict[str, tuple[ECKey, str | None, int, int]] = {  # whose key, for whom, good for how long; what is answered
+    "none": (TRUSTED, None, 0, 401),
+    "valid": (TRUSTED, AUDIENCE, 300, 200),
+    "wrong audience": (TRUSTED, "https://another-resource.example.com/mcp", 300, 401),
+    "no audience": (TRUSTED, None, 300, 401),
+    "expired": (TRUSTED, AUDIENCE, -600, 401),
+    "of an untrusted key": (UNTRUSTED, AUDIENCE, 300, 401),
+}
+
+
+@pytest.mark.parametrize("revision", [V2025_06_18, LATEST_LEGACY, LATEST], ids=str)
+async def test_token_audience(revision: trimcp.Revision) -> None:
+    """`auth-token-audience-validation`, for issue 78: only a token that was issued for this server is taken."""
+    issuer, now = "http://127.0.0.1:9797", int(time.time())
+
+    async def authority(request: httpx2.Request) -> httpx2.Response:
+        keys = {"keys": [{**TRUSTED.as_dict(private=False), "alg": "ES256", "use": "sig"}]}
+        metadata = {"issuer": issuer, "jwks_uri": f"{issuer}/.well-known/jwks.json"}
+        return reply(200, keys if request.url.path.endswith("jwks.json") else metadata)
+
+    params = {"protocolVersion": revision.name, "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    async with httpx2.AsyncClient(transport=httpx2.MockTransport(authority)) as web:
+        auth = ResourceServer(AUDIENCE, [issuer], http_client=web)
+        async with served(make_server(), auth=auth) as (peer,):
+            for name, (key, audience, seconds, status) in TOKENS.items():
+                claims = {"iss": issuer, "sub": "user", "client_id": "app", "jti": name, "exp": now + seconds}
+                claims |= {"iat": min(now, now + seconds - 3600)} | ({} if audience is None else {"aud": audience})
+                token = jwt.encode({"alg": "ES256", "kid": "mock", "typ": "at+jwt"}, claims, key, default_type=None)
+                more = {} if name == "none" else {"authorization": f"Bearer {token}"}
+                if revision.modern:
+                    body, headers = peer.modern("server/discover", {})
+                    answer = await peer.post(body, {**headers, **more})
+                else:
+                    answer = await peer.post(peer.request("initialize", params), more)
+                assert (name, answer.status_code) == (name, status)
+                assert status == 200 or 'resource_metadata="' in answer.headers["www-authenticate"]
 
 
 @legacy

@@ -7,6 +7,7 @@ import logging
 import math
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -466,6 +467,51 @@ async def test_a_task_that_takes_too_long_fails_and_a_result_is_forgotten() -> N
             while True:
                 await get(session, id)
                 await trio.sleep(0.02)
+
+
+@pytest.mark.parametrize("kept", ["memory", "file"])
+@pytest.mark.parametrize("seconds", [1e8, -1e8])
+async def test_a_clock_that_is_set_ends_no_task(
+    kept: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, day = TaskStore() if kept == "memory" else trimcp.SqliteTasks(tmp_path / "tasks.db"), time.time
+    async with connected(make_server(store=store, ttl=60), asking_client()) as session:
+        id = (await call(session, "wait"))["taskId"]
+        monkeypatch.setattr(time, "time", lambda: day() + seconds)
+        await store.forget((), time.time())  # as happens now and then
+        assert (await get(session, id))["status"] == "working"
+        await session.request_raw("tasks/cancel", {"taskId": id})
+        ended = await until(session, id)
+        assert (ended["status"], ended["ttlMs"] >= 60_000) == ("cancelled", True)
+        assert ended["lastUpdatedAt"] >= ended["createdAt"]
+        await store.forget((), time.time())
+        assert await get(session, id) == ended
+        monkeypatch.setattr(time, "time", lambda: day() + seconds + 61)
+        with pytest.raises(trimcp.RemoteError, match="no such task"):
+            await get(session, id)
+
+
+@pytest.mark.parametrize("seconds", [1e8, -1e8])
+async def test_what_is_left_of_its_time_after_a_restart_is_no_more_than_all_of_it(
+    seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, day = tmp_path / "tasks.db", time.time
+
+    def serving(longest: float) -> trimcp.Server[None]:
+        server = make_server(store=trimcp.SqliteTasks(path), grace=0, longest=longest)
+
+        @server.tool(task="required", restart="again")
+        async def again() -> None:
+            await trio.sleep_forever()
+
+        return server
+
+    async with connected(serving(60), asking_client()) as session:
+        id = (await call(session, "again"))["taskId"]
+    monkeypatch.setattr(time, "time", lambda: day() + seconds)
+    async with connected(serving(0.05), asking_client()) as session:
+        ended = await until(session, id)
+        assert (ended["status"], "longer than 0.05 seconds" in ended["statusMessage"]) == ("failed", True)
 
 
 async def test_tasks_at_work_are_requests_in_the_picture_and_others_are_beside() -> None:

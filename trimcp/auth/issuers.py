@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("trimcp.auth")
 
 _REFUSED_SECONDS: Final = 5.0  # for which an issuer is not asked again about a token that it does not know
+_SOON: Final = 1.0  # seconds after the first fetch of an issuer's keys, if it failed, in which there is no other
 _AT_ONCE: Final = 8  # tokens of one address or IPv6 network that issuers are asked about at a time; the others wait
 _AGE: Final = re.compile(r"(?:^|[\s,])max-age=([0-9]{1,9})", re.IGNORECASE)
 
@@ -45,7 +46,8 @@ class Issuer:
         jwks_uri: where its keys are; None to look it up in its metadata.
         max_age: seconds after which keys are fetched anew, where the issuer does not say; at least a minute and at
             most a day in any case.
-        interval: seconds between two fetches, whatever asks for them.
+        interval: seconds between two fetches, whatever asks for them. While there are no keys yet, as the issuer starts
+            too, a token has them fetched sooner: after a second at first, then after twice as long each time.
     """
 
     name: str
@@ -78,8 +80,10 @@ class IssuerKeys:
 
         All fetches are made here: a request that gives up while it waits for one does not cut it off.
         """
+        interval, soon = self.issuer.interval, _SOON
         while True:
-            self._fetching, self._again_at = True, trio.current_time() + self.issuer.interval
+            began = self._again_at = trio.current_time()
+            self._fetching = True
             try:
                 await self._fetch()
             except (AuthorizationError, ValueError) as error:
@@ -87,12 +91,13 @@ class IssuerKeys:
                 self.metadata = None  # it may say something else by now
             except Exception as error:  # of a library, for what no issuer should publish: it must not end the server
                 log_crash(_log, error, "the keys of %s could not be read", self.issuer.name)
-            self._fetching = False
+            self._fetching, self._again_at = False, began + (interval if self._keys else min(soon, interval))
             self._fetched.set()
             self._fetched, self._wanted = trio.Event(), trio.Event()
             await trio.sleep_until(self._again_at)
-            with trio.move_on_at(self._stale_at):
+            with trio.move_on_at(max(self._stale_at, began + interval)):
                 await self._wanted.wait()
+            soon *= 2
 
     def known(self, header: Mapping[str, Any]) -> Key | None:
         """Return the key for a token's header, or None if it is not among those that were fetched."""

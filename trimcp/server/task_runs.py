@@ -114,10 +114,9 @@ class TaskRuns:
 
     async def _look(self, id: str, principal: Principal | None) -> KeptTask | None:
         task = await self._now(id)
-        owner = None if task is None or task.principal is None else task.principal["id"]
-        if task is None or task.until < time.time() or owner != (None if principal is None else principal.id):
+        if task is None or task.principal_id != (None if principal is None else principal.id):
             return None
-        return task
+        return None if task.ended and task.until < time.time() else task
 
     async def _now(self, id: str) -> KeptTask | None:
         """Return a task as it is, but its end only once that is kept: no restart can change what was told."""
@@ -144,8 +143,9 @@ class TaskRuns:
             TASK_ID: task.id,
             "status": task.status,
             "createdAt": _stamp(task.created),
-            "lastUpdatedAt": _stamp(task.updated),
-            "ttlMs": max(1, round((task.until - task.created) * 1_000)),
+            # The clock may have been set back since it began.
+            "lastUpdatedAt": _stamp(max(task.created, task.updated)),
+            "ttlMs": max(1, round(max(task.until - task.created, self.served.ttl) * 1_000)),
             "pollIntervalMs": max(1, round(self.served.poll_interval * 1_000)),
         }
         if task.message is not None:
@@ -264,6 +264,11 @@ def _stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def _deadline(task: KeptTask, served: TaskSettings) -> float:
+    """Return until when a task may run that begins now: for all of its time, unless it began in another process."""
+    return trio.current_time() + min(served.longest, max(0.0, task.until - served.ttl - time.time()))
+
+
 @attrs.define(eq=False, repr=False)
 class TaskRun(Sink):
     """One task: the origin and the sink of its `tools/call`, and its place in the memory of the server."""
@@ -281,6 +286,7 @@ class TaskRun(Sink):
     stored: trio.Event = attrs.field(init=False, factory=trio.Event)
     over: trio.Event = attrs.field(init=False, factory=trio.Event)  # nothing runs for it any more
     begun: bool = attrs.field(init=False, default=False)  # its handler has begun
+    _deadline: float = attrs.field(init=False)
     _scope: trio.CancelScope = attrs.field(init=False, factory=trio.CancelScope)
     _pushed: Pushed | None = attrs.field(init=False, default=None)
     _replied: trio.Event = attrs.field(init=False, factory=trio.Event)
@@ -289,6 +295,7 @@ class TaskRun(Sink):
     _lost: bool = attrs.field(init=False, default=False)  # another run of a server may claim it, or has
 
     def __attrs_post_init__(self) -> None:
+        self._deadline = _deadline(self.kept, self.runs.served)
         self.account = self.runs.running.budget.holding(self.kept.owner, self)
         self.charge = MemoryCharge(self.account)
 
@@ -303,8 +310,7 @@ class TaskRun(Sink):
         """Carry the task out, until it has ended or another process has it."""
         kept = self.kept
         try:
-            deadline = trio.current_time() + max(0.0, kept.until - self.runs.served.ttl - time.time())
-            with trio.move_on_at(deadline) as limit, self._scope:
+            with trio.move_on_at(self._deadline) as limit, self._scope:
                 await self._carry_out()
             if limit.cancelled_caught and not kept.ended:
                 self.fail(TIMED_OUT, f"the task took longer than {self.runs.served.longest:g} seconds")
@@ -554,9 +560,8 @@ class TaskRun(Sink):
 
     @property
     def _sealed_for(self) -> Any:
-        kept = self.kept
-        principal = None if kept.principal is None else kept.principal["id"]
-        return {"digest": request_digest("tools/call", kept.params), "principal": principal, "now": time.time()}
+        digest = request_digest("tools/call", self.kept.params)
+        return {"digest": digest, "principal": self.kept.principal_id, "now": time.time()}
 
     def _ask(self, asks: Mapping[str, Any]) -> None:
         """Note what the handler asks, and what it was answered before. A key names one question of a task."""

@@ -120,7 +120,7 @@ class ServedTasks(TaskSettings):
         for run in [run for runs in self.runs.values() for run in runs.tasks.values()]:
             if not run.at_work and not run.kept.ended:
                 state = f"{run.kept.params['name']}: {run.kept.status}"
-                yield Beside("task", f"{run.id[:8]}... of {run.kept.owner}", state, now - run.kept.updated)
+                yield Beside("task", f"{run.id[:8]}... of {run.kept.owner}", state, max(0.0, now - run.kept.updated))
 
     # Calls
 

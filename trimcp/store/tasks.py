@@ -36,7 +36,7 @@ class KeptTask:
         params: of the call: name, arguments and `_meta`.
         restart: what becomes of it after a restart.
         created, updated: when it began, and changed last.
-        until: when it may be forgotten.
+        until: when it may be forgotten, if it has ended or nobody runs it.
         status, message: as clients see them.
         progress: the last report, or None.
         result: the result's JSON text, once it is completed.
@@ -78,6 +78,10 @@ class KeptTask:
     @property
     def ended(self) -> bool:
         return self.status in ENDED
+
+    @property
+    def principal_id(self) -> str | None:
+        return None if self.principal is None else self.principal["id"]
 
     def ask(self, asked: Mapping[str, Any]) -> None:
         """Wait for answers to what a handler asks. A key names one question of a task."""
@@ -233,8 +237,10 @@ class TaskStore:
         self._put_back(task for task in found if task.runner == runner)
 
     async def forget(self, ids: Collection[str], now: float) -> None:
-        """Forget these tasks, and all whose time is over."""
-        for id in [*ids, *(id for id, task in self._tasks.items() if task.until < now)]:
+        """Forget these tasks, and all whose time is over, except those at work: the time of day may have been set."""
+        over = [task for task in self._tasks.values() if task.until < now]
+        held = {name for name, until in self._leases.items() if until >= time.monotonic()}
+        for id in [*ids, *(task.id for task in over if task.ended or task.runner not in held)]:
             if (task := self._tasks.pop(id, None)) is not None and id in self._waiting.get(task.owner, ()):
                 self._waiting[task.owner].remove(id)
                 if not self._waiting[task.owner]:

@@ -44,6 +44,10 @@ _UPDATE: Final = (
 )
 _SELECT: Final = "SELECT id, owner, until, updated, runner, note, result, checkpoint, facts FROM tasks WHERE "
 _OVER: Final = "DELETE FROM runners WHERE since > :now OR until < :now"
+_FORGOTTEN: Final = (
+    "DELETE FROM tasks WHERE until < :day AND (ended OR runner NOT IN "
+    "(SELECT name FROM runners WHERE since <= :now AND until >= :now))"
+)
 _LEFT: Final = (
     "UPDATE tasks SET runner = '' WHERE NOT ended AND runner != '' AND runner NOT IN (SELECT name FROM runners)"
 )
@@ -204,7 +208,7 @@ class SqliteTasks(TaskStore):
 
     async def forget(self, ids: Collection[str], now: float) -> None:
         def change(database: Database) -> None:
-            database.ask("DELETE FROM tasks WHERE until < ?", now)
+            database.connection.execute(_FORGOTTEN, {"day": now, "now": time.monotonic()})
             for id in ids:
                 database.ask("DELETE FROM tasks WHERE id = ?", id)
             database.ask(_IDLE)
