@@ -21,6 +21,7 @@ from trimcp.session.context import Context
 from trimcp.session.drive import AnyChannel, drive
 from trimcp.session.limits import Limits
 from trimcp.testing.connect import _FromPrincipal
+from trimcp.wire.lifecycle import SubscriptionFilter
 from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 from trimcp.wire.tools import ListToolsResult, Tool
 
@@ -373,3 +374,49 @@ async def test_one_connection_can_be_shared_and_then_nobody_is_asked(clock: Any)
             with pytest.raises(RemoteError):
                 await one.call_tool("ask")
             assert (await two.call_tool("ask")).is_error
+
+
+@asynccontextmanager
+async def with_tasks(running: Running, who: str | None) -> AsyncIterator[trimcp.ClientSession]:
+    ours, theirs = trimcp.memory_channels()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(running.serve, ours if who is None else _FromPrincipal(ours, trimcp.Principal(who)))
+        async with trimcp.Client("c", tasks=True).connect(theirs) as session:
+            yield session
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_task_is_its_callers_alone_though_the_upstream_knows_one_caller(clock: Any) -> None:
+    server = Server("behind")
+
+    @server.tool(task="required")
+    async def slow(ctx: Context[Any]) -> str:
+        await trio.sleep(60)
+        await ctx.report_progress(1, message="half")
+        await trio.sleep(60)
+        return "done"
+
+    made = before(server)
+    async with (
+        made.running() as running,
+        with_tasks(running, "ada") as ada,
+        with_tasks(running, "eve") as eve,
+        with_tasks(running, None) as nobody,
+    ):
+        task = await ada.start_task("slow")
+        assert task.id is not None
+        wanted = SubscriptionFilter(task_ids=[task.id])
+        for other in (eve, nobody):
+            stolen = other.task(task.id)
+            with pytest.raises(RemoteError, match="there is no such task"):
+                await stolen.state()
+            with pytest.raises(RemoteError, match="there is no such task"):
+                await stolen.cancel()
+            async with other.subscriptions.listening(wanted) as changes:
+                assert not changes.acknowledged.task_ids
+        async with ada.subscriptions.listening(wanted) as changes:
+            assert changes.acknowledged.task_ids == [task.id]
+            told: Any = await anext(aiter(changes))
+            assert (told.id, changes.tasks[told.id]["status"]) == (task.id, "working")
+        assert (await ada.task(task.id).result()).text == "done"
+        assert (await nobody.call_tool("slow")).text == "done", "without a principal an id is as the upstream made it"

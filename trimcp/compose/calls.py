@@ -43,7 +43,7 @@ from trimcp.wire.input_requests import (
     ListRootsRequest,
 )
 from trimcp.wire.jsonrpc import JSON, encode
-from trimcp.wire.methods import METHODS
+from trimcp.wire.methods import METHODS, TASK_ID
 
 _OF_ONE_CONNECTION: Final = frozenset(
     (
@@ -151,12 +151,30 @@ class RelayedCall:
     async def follow(self, rounds: Rounds, task: dict[str, Any]) -> Any:
         """Return the task itself: the client follows it, through us."""
         session, _ = self.ctx.internals
+        task = {**task, TASK_ID: outward_task(self.ctx, task[TASK_ID])}
         raw = session.engine.modern.dump_result(foreign("tasks/get"), task, self.ctx.revision)
         return Encoded(encode(raw), task)
 
     def check(self, rounds: Rounds, payload: Any) -> None:
         """Warn of what was left out because it cannot be read. What the client checks is left to it."""
         self._session.check(rounds, payload)
+
+
+# Tasks
+
+
+def outward_task(ctx: Context[Any], id: str) -> str:
+    """Return the id by which a client knows a task of the upstream.
+
+    The upstream knows one caller, the proxy, and shows it the tasks of all clients. So with a client's principal the id
+    is its own: nobody else can use it.
+    """
+    return id if ctx.principal is None else ctx.internals[0].sealer.bind(id, ctx.principal)
+
+
+def inward_task(ctx: Context[Any], id: str) -> str | None:
+    """Return the upstream's id of a task that a client names; None if it is not the client's."""
+    return id if ctx.principal is None else ctx.internals[0].sealer.unbind(id, ctx.principal)
 
 
 # Calls that are held

@@ -12,7 +12,15 @@ import attrs
 import trio
 
 from trimcp.client.session import ClientSession
-from trimcp.compose.calls import HeldCall, QuestionsAsked, RelayedCall, asked_of, kept_of
+from trimcp.compose.calls import (
+    HeldCall,
+    QuestionsAsked,
+    RelayedCall,
+    asked_of,
+    inward_task,
+    kept_of,
+    outward_task,
+)
 from trimcp.compose.relays import Relay, Relays, can_be_asked
 from trimcp.errors import (
     CannotAsk,
@@ -46,7 +54,7 @@ from trimcp.wire.lifecycle import (
     SubscriptionsListenParams,
     SubscriptionsListenResult,
 )
-from trimcp.wire.methods import METHODS, TASK_NOTICE
+from trimcp.wire.methods import METHODS, TASK_ID, TASK_NOTICE
 from trimcp.wire.resources import ReadResourceParams, SubscribeParams
 from trimcp.wire.tools import CallToolParams, Tool
 
@@ -54,10 +62,8 @@ log: logging.Logger = logging.getLogger("trimcp.compose")
 
 LISTS: Final = ("tools/list", "resources/list", "resources/templates/list", "prompts/list")
 ASKED: Final = ("tools/call", "resources/read", "prompts/get", "completion/complete")
-EXTENSIONS: Final = (
-    *("skills/list", "skills/get", "resources/directory/read"),
-    *("tasks/get", "tasks/update", "tasks/cancel"),
-)
+_OF_TASKS: Final = ("tasks/get", "tasks/update", "tasks/cancel")
+EXTENSIONS: Final = ("skills/list", "skills/get", "resources/directory/read", *_OF_TASKS)
 """The methods of the official extensions."""
 
 _CHANGES: Final[Mapping[object, Change]] = {
@@ -147,7 +153,14 @@ class Forwarding:
 
     async def extension(self, method: str, ctx: Context[Any], params: Mapping[str, Any]) -> Any:
         """Make a request of an extension."""
-        return await self.request(ctx, method, {key: each for key, each in params.items() if key != "_meta"})
+        given = {key: each for key, each in params.items() if key != "_meta"}
+        if method not in _OF_TASKS or not isinstance(id := given.get(TASK_ID), str):
+            return await self.request(ctx, method, given)
+        given[TASK_ID] = inward_task(ctx, id)
+        if given[TASK_ID] is None:
+            raise ErrorReply(INVALID_PARAMS, "there is no such task, or no more")
+        answer = await self.request(ctx, method, given)
+        return {**answer, TASK_ID: id} if TASK_ID in answer else answer
 
     async def request(self, ctx: Context[Any], method: str, params: Any) -> Any:
         """Make a request at the upstream, and return its result or questions of it."""
@@ -362,13 +375,23 @@ class Forwarding:
         for uris in (wanted.resource_subscriptions or (), wanted.task_ids or ()):
             if len(uris) > _MOST_LISTENED:
                 raise ErrorReply(INVALID_PARAMS, f"more than {_MOST_LISTENED} resources or tasks in one subscription")
+        tasks: dict[str, str] = {}  # the client's ids, by the upstream's
+        for id in wanted.task_ids or ():
+            if (inward := inward_task(ctx, id)) is not None:
+                tasks[inward] = id
+        given: Any = wanted
+        if wanted.task_ids is not None:
+            wanted = attrs.evolve(given, task_ids=list(tasks))
         try:
             async with (
                 self.relays.lease(ctx) as relay,
                 (await relay.connected()).session() as opened,
                 opened.subscriptions.listening(_within(wanted, opened)) as changes,
             ):
-                agreed = SubscriptionsAcknowledgedParams(notifications=changes.acknowledged)
+                given = changes.acknowledged
+                if given.task_ids is not None:
+                    given = attrs.evolve(given, task_ids=[tasks[id] for id in given.task_ids if id in tasks])
+                agreed = SubscriptionsAcknowledgedParams(notifications=given)
                 await tell_subscriber(session, job, "notifications/subscriptions/acknowledged", agreed)
                 await first_of(partial(self._forward, ctx, changes), session.draining.wait)
         except (McpError, trio.TooSlowError) as error:
@@ -380,7 +403,8 @@ class Forwarding:
         async for change in changes:
             each: Any = change
             if (id := getattr(each, "id", None)) is not None:
-                notice = {**changes.tasks[id], "_meta": {META_SUBSCRIPTION_ID: job.request.id}}
+                known = outward_task(ctx, id)
+                notice = {**changes.tasks[id], TASK_ID: known, "_meta": {META_SUBSCRIPTION_ID: job.request.id}}
                 await send_notice(job, session.encode_foreign(TASK_NOTICE, notice))
             else:
                 about = each.uri if isinstance(each, ResourceUpdated) else _CHANGES[each]

@@ -40,7 +40,7 @@ from trimcp.wire.converter import converter_for
 from trimcp.wire.input_requests import ListRootsResult
 from trimcp.wire.jsonrpc import encode
 from trimcp.wire.lifecycle import LoggingMessageParams
-from trimcp.wire.methods import METHODS
+from trimcp.wire.methods import METHODS, TASK_NOTICE
 from trimcp.wire.revisions import LATEST, Revision
 
 log: logging.Logger = logging.getLogger("trimcp.compose")
@@ -391,6 +391,7 @@ class Relay:
         for name in (COMPLETE, *self.relays.notifications):
             client.notification_handlers.setdefault(name, [])
             client.in_log_order.add(name)
+        client.notification_handlers.setdefault(TASK_NOTICE, [])  # subscriptions get it
         for name in QUESTIONS:
             if getattr(client.capabilities, name.partition("/")[0], None) is not None:
                 client.served[name] = self._roots if name == "roots/list" else _Asking(self, name)

@@ -135,3 +135,18 @@ class Sealer:
         if fields["req"] != digest:
             raise InvalidState("another request's")
         return Memory(fields["answers"], fields["asked"], fields["kept"], fields.get("progress"))
+
+    def bind(self, id: str, principal: str) -> str:
+        """Return an id that only this principal can use: `unbind` returns it."""
+        return f"{id}.{self._tag(self._macs[0], id, principal)}"
+
+    def unbind(self, bound: str, principal: str) -> str | None:
+        """Return the id that was passed to `bind`; None for what is not of this principal, or altered."""
+        id, _, tag = bound.rpartition(".")
+        matches = [hmac.compare_digest(tag.encode(), self._tag(key, id, principal).encode()) for key in self._macs]
+        return id if any(matches) else None
+
+    @staticmethod
+    def _tag(key: bytes, id: str, principal: str) -> str:
+        text = jsonrpc.encode(["id", id, principal])  # no sealed state begins like this
+        return base64.urlsafe_b64encode(hmac.digest(key, text, "sha256")[:18]).decode("ascii")
