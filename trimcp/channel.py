@@ -160,7 +160,7 @@ class LaneCounts:
 
 
 class Link(NamedTuple):
-    """How a peer has come here, for people who look at what runs."""
+    """How a peer has come here, or is reached, for people who look at what runs."""
 
     transport: str
     """Such as "stdio", "HTTP/2" or "WebSocket"."""
@@ -361,7 +361,7 @@ class MessageChannel(ABC):
     """
 
     link: Link | None = None
-    """How the peer has come here, for people who look; set by the code that accepted the connection."""
+    """How the peer has come here, or is reached, for people who look; set by the code that opened the connection."""
 
     holding: MemoryAccount | None = None
     """Counts the memory that this connection uses; None counts nothing.

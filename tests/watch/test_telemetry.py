@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import attrs
@@ -21,9 +23,11 @@ from trio.testing import MockClock
 
 import trimcp
 import trimcp.testing
+from tests.peers.serving import served
 from trimcp.session.calls import Rounds
 from trimcp.watch import instrument_client, instrument_server
 from trimcp.watch.telemetry import BUCKETS
+from trimcp.wire.revisions import OLDEST
 
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -157,9 +161,11 @@ async def test_a_client_a_server_and_a_server_behind_it_are_one_trace(collected:
         assert (ids(span)[0], span.parent.span_id) == (whole.get_span_context().trace_id, parent)
         parent = ids(span)[1]
     assert f"{parent:x}" == current  # it is the current one while the handler runs
+    assert said(chain[2])["jsonrpc.request.id"] == said(chain[3])["jsonrpc.request.id"]
     for span in chain:
         about = said(span)
-        assert about.pop("jsonrpc.request.id", "1").isdigit()
+        assert about.pop("jsonrpc.request.id").isdigit()
+        assert about.pop("mcp.session.id")
         assert about == {
             "mcp.method.name": "tools/call",
             "mcp.protocol.version": revision,
@@ -189,6 +195,7 @@ async def test_how_a_request_ends_is_told_on_both_sides(collected: Collected, au
         assert {failed.status.status_code, stopped.status.status_code} == {StatusCode.ERROR}
         crashed = said(collected.span("tools/call crash", kind))
         assert crashed["error.type"] == crashed["rpc.response.status_code"] == "-32603"
+        assert collected.span("tools/call crash", kind).status.description == "internal error"
         assert "a secret" not in collected.span("tools/call crash", kind).to_json()
         assert said(collected.span("resources/read", kind))["mcp.resource.uri"] == "notes://one"
         assert said(collected.span("prompts/get greet", kind))["gen_ai.prompt.name"] == "greet"
@@ -203,8 +210,62 @@ async def test_how_a_request_ends_is_told_on_both_sides(collected: Collected, au
         assert times["build", "tool_error"] == pytest.approx(101, abs=0.01)
         assert times["build", "cancelled"] == pytest.approx(1, abs=0.01)
         # Of what a peer makes up nothing is kept for ever.
-        assert all("jsonrpc.request.id" not in about and "mcp.resource.uri" not in about for about, _, _ in points)
+        for name in ("jsonrpc.request.id", "mcp.resource.uri", "mcp.session.id"):
+            assert all(name not in about for about, _, _ in points)
     assert "madeup" not in str(collected.points("mcp.server.operation.duration"))
+
+
+def network_of(about: Mapping[str, Any]) -> tuple[str | None, ...]:
+    return tuple(about.get(f"network.{name}") for name in ("transport", "protocol.name", "protocol.version"))
+
+
+@pytest.mark.parametrize("revision", [LEGACY, MODERN])
+@pytest.mark.parametrize(
+    ("transport", "came"),
+    [
+        ("http", ("tcp", "http", "1.1")),
+        ("http/2", ("tcp", "http", "2")),
+        ("http+sse", ("tcp", "http", None)),
+        ("websocket", ("tcp", "websocket", None)),
+        ("grpc", ("tcp", "grpc", None)),
+    ],
+)
+async def test_the_network_and_the_session_are_told_on_both_sides(
+    collected: Collected, transport: str, came: tuple[str | None, ...], revision: str
+) -> None:
+    revision = OLDEST.name if transport == "http+sse" else revision
+    server, client = make_server(collected), make_client(collected)
+    async with served(server, transport) as place, client.connect(place.target(), revision=revision) as session:
+        with server.observe() as pictures:
+            await session.call_tool("build")
+            keys = {one.key for one in pictures.picture().sessions}
+    about = said(collected.span("tools/call build"))
+    assert network_of(about) == came
+    single = revision == MODERN and transport in ("http", "http/2")
+    assert about.get("mcp.session.id") in ({None} if single else keys)  # as in pictures and logs; of one request none
+    assert network_of(said(collected.span("tools/call build", SpanKind.CLIENT))) == (*came[:2], None)
+    for side, version in (("server", came[2]), ("client", None)):
+        ((measured, _, _),) = collected.points(f"mcp.{side}.operation.duration")
+        assert network_of(measured) == (*came[:2], version)
+
+
+async def test_a_unix_socket_and_a_pipe_are_told(collected: Collected) -> None:
+    with TemporaryDirectory() as folder:  # the path of a Unix socket has at most 107 bytes
+        path = f"{folder}/server.sock"
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(trimcp.serve_http, make_server(collected), uds=path))
+            targets = trimcp.http("http://localhost/mcp", uds=path), trimcp.websocket("ws://localhost/ws", uds=path)
+            for target in targets:
+                async with make_client(collected).connect(target) as session:
+                    await session.call_tool("build")
+            nursery.cancel_scope.cancel()
+    for kind in (SpanKind.SERVER, SpanKind.CLIENT):
+        found = [network_of(said(span))[:2] for span in collected.all("tools/call build", kind)]
+        assert found == [("unix", "http"), ("unix", "websocket")]
+    program = "import trimcp\ntrimcp.run_stdio(trimcp.Server('piped'))"
+    async with make_client(collected).connect(trimcp.stdio(sys.executable, "-c", program)) as session:
+        await session.list_tools()
+    assert network_of(said(collected.span("tools/list", SpanKind.CLIENT))) == ("pipe", None, None)
 
 
 async def test_an_operator_s_reason_is_told(collected: Collected, autojump_clock: MockClock) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit, urlunsp
 import attrs
 import trio
 
+from trimcp.channel import Link
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.addresses import PORTS, bracketed
 from trimcp.support.bounds import check_texts, checked, is_token
@@ -109,6 +110,11 @@ def socket_path(url: str, uds: str | None) -> str | None:
     """Return the path of the Unix socket that a URL like "http+unix://%2Fpath/" names; `uds` for other schemes."""
     parts = urlsplit(url)
     return unquote(parts.netloc.rpartition("@")[2]) if parts.scheme.endswith("+unix") else uds
+
+
+def link_to(transport: str, socket: str | None) -> Link:
+    """Return how a server is reached: over a Unix socket, or a network."""
+    return Link(transport, None if socket is None else "unix")
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:

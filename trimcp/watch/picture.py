@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 import attrs
 import trio
 
+from trimcp.channel import Link, Sink
 from trimcp.session.facts import Beside
-from trimcp.session.job import Extras, Finished, Job, session_key
+from trimcp.session.job import Extras, Finished, Job, Owner, session_key
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
 from trimcp.support.slotted import valued
@@ -214,6 +215,11 @@ def request_key(job: Job) -> str:
     return f"{id(job):x}-{job.arrived:.6f}"
 
 
+def link_of(session: Owner, sink: Sink) -> Link | None:
+    """Return how the peer has come to which a sink of a session leads; None if nobody knows."""
+    return sink.link or session.sink.link or session.transport.link
+
+
 def _session(session: Session, jobs: list[Job], began: float, now: float) -> SessionPicture:
     held, unread = session.unread()
     peer, principal = session.engine.legacy.peer, None
@@ -222,8 +228,7 @@ def _session(session: Session, jobs: list[Job], began: float, now: float) -> Ses
         peer, principal = admission.peer, admission.principal
     holding = session.memory.holding
     revision = jobs[0].request.admission.revision if jobs else session.revision
-    sink = session.sink_of(jobs[0].origin) if jobs else session.sink
-    link = sink.link or session.sink.link or session.transport.link
+    link = link_of(session, session.sink_of(jobs[0].origin) if jobs else session.sink)
     places = waiting_places(session, jobs, _MOST_LINES)
     return SessionPicture(
         key=session_key(session),

@@ -9,26 +9,29 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
+from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias
 
 import attrs
 import trio
 from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.metrics import Histogram, Meter, MeterProvider
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
 
+from trimcp.channel import Link
 from trimcp.errors import RemoteError
 from trimcp.session.calls import Rounds
-from trimcp.session.job import Job
+from trimcp.session.job import Job, session_key
 from trimcp.session.scopes import cancellation_text
 from trimcp.session.session import Session
 from trimcp.support.cleaning import one_line
-from trimcp.watch.picture import Named, Observed, outcome_of, target_of, why_cancelled
+from trimcp.watch.picture import Named, Observed, link_of, outcome_of, target_of, why_cancelled
 
 BUCKETS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the histograms, in seconds, as the conventions give them."""
 
 _LONGEST: Final = 200  # characters of a text that somebody else chose
+_PROTOCOLS: Final = {"HTTP": "http", "HTTP+SSE": "http", "WebSocket": "websocket", "gRPC": "grpc"}
 
 Attributes: TypeAlias = dict[str, str]
 _TOOL_ERROR: Final[Attributes] = {"error.type": "tool_error"}
@@ -157,6 +160,23 @@ def _described(method: str, target: str | None) -> tuple[str, Attributes]:
     return f"{method} {target}", said
 
 
+@lru_cache(maxsize=100)
+def _network(transport: str, unix: bool) -> Attributes:
+    """Return what is said of the network that a message came over, or goes over."""
+    if transport == "stdio":
+        return {"network.transport": "pipe"}
+    kind, _, version = transport.partition("/")
+    if kind not in _PROTOCOLS:
+        return {}
+    said = {"network.transport": "unix" if unix else "quic" if version == "3" else "tcp"}
+    said["network.protocol.name"] = _PROTOCOLS[kind]
+    return said | {"network.protocol.version": version} if version else said
+
+
+def _of_link(link: Link | None) -> Attributes:
+    return {} if link is None else _network(link.transport, link.address == "unix")
+
+
 @attrs.define(eq=False)
 class _ServerTelemetry:
     _server: InstrumentedServer
@@ -198,14 +218,16 @@ class _ServerTelemetry:
     def _describe(self, job: Job) -> tuple[str, Attributes]:
         name, said = _described(job.request.method.name, target_of(self._server, job))
         said["mcp.protocol.version"] = job.request.admission.revision.name
-        return name, said
+        return name, said | _of_link(link_of(job.session, job.sink))
 
-    def _begin(self, job: Job, parent: context.Context | None, link: Link | None) -> tuple[Span, Attributes]:
+    def _begin(self, job: Job, parent: context.Context | None, link: trace.Link | None) -> tuple[Span, Attributes]:
         tracer = self._instruments.tracer
         assert tracer is not None
         name, said = self._describe(job)
         # What has no end is for a span alone, not for a series of measurements.
         more = {"jsonrpc.request.id": one_line(str(job.request.id), _LONGEST)}
+        if not job.session.transport.single_request:
+            more["mcp.session.id"] = session_key(job.session)
         if job.request.method.name.startswith("resources/") and job.target is not None:
             more["mcp.resource.uri"] = one_line(job.target, _LONGEST)
         began = time.time_ns() - int(_age(job) * 1e9)
@@ -225,26 +247,27 @@ class _ServerTelemetry:
         if self._instruments.operations is not None:
             self._instruments.operations.record(_age(job), (said or self._describe(job)[1]) | failed)
         if span is not None:
-            _end(span, failed, None if job.cancelled is None else one_line(why_cancelled(job), _LONGEST))
+            told = None if job.error is None else job.error.message
+            _end(span, failed, told if job.cancelled is None else why_cancelled(job))
 
 
 def _age(job: Job) -> float:
     return max(0.0, trio.current_time() - job.arrived)
 
 
-def _sent(inside: Mapping[str, str], headers: Mapping[str, str]) -> tuple[context.Context | None, Link | None]:
+def _sent(inside: Mapping[str, str], headers: Mapping[str, str]) -> tuple[context.Context | None, trace.Link | None]:
     """Return the context that came with a request, and a link to that of the HTTP request that carried it."""
     outside = propagate.extract(headers) if "traceparent" in headers else None
     if "traceparent" not in inside:
         return outside, None
     parent = propagate.extract(inside)
-    return parent, None if outside is None else Link(trace.get_current_span(outside).get_span_context())
+    return parent, None if outside is None else trace.Link(trace.get_current_span(outside).get_span_context())
 
 
 def _end(span: Span, failed: Attributes, why: str | None) -> None:
     if failed and span.is_recording():
         span.set_attributes(failed)
-        span.set_status(Status(StatusCode.ERROR, why))
+        span.set_status(Status(StatusCode.ERROR, None if why is None else one_line(why, _LONGEST)))
     span.end()
 
 
@@ -278,10 +301,13 @@ class _ToldRounds(Rounds):
         if self._said is None:
             self._open()
         try:
-            return await super().begin()
+            pending = await super().begin()
         except BaseException as error:
             self._close(error)
             raise
+        if self._span is not None:
+            self._span.set_attribute("jsonrpc.request.id", str(pending.id))  # after questions that of the last request
+        return pending
 
     async def payload(self) -> Any:
         try:
@@ -316,12 +342,15 @@ class _ToldRounds(Rounds):
         name, said = _described(self.name, target if isinstance(target, str) else None)
         if self.session.revision is not None:
             said["mcp.protocol.version"] = self.session.revision.name
+        said |= _of_link(self.session.transport.link)
         self._said, self._began = said, trio.current_time()
         tracer = self.instruments.tracer
         if tracer is None:
             return
         uri = getattr(self.params, "uri", None)
-        about = said if not isinstance(uri, str) else {**said, "mcp.resource.uri": uri}
+        about = {**said, "mcp.session.id": session_key(self.session)}
+        if isinstance(uri, str):
+            about["mcp.resource.uri"] = uri
         self._span = tracer.start_span(name, kind=SpanKind.CLIENT, attributes=about)
         carrier: dict[str, Any] = {}
         propagate.inject(carrier, trace.set_span_in_context(self._span))
@@ -335,7 +364,7 @@ class _ToldRounds(Rounds):
             self._finish({"error.type": "cancelled"}, cancellation_text(error))
         elif isinstance(error, RemoteError):
             code = str(error.code)
-            self._finish({"error.type": code, "rpc.response.status_code": code}, None)
+            self._finish({"error.type": code, "rpc.response.status_code": code}, error.message)
         else:
             self._finish({"error.type": type(error).__qualname__}, None)
 

@@ -18,7 +18,7 @@ from trimcp.support.bounds import checked
 from trimcp.transports.grpc.calls import WINDOW, CallFailed
 from trimcp.transports.grpc.channel import EXCHANGE, GrpcChannel
 from trimcp.transports.grpc.http2 import Http2Client, running_http2
-from trimcp.transports.targets import StreamServer, checked_url, shown_url
+from trimcp.transports.targets import StreamServer, checked_url, link_to, shown_url
 from trimcp.transports.trace import traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 
@@ -91,6 +91,7 @@ class GrpcServer(StreamServer):
                 text = f"no answer of {shown_url(self.url)} within {self.timeout:g} seconds"
                 raise ConnectionLost(text) from None
             async with GrpcChannel(call, CLIENT_MAX_MESSAGE, window=WINDOW) as channel:
+                channel.link = link_to("gRPC", self.socket)
                 yield channel if self.trace is None else traced(channel, self.trace)
 
     @asynccontextmanager

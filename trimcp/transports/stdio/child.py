@@ -19,7 +19,7 @@ from typing import Any, Final
 import attrs
 import trio
 
-from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, MessageChannel, Outgoing, require_trio
+from trimcp.channel import CLIENT_MAX_MESSAGE, Incoming, Link, MessageChannel, Outgoing, require_trio
 from trimcp.errors import LocalError
 from trimcp.support.bounds import checked
 from trimcp.support.cleaning import clean, log_crash
@@ -199,6 +199,7 @@ class ChildChannel(WrappedChannel):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        self.link = Link("stdio")
         self.sends_now: bool = self.channel.sends_now  # `send` changes nothing of what is sent
 
     async def send(self, batch: Sequence[Outgoing]) -> None:

@@ -14,7 +14,7 @@ from trimcp.channel import CLIENT_MAX_MESSAGE, MessageChannel, require_trio
 from trimcp.errors import ConnectionLost, LocalError
 from trimcp.support.addresses import bracketed
 from trimcp.support.bounds import checked
-from trimcp.transports.targets import StreamServer, checked_url, shown_url, status_text
+from trimcp.transports.targets import StreamServer, checked_url, link_to, shown_url, status_text
 from trimcp.transports.trace import traced
 from trimcp.transports.websocket.frames import KEEP_ALIVE, KeepAlive
 from trimcp.transports.websocket.handshake import SUBPROTOCOL, HandshakeFailed, open_websocket
@@ -88,6 +88,7 @@ class WebSocketServer(StreamServer):
 
         stream, early = await self.open()
         channel = WebSocketChannel(stream, CLIENT_MAX_MESSAGE, client=True, keep_alive=self.keep_alive, early=early)
+        channel.link = link_to("WebSocket", self.socket)
         async with running(channel):
             yield channel if self.trace is None else traced(channel, self.trace)
 

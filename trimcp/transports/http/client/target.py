@@ -16,7 +16,7 @@ from trimcp.errors import LocalError
 from trimcp.support.bounds import checked
 from trimcp.support.nurseries import open_service_nursery
 from trimcp.transports.http.client.policy import Backoff, Mode, Timeouts
-from trimcp.transports.targets import checked_headers, checked_url, masked_url, socket_path
+from trimcp.transports.targets import checked_headers, checked_url, link_to, masked_url, socket_path
 from trimcp.transports.trace import Write, traced
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ class HttpServer:
             async with trio.open_nursery() as own:
                 backoff = Backoff(self.retries, self.random)
                 channel = HttpChannel(http, own, self.mode, self.timeouts, backoff, self.retry_calls, self.max_posts)
+                channel.link = link_to("HTTP+SSE" if self.mode == "sse" else "HTTP", self.socket)
                 task_status.started(channel)
                 try:
                     await trio.sleep_forever()
