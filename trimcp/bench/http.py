@@ -19,6 +19,7 @@ import trio
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller
 from trimcp.bench.plan import cancellation
+from trimcp.bench.slots import Slots
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
@@ -45,7 +46,7 @@ async def run_http_session(
 
     It calls `started` once the session is open, or failed to open once.
     """
-    session = _LoadSession(load, site, seat or Seat())
+    session = _LoadSession(load, site)
     attempt = 0
     while True:
         try:
@@ -69,8 +70,9 @@ async def run_http_session(
             task_status.started()
         async with trio.open_nursery() as nursery:
             session.nursery = nursery
+            slots = Slots(load, seat or Seat())
             for connection in connections:
-                nursery.start_soon(_CallSlot(session, connection).run)
+                nursery.start_soon(_CallSlot(session, connection).run, slots)
     finally:
         for connection in connections:
             await connection.close()
@@ -84,7 +86,6 @@ class _LoadSession:
 
     load: Load
     site: LoadSite
-    seat: Seat
     head: bytes = attrs.field(init=False, default=b"")  # the head of each POST of a call, without its last lines
     id: int = attrs.field(init=False, default=0)  # the id of the last request
     nursery: trio.Nursery = attrs.field(init=False)  # runs the tasks that send notifications
@@ -93,12 +94,9 @@ class _LoadSession:
     _turn: trio.Lock = attrs.field(init=False, factory=trio.Lock)
     _renewals: int = attrs.field(init=False, default=0)
     _notices: int = attrs.field(init=False, default=0)
-    _idle: list[trio.Event] = attrs.field(init=False, factory=list)
-    _is_waiting: bool = attrs.field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self._side = LoadConnection(self.site, self.load)
-        self.seat.on_leave = self._wake_all
 
     # The session at the server
 
@@ -185,35 +183,6 @@ class _LoadSession:
         body = await self._side.post(self.head, message)
         return self._side.reply.status, body
 
-    # Idle slots
-
-    async def parked(self) -> None:
-        """Wait until a call may be available, or no more begin."""
-        event = trio.Event()
-        self._idle.append(event)
-        self._wait()
-        await event.wait()
-
-    def _wake_all(self) -> None:
-        idle, self._idle = self._idle, []
-        for event in idle:
-            event.set()
-
-    def _wait(self) -> None:
-        if not self._is_waiting and self._idle:
-            self._is_waiting = True
-            self.load.supply.wait(self._woken)
-
-    def _woken(self) -> None:
-        self._is_waiting = False
-        if self.seat.left <= 0:
-            self.load.supply.pass_on()
-        if not self.load.plan.paced or self.load.supply.over or self.seat.left <= 0:
-            self._wake_all()
-        elif self._idle:
-            self._idle.pop().set()  # the slot used last has the connection most likely still open
-            self._wait()
-
 
 def _message_in(body: bytes, content_type: str) -> dict[str, Any]:
     """Return the first JSON-RPC response in the body of an HTTP response, or {}."""
@@ -240,29 +209,11 @@ class _CallSlot:
     def __attrs_post_init__(self) -> None:
         self._calls = LoadCaller(self._session.load.supply, places=1, greeting={})
 
-    async def run(self) -> None:
+    async def run(self, slots: Slots) -> None:
         """Make calls until no more begin, or too many in a row find no connection."""
         load = self._session.load
-        supply, think = load.supply, load.plan.think
-        failures = 0
         try:
-            while True:
-                call = supply.take(trio.current_time(), self._session.seat)
-                if call is None:
-                    if supply.over or self._session.seat.left <= 0:
-                        self._session.seat.leave()  # the others wait for calls that will not be theirs
-                        return
-                    await self._session.parked()
-                    continue
-                if await self._make(call):
-                    failures = 0
-                    if think:
-                        with trio.move_on_after(think):
-                            await supply.ended.wait()
-                elif await load.again(failures):
-                    failures += 1
-                else:
-                    return
+            await slots.run(self._make)
         except trio.Cancelled:
             if not self._calls.idle and load.overdue:
                 self._fail("no answer", f"none came within {load.plan.patience:g} seconds")
