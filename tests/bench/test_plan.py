@@ -102,6 +102,8 @@ def test_a_plan_as_json_says_what_its_defaults_come_to() -> None:
             "params": {"name": "echo", "arguments": {"text": "{n}"}},
             "weight": 1.0,
             "expect": "{n}",
+            "step": "call",
+            "resource": None,
         }
     ]
     assert (plan["under_way"], plan["seconds"], plan["pids"], plan["spacing"]) == (256, 10.0, [1, 2], "constant")

@@ -16,10 +16,10 @@ from trimcp.cli.bench_options import (
     BenchOptions,
     bench_options,
     check_options,
-    mix_of,
     needs_tools,
     plan_of,
     read_script,
+    with_mix,
 )
 from trimcp.cli.exits import USAGE, Failure
 from trimcp.wire.revisions import V2025_06_18
@@ -47,7 +47,7 @@ def typed(*words: str) -> BenchOptions:
 def plan(*words: str, schema: dict[str, Any] | None = None) -> Plan:
     options, load = read(*words)
     check_options(options)
-    return attrs.evolve(plan_of(options, load), mix=mix_of(options, schema))
+    return with_mix(plan_of(options, load), options, schema)
 
 
 def test_with_a_tool_alone_everything_else_is_as_usual() -> None:
@@ -81,6 +81,10 @@ def test_every_option_reaches_the_plan() -> None:
         pids=(11, 12),
     )
     assert plan("--tool", "echo", "--think", "0.5", "--count", "7").think == 0.5
+    asks = plan("--tool", "t", "--step", "question", "--answer", '{"seat": "aisle"}', "--sampled", "Momo")
+    assert asks == Plan(MixEntry.tool("t", step="question"), answer={"seat": "aisle"}, sampled="Momo", warm_up=1.0)
+    (changes,) = plan("--tool", "t", "--step", "change", "--resource", "notes:///1").mix
+    assert changes == MixEntry.tool("t", step="change", resource="notes:///1")
 
 
 def test_every_option_is_one_of_the_words() -> None:
@@ -165,6 +169,12 @@ def test_rounds_are_shorter_than_one_measurement_alone() -> None:
         (["--method", "initialize"], "no request that can be repeated"),
         (["--tool", "t", "--rate", "5", "--think", "1"], "leave no time to think"),
         (["--tool", "t", "--under-way", "1000000"], "--under-way must be at least 1 and at most 100000"),
+        (["--method", "ping", "--step", "task"], "--step and --resource go with --tool"),
+        (["--tool", "t", "--step", "change"], "a change goes with a resource: the URI of what the tool changes"),
+        (["--tool", "t", "--resource", "x:"], "a change goes with a resource"),
+        (["--tool", "t", "--answer", "{}", "--step", "question", "--under-way", "2"], "ask for more --sessions"),
+        (["--tool", "t", "--answer", '{"a": 1}'], "--answer goes with --step question"),
+        (["--tool", "t", "--answer", "[]"], '--answer must be an object, such as \'{"seat": "window"}\''),
         ([], "say what to send: --tool NAME, --method METHOD or --script FILE"),
     ],
 )

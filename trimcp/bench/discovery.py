@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 import attrs
 import trio
@@ -17,16 +17,22 @@ from trimcp.errors import ConnectionLost, LocalError
 from trimcp.framing.headers import find_mirrors
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
-from trimcp.wire.revisions import Revision
+from trimcp.wire.capabilities import TASKS, declares
+from trimcp.wire.revisions import LATEST, Revision
 from trimcp.wire.tools import Tool
 
 if TYPE_CHECKING:
+    from trimcp.agent_tools.client.wire import AgentTarget
+    from trimcp.transports.grpc.client import GrpcServer
     from trimcp.transports.http.client.target import HttpServer
     from trimcp.transports.websocket.client import WebSocketServer
 
-Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer"
+Target: TypeAlias = "StdioServer | HttpServer | WebSocketServer | GrpcServer"
+T = TypeVar("T")
 
 _NAMED = 10
+_TRANSPORTS: Final[Mapping[str, WireName]] = {"ws": "websocket", "gr": "grpc"}
+_AGENTS: Final[Mapping[str, WireName]] = {"ws": "agents_websocket", "gr": "agents_grpc"}
 _MORE_ARGUMENTS = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if")
 
 
@@ -40,6 +46,11 @@ class Found:
     name: str | None
     version: str | None
     requests: tuple[PreparedRequest, ...]  # the requests of the plan, ready to be sent
+
+    @property
+    def spoken(self) -> str:
+        """What is spoken: the revision's date, or that it is another protocol."""
+        return "agent tools" if self.transport in ("agents_http", *_AGENTS.values()) else self.revision.name
 
 
 def name_of(target: Target) -> str:
@@ -60,26 +71,91 @@ async def discover(target: Target, plan: Plan) -> Found:
 
     Raises McpError: it cannot be reached, or lacks something that the plan calls; the text says what to do.
     """
-    target = as_planned(target, plan)
-    client = Client(CLIENT["name"], CLIENT["version"], connect_timeout=plan.opening)
+    return await _within(plan, target, _discover_agents if "agent" in plan.steps else _discover)
+
+
+async def list_tools(target: Target, plan: Plan) -> Sequence[Tool]:
+    """Return the tools of a server. Raises as `discover`."""
+
+    async def ask(target: Target, plan: Plan) -> Sequence[Tool]:
+        if "agent" in plan.steps:
+            return await _tools_of_agents(target, plan)
+        async with _client(plan).connect(target, revision=plan.revision) as session:
+            return await session.list_tools()
+
+    return await _within(plan, target, ask)
+
+
+async def _within(plan: Plan, target: Target, ask: Callable[[Target, Plan], Awaitable[T]]) -> T:
     try:
         with trio.move_on_after(3 * plan.opening):
-            if isinstance(target, StdioServer):
-                async with client.connect(target, revision=plan.revision) as session:
-                    return await _look(session, plan, "stdio")
-            async with target.connect() as channel, client.connect(channel, revision=plan.revision) as session:
-                transport: WireName = "websocket" if target.url[:2].lower() == "ws" else "http"
-                if getattr(channel, "speaks_sse", False):
-                    transport = "sse"
-                return await _look(session, plan, transport)
+            return await ask(as_planned(target, plan), plan)
     except trio.TooSlowError as error:
         raise ConnectionLost(f"{name_of(target)} was not ready: {error}") from None
     raise ConnectionLost(f"{name_of(target)} was not ready within {3 * plan.opening:g} seconds")
 
 
+def _client(plan: Plan) -> Client:
+    return Client(CLIENT["name"], CLIENT["version"], connect_timeout=plan.opening)
+
+
+async def _discover(target: Target, plan: Plan) -> Found:
+    if isinstance(target, StdioServer):
+        async with _client(plan).connect(target, revision=plan.revision) as session:
+            return await _look(session, plan, "stdio")
+    async with target.connect() as channel, _client(plan).connect(channel, revision=plan.revision) as session:
+        transport = _TRANSPORTS.get(target.url[:2].lower(), "http")
+        if getattr(channel, "speaks_sse", False):
+            transport = "sse"
+        return await _look(session, plan, transport)
+
+
+# Agent tools
+
+
+def agent_target(target: Target, plan: Plan) -> AgentTarget:
+    """Return a service of agent tools at the same URL. Raises LocalError: there can be none."""
+    from trimcp.agent_tools.client.wire import AgentTarget
+
+    if isinstance(target, StdioServer):
+        raise LocalError("agent tools have a URL: http://, ws:// or grpc:// and a host")
+    auth = getattr(target, "auth", None)
+    return AgentTarget(target.url, headers=target.headers, uds=target.uds, auth=auth, timeout=plan.opening)
+
+
+async def _tools_of_agents(target: Target, plan: Plan) -> list[Tool]:
+    from trimcp.agent_tools.client.connection import connect
+
+    async with connect(agent_target(target, plan)) as agent:
+        manifests = await agent.tools()
+    return [
+        Tool(name=each["name"], input_schema=each.get("parameters") or {"type": "object"})
+        for each in manifests
+        if isinstance(each.get("name"), str)
+    ]
+
+
+async def _discover_agents(target: Target, plan: Plan) -> Found:
+    tools = {tool.name: tool for tool in await _tools_of_agents(target, plan)}
+    transport = _AGENTS.get(agent_target(target, plan).url[:2].lower(), "agents_http")
+    for entry in plan.mix:
+        if NUMBER not in entry.label:
+            _check_tool(entry, tools)
+    requests = tuple(prepare(entry, LATEST, progress=False, http=False) for entry in plan.mix)
+    return Found(transport, LATEST, None, None, requests)
+
+
+# What the server has
+
+
 async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Found:
     called = {entry.params["name"] for entry in plan.mix if entry.method == "tools/call"}
     tools = {tool.name: tool for tool in await session.list_tools()} if called else {}
+    extensions = session.server_capabilities.extensions or {}
+    if "task" in plan.steps and not (session.revision.modern and TASKS in extensions):
+        raise LocalError(f"there are no tasks with this server in {session.revision.name}, as --step task needs")
+    if "change" in plan.steps and not declares(session.server_capabilities, "resources.subscribe"):
+        raise LocalError("the server does not tell changes of resources, as --step change needs")
     requests = []
     for entry in plan.mix:
         tool = None

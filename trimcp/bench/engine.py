@@ -13,7 +13,7 @@ import attrs
 import trio
 
 from trimcp.bench.cost import Cutter, ProcessTree, environment
-from trimcp.bench.discovery import Found, Target, discover, name_of
+from trimcp.bench.discovery import Found, Target, as_planned, discover, name_of
 from trimcp.bench.mux import run_session
 from trimcp.bench.plan import Plan
 from trimcp.bench.report import Cost, Generator, Report, Snapshot, WireName
@@ -87,6 +87,12 @@ def _session_runner(target: Target, transport: WireName, load: Load) -> Callable
     It takes a `Load` and a `task_status`. It calls `started` once the session can be used, or the first attempt to open
     it has failed. Modules of single transports are imported here.
     """
+    if load.plan.steps != {"call"} or transport == "grpc" or getattr(target, "auth", None) is not None:
+        from trimcp.bench.steps import StepRunner
+
+        if load.plan.progress or load.plan.reply != "any":
+            raise LocalError("--progress and --reply are for calls that no login and no gRPC is needed for")
+        return StepRunner(load, as_planned(target, load.plan)).run
     from trimcp.bench import channels
 
     if isinstance(target, StdioServer):
@@ -321,7 +327,7 @@ class Measurement:
         return Report(
             target=target,
             transport=found.transport,
-            revision=found.revision.name,
+            revision=found.spoken,
             reply=load.reply,
             server_name=found.name,
             server_version=found.version,

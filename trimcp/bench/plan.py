@@ -23,6 +23,9 @@ from trimcp.wire.revisions import REVISIONS, Revision, find
 NUMBER: Final = "{n}"
 """The placeholder for a call's number in the texts of its parameters, and in the expected text."""
 
+STEPS: Final = ("call", "question", "change", "task", "agent")
+"""How a call is made, as `steps` carries them out: `call` is one request and its answer."""
+
 _OPEN_LOOP: Final = 256
 _MOST: Final = 100_000
 _USUAL_SECONDS: Final = 10.0
@@ -99,6 +102,8 @@ class MixEntry:
     weight: float = _number(1.0, _POSITIVE)  # how often it is sent, relative to the others of the mix
     # the expected first text block of the result, with `{n}` replaced; None for any result except an error
     expect: str | None = attrs.field(default=None, validator=_text, kw_only=True)
+    step: Literal["call", "question", "change", "task", "agent"] = _choice(*STEPS, help="")
+    resource: str | None = attrs.field(default=None, validator=_text, kw_only=True)  # what a `change` changes
 
     def __attrs_post_init__(self) -> None:
         if not self.method:
@@ -107,25 +112,28 @@ class MixEntry:
             raise LocalError(f"{self.method} is no request that can be repeated on one session")
         if self.method == "tools/call" and not isinstance(self.params.get("name"), str):
             raise LocalError("tools/call needs the name of a tool in its params")
+        if self.step != "call" and self.method != "tools/call":
+            raise LocalError(f"a {self.step} begins with a call of a tool, not with {self.method}")
+        if (self.step == "change") is (self.resource is None):
+            raise LocalError("a change goes with a resource: the URI of what the tool changes")
 
     @staticmethod
-    def tool(
-        name: str, arguments: Mapping[str, Any] | None = None, *, weight: float = 1.0, expect: str | None = None
-    ) -> MixEntry:
-        """Return a call of a tool."""
-        return MixEntry("tools/call", {"name": name, "arguments": dict(arguments or {})}, weight=weight, expect=expect)
+    def tool(name: str, arguments: Mapping[str, Any] | None = None, **options: Any) -> MixEntry:
+        """Return a call of a tool; `options` are other fields."""
+        return MixEntry("tools/call", {"name": name, "arguments": dict(arguments or {})}, **options)
 
     @staticmethod
     def from_json(value: object) -> MixEntry:
         """Return the request that one entry of a script file describes.
 
-        `value`: `{"tool": ..., "arguments": ..., "weight": ..., "expect": ...}` or `{"method": ..., "params": ...,
-        "weight": ..., "expect": ...}`. Raises LocalError: the entry is not valid; the text has the reason.
+        `value`: `{"tool": ..., "arguments": ..., "weight": ..., "expect": ..., "step": ..., "resource": ...}` or
+        `{"method": ..., "params": ..., "weight": ..., "expect": ...}`. Raises LocalError: the entry is not valid; the
+        text has the reason.
         """
         if not isinstance(value, Mapping):
             raise LocalError(f"an entry of the mix must be an object, not {value!r:.60}")
         entry = dict(value)
-        options = {name: entry.pop(name) for name in ("weight", "expect") if name in entry}
+        options = {name: entry.pop(name) for name in ("weight", "expect", "step", "resource") if name in entry}
         if "tool" in entry:
             name, arguments = entry.pop("tool"), entry.pop("arguments", {})
             if not isinstance(name, str) or not isinstance(arguments, Mapping):
@@ -196,6 +204,14 @@ class Plan:
     progress: bool = attrs.field(
         default=False, kw_only=True, metadata={"help": "Ask for progress, and count the notifications."}
     )
+    answer: Mapping[str, Any] = attrs.field(factory=dict, validator=_jsonable, kw_only=True)
+    """The values that questions with a form are answered with; a form's defaults come before."""
+    sampled: str = attrs.field(
+        default="sampled",
+        kw_only=True,
+        validator=_text,
+        metadata={"help": "What is answered for the model (--step question).", "metavar": "TEXT"},
+    )
     seed: int = attrs.field(
         default=0, kw_only=True, metadata={"help": "What everything random begins with.", "metavar": "N"}
     )
@@ -220,6 +236,15 @@ class Plan:
     """Seconds to wait at the end for running calls; also the silence after which a measurement by calls ends."""
 
     def __attrs_post_init__(self) -> None:
+        steps = self.steps
+        if "question" in steps and self.under_way not in (None, 1):
+            raise LocalError("a question does not say which call it is of: ask for more --sessions, not --under-way")
+        if "agent" in steps and len(steps) > 1:
+            raise LocalError("agent tools are another protocol: all calls of a mix have the step agent, or none")
+        if self.answer and "question" not in steps and steps:
+            raise LocalError("--answer goes with --step question")
+        if steps - {"call"} and (self.progress or self.reply != "any"):
+            raise LocalError("--progress and --reply go with --step call")
         if self.seconds is not None and self.count is not None:
             raise LocalError("measure either for --seconds or a --count of calls")
         if self.warm_up and self.warm_up_count:
@@ -241,6 +266,11 @@ class Plan:
         if self.revision is not None and find(self.revision) is None:
             names = ", ".join(revision.name for revision in REVISIONS)
             raise LocalError(f"there is no revision {self.revision!r:.60}; trimcp speaks {names}")
+
+    @property
+    def steps(self) -> set[str]:
+        """How its calls are made."""
+        return {entry.step for entry in self.mix}
 
     @property
     def course(self) -> Stages | None:
@@ -273,7 +303,7 @@ class Plan:
         """The most concurrent calls in each session."""
         if self.under_way is not None:
             return self.under_way
-        return 1 if not self.paced else max(1, math.ceil(_OPEN_LOOP / self.sessions))
+        return 1 if not self.paced or "question" in self.steps else max(1, math.ceil(_OPEN_LOOP / self.sessions))
 
     def to_json(self) -> dict[str, Any]:
         """Return the settings as JSON values, under the names of the attributes."""

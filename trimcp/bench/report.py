@@ -131,7 +131,8 @@ def _edge(index: float) -> float:
 FORMAT: Final = 1
 """The version of the JSON of `Report.to_json`; it changes if names or units change."""
 
-WireName = Literal["stdio", "http", "sse", "websocket"]
+WireName = Literal["stdio", "http", "sse", "websocket", "grpc", "agents_http", "agents_websocket", "agents_grpc"]
+"""What carries the messages; those of agent tools are messages of another protocol."""
 
 _BUSY: Final = 0.8
 _ENOUGH: Final = 10  # sequential calls: from here on those cut off at beginning and end hardly affect the rate
@@ -296,7 +297,7 @@ class Report:
 
     target: str  # the measured server, without secrets
     transport: WireName  # the transport of the messages
-    revision: str  # the revision used, by its date
+    revision: str  # the revision used, by its date; or "agent tools"
     # the kind of response over Streamable HTTP, "json" or "sse"; "mixed" for both, None elsewhere
     reply: Literal["json", "sse", "mixed"] | None
     # `server_name`, `server_version`: as the server declares them, or None. Untrusted text.

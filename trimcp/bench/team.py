@@ -103,6 +103,9 @@ def share(plan: Plan, number: int, size: int) -> Plan:
     if not plan.paced and plan.stages is None and plan.sessions < size:
         raise LocalError(f"{size} generators need at least as many --sessions; there are {plan.sessions}")
 
+    if "change" in plan.steps:
+        raise LocalError("changes take turns in one process, so that no notice is another's: one generator, no more")
+
     def part(whole: int) -> int:
         return whole // size + (number < whole % size)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 import click
 
-from trimcp.bench.plan import MixEntry, NumberCheck, Plan
+from trimcp.bench.plan import STEPS, MixEntry, NumberCheck, Plan
 from trimcp.cli.exits import Failure
 from trimcp.cli.options import ReachOptions, option, with_options
 from trimcp.cli.schemas import ValueProblem, object_of, parse_arguments
@@ -19,7 +19,10 @@ from trimcp.errors import LocalError
 from trimcp.support.files import UnusableFile, read_text
 
 BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "What is sent": ("tool", "arguments", "expect", "method", "params", "script", "progress"),
+    "What is sent": (
+        *("tool", "arguments", "expect", "method", "params", "script", "progress"),
+        *("step", "answer", "sampled", "resource"),
+    ),
     "How much at a time": (
         *("sessions", "session_calls", "under_way", "rate", "spacing", "think", "stages", "stages_of", "find_limit"),
         *("processes", "listen", "join"),
@@ -65,6 +68,14 @@ class BenchOptions(ReachOptions):
     method: str | None = option(metavar="METHOD", help="Send this request instead, such as tools/list.")
     params: str | None = option(metavar="JSON", help="Its parameters, an object.")
     script: str | None = option(metavar="FILE", help="Mix the calls that a .json or .toml file lists.")
+    step: str = option(
+        type=click.Choice(STEPS),
+        default="call",
+        metavar="KIND",
+        help="What a call is: call, or one with a question, a change that is told, a task, or agent (tools).",
+    )
+    answer: str | None = option(metavar="JSON", help="What forms are filled in with, an object (--step question).")
+    resource: str | None = option(metavar="URI", help="What the tool changes (--step change).")
     warm_up: str | None = option(
         metavar="AMOUNT", help="Seconds (2), or calls (100x), before.  [default: 1, with --count or --stages 0]"
     )
@@ -161,6 +172,8 @@ def check_options(options: BenchOptions) -> None:
         raise Failure("--params goes with --method")
     if options.expect is not None and options.script is not None:
         raise Failure("with --script each call says by itself what to expect")
+    if (options.step != "call" or options.resource is not None) and options.tool is None:
+        raise Failure("--step and --resource go with --tool; in a --script each call says by itself what it is")
     if options.compare is not None and (options.require or options.baseline or options.junit or options.github):
         raise Failure("--require, --baseline, --junit and --github judge one server, and --compare shows two")
     if options.listen is not None and (options.find_limit or options.compare is not None or options.join is not None):
@@ -187,8 +200,9 @@ def plan_of(options: BenchOptions, load: Mapping[str, Any]) -> Plan:
         seconds = _SECONDS_EACH_ROUND
     warm_up, warm_up_count = _warm_up(options.warm_up, counted or load["stages"] is not None)
     known = {"warm_up": warm_up, "warm_up_count": warm_up_count, "revision": options.revision, "pids": options.pids}
+    answer = {} if options.answer is None else object_of(options.answer, "--answer", '{"seat": "window"}')
     try:
-        return Plan(**{**load, **known, "seconds": seconds})
+        return Plan(**{**load, **known, "seconds": seconds, "answer": answer})
     except LocalError as error:
         text = re.sub(r"^(\w+)(?= must be )", lambda found: "--" + found[1].replace("_", "-"), str(error))
         raise Failure(text) from None
@@ -229,10 +243,19 @@ def mix_of(options: BenchOptions, schema: Mapping[str, Any] | None = None) -> tu
             return (MixEntry(options.method, params, expect=options.expect),)
         if options.tool is not None:
             arguments = _arguments(options.arguments, schema or {})
-            return (MixEntry.tool(options.tool, arguments, expect=options.expect),)
+            more = {"expect": options.expect, "step": options.step, "resource": options.resource}
+            return (MixEntry.tool(options.tool, arguments, **more),)
     except LocalError as error:
         raise Failure(str(error)) from None
     raise Failure("say what to send: --tool NAME, --method METHOD or --script FILE")
+
+
+def with_mix(plan: Plan, options: BenchOptions, schema: Mapping[str, Any] | None = None) -> Plan:
+    """Return the plan with its requests. Raises Failure as `mix_of`, and where they do not go with the plan."""
+    try:
+        return attrs.evolve(plan, mix=mix_of(options, schema))
+    except LocalError as error:
+        raise Failure(str(error)) from None
 
 
 def _arguments(words: tuple[str, ...], schema: Mapping[str, Any]) -> dict[str, Any]:

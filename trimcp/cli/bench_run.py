@@ -14,7 +14,7 @@ import attrs
 import click
 import trio
 
-from trimcp.bench.discovery import Target, as_planned
+from trimcp.bench.discovery import Target, list_tools
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import Plan
 from trimcp.bench.regression import check_same_load
@@ -27,9 +27,9 @@ from trimcp.cli.bench_options import (
     BenchOptions,
     bench_options,
     check_options,
-    mix_of,
     needs_tools,
     plan_of,
+    with_mix,
 )
 from trimcp.cli.bench_plot import Curve, check_plot, draw
 from trimcp.cli.bench_table import (
@@ -45,16 +45,14 @@ from trimcp.cli.bench_table import (
 )
 from trimcp.cli.bench_team import be_generator, measure_together, shared_secret
 from trimcp.cli.bench_verdict import Judgement, github_lines, read_reports, read_requirements, write_junit
-from trimcp.cli.conversation import Stop, own_version, signals, trace_to
+from trimcp.cli.conversation import Stop, signals, trace_to
 from trimcp.cli.exits import BENCH_EXIT_CODES, BROKEN, NO_CONNECTION, REMOTE_ERROR, Failure
 from trimcp.cli.inspecting import find_tool, name_tools
 from trimcp.cli.options import SERVER, WORDS, Subcommand
 from trimcp.cli.screen import Screen
 from trimcp.cli.targets import TARGET_HELP, find_target, lost_text, read_headers
 from trimcp.cli.text import theirs
-from trimcp.client.client import Client
 from trimcp.errors import LocalError, McpError, RemoteError
-from trimcp.transports.grpc.client import GrpcServer
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
 
@@ -118,7 +116,9 @@ def _measure(target: str, options: BenchOptions, load: Mapping[str, Any], comman
     check_options(options)
     plan = plan_of(options, load)
     if not needs_tools(options):  # report mistakes before a server is started
-        plan = attrs.evolve(plan, mix=mix_of(options))
+        plan = with_mix(plan, options)
+    elif options.tool is not None:
+        with_mix(plan, options)
     if options.plot is not None:
         check_plot(options.plot)
     for name, file in {"--save": options.save, "--junit": options.junit, "--html": options.html}.items():
@@ -162,8 +162,6 @@ class _MeasuredServer:
     def of(text: str, screen: Screen, headers: Sequence[str], bearer: str | None) -> _MeasuredServer:
         """Return the server that a TARGET names."""
         target = find_target(text, screen.server_says, read_headers(headers, bearer))
-        if isinstance(target, GrpcServer):
-            raise Failure("bench does not measure gRPC; it takes commands and URLs with http, https, ws and wss")
         name = theirs(text if isinstance(target, StdioServer) else masked_url(target.url, path=True), 60)
         words = [text, *(word for header in headers for word in ("--header", header))]
         return _MeasuredServer(target, name, (*words, *(() if bearer is None else ("--bearer", bearer))))
@@ -275,7 +273,7 @@ class _Bench:
         if self.plan.mix:
             return self.plan
         schema = await self._ask_for_schema(stop)
-        return None if stop.signal is not None else attrs.evolve(self.plan, mix=mix_of(self.options, schema))
+        return None if stop.signal is not None else with_mix(self.plan, self.options, schema)
 
     async def _measure_all(self, stop: Stop, view: MeasurementView) -> None:
         plan = await self._planned(stop)
@@ -302,16 +300,15 @@ class _Bench:
     async def _ask_for_schema(self, stop: Stop) -> Mapping[str, Any]:
         """Return the tool's input schema from the first server; meaningless after a signal."""
         schema: Mapping[str, Any] = {}
-        client, target = Client("trimcp", own_version()), as_planned(self.servers[0].target, self.plan)
+        plan = self.plan if self.options.tool is None else with_mix(self.plan, self.options)
         with stop.guarding(trio.current_time() + _PATIENCE) as asking:
-            async with client.connect(target, revision=self.plan.revision) as session:
-                tools = await session.list_tools()
-                if self.options.tool is None:
-                    raise Failure(
-                        "say what to send: --tool NAME, --method METHOD or --script FILE; "
-                        f"the server has the tools {name_tools(tools)}"
-                    )
-                schema = find_tool(tools, self.options.tool).input_schema
+            tools = await list_tools(self.servers[0].target, plan)
+            if self.options.tool is None:
+                raise Failure(
+                    "say what to send: --tool NAME, --method METHOD or --script FILE; "
+                    f"the server has the tools {name_tools(tools)}"
+                )
+            schema = find_tool(tools, self.options.tool).input_schema
         if asking.cancelled_caught and stop.signal is None:
             raise Failure(f"the server did not list its tools within {_PATIENCE:g} seconds", NO_CONNECTION)
         return schema

@@ -25,7 +25,16 @@ from trimcp.cli.text import Line, theirs
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 
-_TRANSPORTS: Final = {"stdio": "stdio", "http": "Streamable HTTP", "sse": "HTTP+SSE", "websocket": "WebSocket"}
+_TRANSPORTS: Final = {
+    "stdio": "stdio",
+    "http": "Streamable HTTP",
+    "sse": "HTTP+SSE",
+    "websocket": "WebSocket",
+    "grpc": "gRPC",
+    "agents_http": "HTTP",
+    "agents_websocket": "WebSocket",
+    "agents_grpc": "gRPC",
+}
 _REPLIES: Final = {"json": ", JSON replies", "sse": ", SSE replies", "mixed": ", JSON and SSE replies"}
 _NAMES: Final = 12
 _REQUESTS: Final = 20
@@ -55,7 +64,8 @@ def describe_report(report: Report) -> Iterator[Line]:
     if report.plan.progress or report.progress:
         rate = three(report.progress_per_second)
         yield row("progress", f"{report.progress:,} notifications, {rate} per second"), ""
-    yield row("data", f"{_bytes(report.bytes_out, report)} sent, {_bytes(report.bytes_in, report)} received"), ""
+    if report.bytes_out:  # an ordinary client does not count them
+        yield row("data", f"{_bytes(report.bytes_out, report)} sent, {_bytes(report.bytes_in, report)} received"), ""
     yield _cost(report)
     yield from _generator(report)
 
