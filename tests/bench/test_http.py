@@ -22,7 +22,7 @@ from tests.peers.tls import client_context, server_context
 from trimcp.bench.engine import measure
 from trimcp.bench.plan import MixEntry, Plan
 from trimcp.bench.report import Report
-from trimcp.errors import ConnectionLost, McpError
+from trimcp.errors import ConnectionLost, LocalError, McpError
 from trimcp.transports.http.client.target import HttpServer
 from trimcp.transports.http.peers.identity import bearer_tokens
 from trimcp.transports.http.settings import HttpSettings
@@ -71,6 +71,27 @@ async def test_progress_is_counted(revision: str) -> None:
         plan = Plan(stream, count=6, under_way=3, progress=True, revision=revision)
         report = await measure(HttpServer(url), plan)
     assert (report.calls, report.progress, report.errors) == (6, 120, {})
+
+
+async def test_a_cut_connection_is_resumed() -> None:
+    server = trimcp.Server("patient")
+
+    @server.tool
+    async def wait(*, ctx: trimcp.Context[Any]) -> str:
+        """Report, and report again a little later."""
+        await ctx.report_progress(1, 2)
+        await trio.sleep(0.02)
+        await ctx.report_progress(2, 2)
+        return "done"
+
+    entry = MixEntry.tool("wait", expect="done")
+    async with serving(server) as url:
+        options: Any = {"count": 20, "under_way": 4, "progress": True, "revision": LATEST_LEGACY.name}
+        report = await measure(HttpServer(url), Plan(entry, cut=0.5, **options))
+        with pytest.raises(LocalError, match="--cut needs Streamable HTTP, and a revision such as"):
+            await measure(HttpServer(url), Plan(entry, cut=0.5, count=1))
+    assert (report.calls, report.progress, report.errors) == (20, 40, {})
+    assert 0 < report.requests["wait: resumed"].count < 20
 
 
 @pytest.mark.parametrize("revision", ERAS)
@@ -340,6 +361,13 @@ async def test_a_stream_that_does_not_end_with_the_answer_is_left() -> None:
     assert (report.calls, report.errors) == (4, {})
     assert report.latency.most < 0.5  # the answer counts, not the end
     assert wrong.connections >= 4
+
+
+async def test_a_cut_stream_that_the_server_does_not_resume_is_an_error() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+    report, _ = await of_wrong(lambda n, m: head + b"id: e7\ndata:\n\n", count=4, under_way=2, cut=1.0)
+    assert (report.calls, counts(report)) == (0, {"not resumed": 4})
+    assert report.errors["not resumed"].example.startswith("HTTP 405")
 
 
 async def test_connections_are_kept() -> None:

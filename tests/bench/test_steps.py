@@ -129,7 +129,9 @@ async def test_every_session_is_told_of_every_change(revision: str) -> None:
     assert report.requests["turn"].least >= max(report.requests["turn: answer"].least, 0.0)
 
 
-async def test_notices_that_are_lost_are_counted_for_each_session(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_notices_that_are_lost_are_counted_for_each_session(
+    monkeypatch: pytest.MonkeyPatch, steady_clock: trio.abc.Clock
+) -> None:
     monkeypatch.setattr(steps, "_TOLD", 0.2)
     report = await measured(desk(lambda number: number != 2), turn(), count=4, sessions=2)
     assert (report.calls, counts(report)) == (3, {"no notice": 2})
@@ -184,7 +186,7 @@ async def test_mcp_is_measured_through_grpc() -> None:
         entry = MixEntry.tool("echo", {"text": "t {n}"}, expect="t {n}")
         report = await measure(target, Plan([entry, MixEntry("tools/list")], count=10, under_way=2))
         assert (report.calls, report.errors, report.transport) == (10, {}, "grpc")
-        with pytest.raises(LocalError, match="--progress and --reply are for calls"):
+        with pytest.raises(LocalError, match="--progress, --cut and --reply are for calls"):
             await measure(target, Plan(entry, count=1, progress=True))
 
 
@@ -290,8 +292,8 @@ def test_a_step_that_cannot_be_carried_out_is_refused(fields: Any, why: str) -> 
         (book(), {"under_way": 2}, "a question does not say which call it is of"),
         ([book(), MixEntry.tool("echo", {}, step="agent")], {}, "agent tools are another protocol"),
         (turn(), {"answer": {"a": 1}}, "--answer goes with --step question"),
-        (turn(), {"progress": True}, "--progress and --reply go with --step call"),
-        (turn(), {"reply": "json"}, "--progress and --reply go with --step call"),
+        (turn(), {"progress": True}, "--progress, --cut and --reply go with --step call"),
+        (turn(), {"reply": "json"}, "--progress, --cut and --reply go with --step call"),
     ],
 )
 def test_options_that_do_not_go_with_a_step_are_refused(entry: Any, options: Any, why: str) -> None:
@@ -316,7 +318,7 @@ def test_changes_take_turns_in_one_process() -> None:
         share(Plan(turn(), sessions=4), 0, 2)
 
 
-async def test_an_open_loop_of_questions_has_one_call_under_way_in_each_session() -> None:
+async def test_an_open_loop_of_questions_has_one_call_under_way_in_each_session(steady_clock: trio.abc.Clock) -> None:
     plan = Plan(book(), rate=10.0, sessions=3)
     assert plan.places == 1
     with trio.fail_after(60):

@@ -18,7 +18,7 @@ from trimcp.framing.headers import find_mirrors
 from trimcp.transports.stdio.child import StdioServer
 from trimcp.transports.targets import masked_url
 from trimcp.wire.capabilities import TASKS, declares
-from trimcp.wire.revisions import LATEST, Revision
+from trimcp.wire.revisions import LATEST, LATEST_LEGACY, Revision
 from trimcp.wire.tools import Tool
 
 if TYPE_CHECKING:
@@ -156,6 +156,10 @@ async def _look(session: ClientSession, plan: Plan, transport: WireName) -> Foun
         raise LocalError(f"there are no tasks with this server in {session.revision.name}, as --step task needs")
     if "change" in plan.steps and not declares(session.server_capabilities, "resources.subscribe"):
         raise LocalError("the server does not tell changes of resources, as --step change needs")
+    if plan.cut and not (transport == "http" and session.revision.resumable):
+        raise LocalError(
+            f"--cut needs Streamable HTTP, and a revision such as {LATEST_LEGACY.name} that resumes streams"
+        )
     requests = []
     for entry in plan.mix:
         tool = None

@@ -90,8 +90,8 @@ def _session_runner(target: Target, transport: WireName, load: Load) -> Callable
     if load.plan.steps != {"call"} or transport == "grpc" or getattr(target, "auth", None) is not None:
         from trimcp.bench.steps import StepRunner
 
-        if load.plan.progress or load.plan.reply != "any":
-            raise LocalError("--progress and --reply are for calls that no login and no gRPC is needed for")
+        if load.plan.progress or load.plan.cut or load.plan.reply != "any":
+            raise LocalError("--progress, --cut and --reply are for calls that no login and no gRPC is needed for")
         return StepRunner(load, as_planned(target, load.plan)).run
     from trimcp.bench import channels
 

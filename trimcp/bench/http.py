@@ -1,7 +1,7 @@
 """Calls over Streamable HTTP, in either era: each is a POST, and each running call has its own connection.
 
-The standalone GET stream of a legacy server is not opened. A stream that ends before the response is not resumed: it is
-an error. The modern era has no sessions; there a session is only what calls share here.
+The standalone GET stream of a legacy server is not opened. A stream that ends before the response is an error; it is
+resumed only where `Plan.cut` says so. The modern era has no sessions; there a session is only what calls share here.
 
 Sources: basic/transports (2025-11-25), basic/transports/streamable-http (2026-07-28).
 """
@@ -27,6 +27,7 @@ from trimcp.transports.http.client.engine import ExchangeBroken
 from trimcp.transports.http.client.h1 import whole_request
 from trimcp.transports.http.h1.replies import UnreadableReply
 
+_LISTEN: Final = {"accept": "text/event-stream"}
 _ACCEPT: Final = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 _EVENTS: Final = "text/event-stream"
 _JSON: Final = "application/json"
@@ -113,7 +114,7 @@ class _LoadSession:
                 if status != 200 or not isinstance(message.get("result"), dict):
                     raise ConnectionLost(f"initialize was answered with HTTP {status} {body[:200]!r}")
                 self.session_id = self._side.reply.headers.get("mcp-session-id")
-                self._head_from(self._named())
+                self._head_from(self.named())
                 status, body = await self._post(INITIALIZED)
                 if status >= 300:
                     raise ConnectionLost(f"notifications/initialized was answered with HTTP {status} {body[:200]!r}")
@@ -143,11 +144,12 @@ class _LoadSession:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + _CLOSE_TIME):
             if self.session_id is not None:
                 with suppress(McpError, trio.BrokenResourceError, UnreadableReply, ExchangeBroken):
-                    await self._side.request(whole_request(self.site.head("DELETE", self._named()), None))
+                    await self._side.request(whole_request(self.site.head("DELETE", self.named()), None))
                     await self._side.body()
         await self._side.close()
 
-    def _named(self) -> dict[str, str]:
+    def named(self) -> dict[str, str]:
+        """Return the headers that say which session a request is of."""
         named = {} if self.session_id is None else {"mcp-session-id": self.session_id}
         if self.load.revision.version_header:
             named["mcp-protocol-version"] = self.load.revision.name
@@ -204,6 +206,7 @@ class _CallSlot:
     _session: _LoadSession
     _connection: LoadConnection
     _calls: LoadCaller = attrs.field(init=False)
+    _call: LoadCall = attrs.field(init=False)
     _id: int = attrs.field(init=False, default=0)
 
     def __attrs_post_init__(self) -> None:
@@ -225,6 +228,7 @@ class _CallSlot:
         """Make a call and count its outcome; return False if the connection is lost."""
         session = self._session
         session.id = self._id = id = session.id + 1
+        self._call = call
         self._calls.begin(id, call)
         body = call.request.render(id, call.number)
         head, own = session.head, call.request.render_headers(call.number)
@@ -291,19 +295,40 @@ class _CallSlot:
             await connection.close()
             return
         decoder = EventDecoder(connection.max_size)
+        cut_at: float | None = None
         while True:
             self._take_events(decoder, pieces)
-            if connection.reply.complete or self._calls.idle:
+            if self._call.cut and decoder.last_event_id and not self._calls.idle:
+                cut_at, self._call.cut = trio.current_time(), False
+                pieces = await self._resume(decoder.last_event_id)
+                decoder = EventDecoder(connection.max_size)
+            elif connection.reply.complete or self._calls.idle:
                 break
-            pieces = await connection.more()
+            else:
+                pieces = await connection.more()
         if not self._calls.idle:
             self._fail("no answer in the stream", "it ended without one")
             return
+        if cut_at is not None:
+            load.tally.observe(f"{self._call.request.label}: resumed", trio.current_time() - cut_at)
         with trio.move_on_after(_LINGER):
             while not connection.reply.complete:
                 self._take_events(decoder, await connection.more())
         if not connection.reply.complete:
             await connection.close()
+
+    async def _resume(self, last: str) -> list[bytes]:
+        """Cut the connection, and return what arrives first over another one, of the events after `last`."""
+        connection, session = self._connection, self._session
+        await connection.close()
+        head = session.site.head("GET", {**_LISTEN, **session.named(), "last-event-id": last})
+        await connection.request(whole_request(head, None))
+        pieces = await connection.more()
+        while not connection.reply.status:
+            pieces += await connection.more()
+        if connection.reply.status != 200 or connection.reply.content_type != _EVENTS:
+            self._fail("not resumed", f"HTTP {connection.reply.status} {b''.join(pieces)[:200]!r}")
+        return pieces
 
     def _take_events(self, decoder: EventDecoder, pieces: list[bytes]) -> None:
         for event in events_in(pieces, decoder):

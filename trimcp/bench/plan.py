@@ -199,6 +199,7 @@ class Plan:
     cancel: float = _number(0.0, _SHARE, "Cancel this share, 0.1 for a tenth.", "SHARE")
     cancel_after: float | None = _number(None, NumberCheck(), "Time until then.  [default: random]", "SECONDS")
     """Seconds from the beginning of a call to its cancellation; None for a random part of the mean time of a call."""
+    cut: float = _number(0.0, _SHARE, "Cut the connection of this share midway, and resume (HTTP).", "SHARE")
     timeout: float | None = _number(None, _POSITIVE, "Give a call up after this time.", "SECONDS")
     timeouts: float = _number(1.0, _SHARE, "The share that --timeout is for.", "SHARE")
     progress: bool = attrs.field(
@@ -243,8 +244,8 @@ class Plan:
             raise LocalError("agent tools are another protocol: all calls of a mix have the step agent, or none")
         if self.answer and "question" not in steps and steps:
             raise LocalError("--answer goes with --step question")
-        if steps - {"call"} and (self.progress or self.reply != "any"):
-            raise LocalError("--progress and --reply go with --step call")
+        if steps - {"call"} and (self.progress or self.cut or self.reply != "any"):
+            raise LocalError("--progress, --cut and --reply go with --step call")
         if self.seconds is not None and self.count is not None:
             raise LocalError("measure either for --seconds or a --count of calls")
         if self.warm_up and self.warm_up_count:

@@ -39,6 +39,7 @@ class LoadCall:
     due: float  # when it should have begun; its time counts from here
     give_up: float = math.inf  # seconds after which it is abandoned
     timeout: bool = False  # whether it is abandoned for its timeout, not for a planned cancellation
+    cut: bool = False  # whether its connection is to be cut, and its stream resumed
     heard: float | None = None  # when its last progress came
     progress: float = -math.inf  # the value of that
 
@@ -87,7 +88,7 @@ class Supply:
         self._weights = list(accumulate(request.entry.weight for request in self.requests))
         self._only = self.requests[0] if len(self.requests) == 1 else None
         self._paced = self.plan.paced
-        self._gives_up = bool(self.plan.cancel) or self.plan.timeout is not None
+        self._gives_up = bool(self.plan.cancel or self.plan.cut) or self.plan.timeout is not None
 
     # Called by the measurement
 
@@ -178,8 +179,9 @@ class Supply:
     # Internal
 
     def _limit(self, call: LoadCall) -> None:
-        """Decide whether and when the call is abandoned."""
+        """Decide whether and when the call is abandoned, or its connection cut."""
         plan = self.plan
+        call.cut = plan.cut > 0 and self._random.random() < plan.cut
         if plan.cancel and self._random.random() < plan.cancel:
             part = self._random.random() * (self.tally.mean or _NO_MEAN)
             call.give_up = part if plan.cancel_after is None else plan.cancel_after

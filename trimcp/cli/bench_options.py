@@ -28,7 +28,7 @@ BENCH_SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         *("processes", "listen", "join"),
     ),
     "For how long": ("seconds", "count", "warm_up"),
-    "What is given up": ("cancel", "cancel_after", "timeout", "timeouts"),
+    "What is given up": ("cut", "cancel", "cancel_after", "timeout", "timeouts"),
     "How the server is reached": ("revision", "transport", "reply", "headers", "bearer", "pids"),
     "Another server to compare with": ("compare", "rounds", "compare_headers", "compare_bearer", "compare_pids"),
     "What it has to keep to": ("require", "baseline", "tolerance", "junit", "github"),
