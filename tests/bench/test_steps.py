@@ -66,6 +66,12 @@ def desk(told: Callable[[int], bool] = lambda number: True) -> trimcp.Server[Any
         return (await ctx.sample(trimcp.CreateMessageParams(messages=[asked], max_tokens=5))).text
 
     @server.tool
+    async def who(*, ctx: trimcp.Context[Any]) -> str:
+        """Ask with a form that has a default."""
+        form = {"type": "object", "properties": {"name": {"type": "string", "default": "Zoe"}}, "required": ["name"]}
+        return str((await ctx.elicit("Who?", form)).content["name"])
+
+    @server.tool
     async def echo(text: str) -> str:
         """Return the text."""
         return text
@@ -101,13 +107,17 @@ def turn(name: str = "turn") -> MixEntry:
 
 @pytest.mark.parametrize("revision", ERAS)
 async def test_forms_are_filled_in_and_the_model_is_answered_for(revision: str) -> None:
-    mix = [book(expect="T{n}: window, 2"), MixEntry.tool("name_it", {}, step="question", expect="Momo")]
-    options: Any = {"count": 20, "sessions": 2, "revision": revision, "answer": {"seat": "window", "other": 1}}
+    others = [
+        MixEntry.tool(name, {}, step="question", expect=text)
+        for name, text in {"name_it": "Momo", "who": "Zoe"}.items()
+    ]
+    mix = [book(expect="T{n}: window, 2"), *others]
+    options: Any = {"count": 30, "sessions": 2, "revision": revision, "answer": {"seat": "window", "other": 1}}
     report = await measured(desk(), mix, sampled="Momo", **options)
-    assert (report.calls, report.errors) == (20, {})
+    assert (report.calls, report.errors) == (30, {})
     asked = {label: times.count for label, times in report.requests.items() if label.endswith(": question")}
-    assert set(asked) == {"book: question", "name_it: question"}
-    assert sum(asked.values()) == 20
+    assert set(asked) == {"book: question", "name_it: question", "who: question"}
+    assert sum(asked.values()) == 30
 
 
 async def test_a_call_that_asks_nothing_and_a_form_without_an_answer_are_errors() -> None:
