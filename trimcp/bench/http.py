@@ -18,8 +18,8 @@ import trio
 
 from trimcp.bench.connection import LoadConnection, LoadSite, events_in
 from trimcp.bench.mux import LoadCaller
+from trimcp.bench.places import LoadPlaces
 from trimcp.bench.plan import cancellation
-from trimcp.bench.slots import Slots
 from trimcp.bench.supply import INITIALIZED, Load, LoadCall, Seat
 from trimcp.errors import ConnectionLost, McpError
 from trimcp.framing.sse import EventDecoder
@@ -71,9 +71,9 @@ async def run_http_session(
             task_status.started()
         async with trio.open_nursery() as nursery:
             session.nursery = nursery
-            slots = Slots(load, seat or Seat())
+            places = LoadPlaces(load, seat or Seat())
             for connection in connections:
-                nursery.start_soon(_CallSlot(session, connection).run, slots)
+                nursery.start_soon(_CallSlot(session, connection).run, places)
     finally:
         for connection in connections:
             await connection.close()
@@ -212,11 +212,11 @@ class _CallSlot:
     def __attrs_post_init__(self) -> None:
         self._calls = LoadCaller(self._session.load.supply, places=1, greeting={})
 
-    async def run(self, slots: Slots) -> None:
+    async def run(self, places: LoadPlaces) -> None:
         """Make calls until no more begin, or too many in a row find no connection."""
         load = self._session.load
         try:
-            await slots.run(self._make)
+            await places.run(self._make)
         except trio.Cancelled:
             if not self._calls.idle and load.overdue:
                 self._fail("no answer", f"none came within {load.plan.patience:g} seconds")

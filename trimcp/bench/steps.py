@@ -17,8 +17,8 @@ import orjson
 import trio
 
 from trimcp.bench.discovery import Target, agent_target
+from trimcp.bench.places import LoadPlaces
 from trimcp.bench.plan import CLIENT, NUMBER
-from trimcp.bench.slots import Slots
 from trimcp.bench.supply import Load, LoadCall, Seat
 from trimcp.client.client import Client
 from trimcp.client.handlers import fill_defaults
@@ -49,7 +49,7 @@ class _Unmade(Exception):
 
 
 @attrs.define(eq=False)
-class _Changes:
+class _ChangeTurns:
     """Who is told of changes, and whose turn it is to make one."""
 
     listening: set[_StepSession] = attrs.field(factory=set)
@@ -62,7 +62,7 @@ class StepRunner:
 
     load: Load
     target: Target
-    _changes: _Changes = attrs.field(init=False, factory=lambda: _Changes())
+    _changes: _ChangeTurns = attrs.field(init=False, factory=lambda: _ChangeTurns())
 
     def __attrs_post_init__(self) -> None:
         auth = getattr(self.target, "auth", None)
@@ -84,7 +84,7 @@ class StepRunner:
         while True:
             try:
                 async with AsyncExitStack() as stack:
-                    session = _StepSession(load, self._changes, Slots(load, seat))
+                    session = _StepSession(load, self._changes, LoadPlaces(load, seat))
                     await session.open(stack, self.target)
                     if not started:
                         started = True
@@ -105,8 +105,8 @@ class _StepSession:
     """One connection, and the calls that are made over it."""
 
     _load: Load
-    _changes: _Changes
-    _slots: Slots
+    _changes: _ChangeTurns
+    _places: LoadPlaces
     _session: ClientSession = attrs.field(init=False)
     _agent: AgentConnection = attrs.field(init=False)
     _call: LoadCall | None = attrs.field(init=False, default=None)  # of the questions, which come one at a time
@@ -147,14 +147,14 @@ class _StepSession:
                 watching.start_soon(self._watch)
                 async with trio.open_nursery() as nursery:
                     for _ in range(load.plan.places):
-                        nursery.start_soon(self._slots.run, self._make)
+                        nursery.start_soon(self._places.run, self._make)
                 watching.cancel_scope.cancel()
         finally:
             load.open -= 1
 
     async def _watch(self) -> None:
         await (self._agent.wait_lost() if "agent" in self._load.plan.steps else self._session.wait_lost())
-        self._slots.close()
+        self._places.close()
         self._told.set()
 
     # Calls

@@ -11,7 +11,7 @@ from trimcp.bench.supply import Load, LoadCall, Seat
 
 
 @attrs.define(eq=False)
-class Slots:
+class LoadPlaces:
     """What the places of one session share."""
 
     load: Load
