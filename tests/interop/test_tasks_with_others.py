@@ -1,4 +1,4 @@
-"""Tasks with implementations of others: FastMCP's, both ways, and the official package for clients in Node."""
+"""Tasks with implementations of others: FastMCP's, both ways, the official package for Node and the Inspector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import trio
 
 import trimcp
-from tests.interop.peers import HERE, NODE, serving
+from tests.interop.peers import HERE, NODE, inspect, serving
 
 FASTMCP = Path(os.environ["TRIMCP_FASTMCP_TASKS"])
 PEER = HERE / "fastmcp_tasks_peer.py"
@@ -72,3 +72,9 @@ def test_the_official_package_follows_our_tasks(ours: str) -> None:
         "fail": ["task", "no luck", True],
         "wait": "cancelled",
     }
+
+
+@pytest.mark.parametrize(("tool", "text", "failed"), [("count", "counted to 3", False), ("fail", "no luck", True)])
+def test_the_inspector_follows_our_tasks(ours: str, tool: str, text: str, failed: bool, tmp_path: Path) -> None:
+    (said,) = inspect(ours, "http", "modern", tmp_path, "--method", "tools/call", "--tool-name", tool)
+    assert (said["result"]["content"][0]["text"], said["result"]["isError"]) == (text, failed)
